@@ -36,11 +36,12 @@ def report(name: str = "mindrl report") -> int:
 def _report(options: argparse.Namespace) -> int:
     # Imported late: --help needs none of it.
     from mindrl.report.page import write_page  # noqa: PLC0415
+    from mindrl.report.run_state import RunState  # noqa: PLC0415
     from mindrl.report.tables import write_tables  # noqa: PLC0415
 
     runs: list[Path] = options.runs
     path = options.output or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE))
-    write_page(path, runs)
+    write_page(path, [RunState(run) for run in runs])
     say(f"written: {path}")
     if options.data:
         for table in write_tables(options.data, runs):

@@ -33,12 +33,11 @@ def watch(name: str = "mindrl watch") -> int:
 
 def _watch(options: argparse.Namespace) -> int:
     # Imported late: --help needs none of it.
-    from mindrl.report.page import page_data  # noqa: PLC0415
     from mindrl.report.server import PageServer  # noqa: PLC0415
 
-    page_data(options.runs)  # a folder of no run is refused before the server starts
     with PageServer(options.runs, host=options.host, port=options.port) as server:
         say(f"open {server.url}", "Ctrl-C ends the server; the run goes on.")
+        server.read_ahead()
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,15 +1,15 @@
 """The numbers of a run as curves: one for each metric, thinned where there are many steps."""
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-
-from mindrl.report.run_record import RunRecord
+from math import isnan, nan
+from typing import NamedTuple
 
 MOST_POINTS = 2000
-"""Of a curve: of a longer run every second step is shown, or every third, and the last one."""
+"""Of a curve: of a longer run every second step is shown, or every fourth, .., and the last one."""
 MOST_WORKERS = 8
 """Of which the metrics that each has are shown; the others are in metrics.jsonl."""
 _OF_WORKER = re.compile(r"worker_(\d+)")
@@ -18,36 +18,103 @@ _DIGITS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A metric over the steps that have it."""
+    """The end of a metric over the steps that have it."""
 
+    start: int
+    """Points before these, which a reader has already."""
     steps: Sequence[int]
     values: Sequence[float | None]
     """None where it was no finite number."""
 
 
-def curves_of(run: RunRecord) -> dict[str, Curve]:
-    """Return the curves of a run by the names of their metrics."""
-    found: defaultdict[str, dict[int, float | None]] = defaultdict(dict)
-    for row in run.metrics:
+class Curves:
+    """Hold the curves of a run, in bounded memory, as its rows come."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Series] = {}
+
+    def add(self, row: Mapping[str, object], position: int) -> None:
+        """Add a row of metrics, which gets a position above those of all rows before."""
+        step = row["step"]
+        assert isinstance(step, int), "rows without a step are left out before"
         for name, value in row.items():
-            if name != "step" and _is_shown(name):
-                found[name][row["step"]] = value
-    return {name: _curve(points) for name, points in found.items()}
+            if name != "step" and _is_shown(name) and isinstance(value, int | float | None):
+                self._series.setdefault(name, _Series()).add(step, value, position)
+
+    def since(self, position: int) -> Iterator[tuple[str, Curve]]:
+        """Yield the curves that have points above a position, by name."""
+        for name, series in self._series.items():
+            if (curve := series.since(position)) is not None:
+                yield name, curve
+
+
+class _Points(NamedTuple):
+    """What is kept of a curve."""
+
+    steps: "array[int]"
+    values: "array[float]"
+    positions: "array[int]"
+
+
+class _Series:
+    """Points of a metric: each `every`-th, and the newest."""
+
+    def __init__(self) -> None:
+        self.every = 1
+        self.count = 0
+        """Points so far."""
+        self.rewritten = 0
+        """Position at which points before the newest were last changed."""
+        self.points = _Points(array("q"), array("d"), array("q"))
+
+    def add(self, step: int, value: float | None, position: int) -> None:
+        steps = self.points.steps
+        if steps and step <= steps[-1]:
+            self._forget_from(step, position)
+        elif self.count and (self.count - 1) % self.every:
+            # It was kept for being the newest.
+            self._keep(slice(len(steps) - 1))
+        self._append(step, nan if value is None else value, position)
+        self.count += 1
+        if len(self.points.steps) > MOST_POINTS:
+            self._thin(position)
+
+    def since(self, position: int) -> Curve | None:
+        steps, values, positions = self.points
+        if positions[-1] <= position:
+            return None
+        start = bisect_right(positions, position) if position >= self.rewritten else 0
+        shown = [None if isnan(each) else _short(each) for each in values[start:]]
+        return Curve(start=start, steps=steps[start:].tolist(), values=shown)
+
+    def _forget_from(self, step: int, position: int) -> None:
+        """Forget a step that is done again, and those after it."""
+        self._keep(slice(bisect_left(self.points.steps, step)))
+        kept = len(self.points.steps)
+        self.count = (kept - 1) * self.every + 1 if kept else 0
+        self.rewritten = position
+
+    def _thin(self, position: int) -> None:
+        steps, values, positions = self.points
+        self._keep(slice(None, None, 2))
+        if len(steps) % 2 == 0:
+            self._append(steps[-1], values[-1], positions[-1])
+        self.every, self.rewritten = 2 * self.every, position
+
+    def _append(self, step: int, value: float, position: int) -> None:
+        steps, values, positions = self.points
+        steps.append(step)
+        values.append(value)
+        positions.append(position)
+
+    def _keep(self, kept: slice) -> None:
+        steps, values, positions = self.points
+        self.points = _Points(steps[kept], values[kept], positions[kept])
 
 
 def _is_shown(name: str) -> bool:
     worker = _OF_WORKER.search(name)
     return worker is None or int(worker[1]) < MOST_WORKERS
-
-
-def _curve(points: Mapping[int, float | None]) -> Curve:
-    steps = sorted(points)
-    every = ceil(len(steps) / MOST_POINTS) or 1
-    kept = steps[::every]
-    if steps[-1] != kept[-1]:
-        kept.append(steps[-1])
-    values = [points[step] for step in kept]
-    return Curve(steps=kept, values=[None if each is None else _short(each) for each in values])
 
 
 def _short(value: float) -> float:

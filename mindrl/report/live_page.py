@@ -3,9 +3,13 @@
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindrl.errors import OutputError
 from mindrl.observability.metrics import Metrics
+
+if TYPE_CHECKING:
+    from mindrl.report.run_state import RunState
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +28,8 @@ class LivePage:
         self.folder = folder
         self.path = folder / PAGE
         self.due = time.monotonic() + LEAST_SECONDS
+        self.state: RunState | None = None
+        """What was read for the last writing; the next one reads what is new."""
 
     def log(self, step: int, metrics: Metrics) -> None:  # noqa: ARG002
         """Write the page anew if the last writing lies far enough back.
@@ -42,10 +48,12 @@ class LivePage:
         """
         # Imported late: the page of a run that is over in a minute is written once.
         from mindrl.report.page import write_page  # noqa: PLC0415
+        from mindrl.report.run_state import RunState  # noqa: PLC0415
 
         started = time.monotonic()
         try:
-            write_page(self.path, [self.folder])
+            self.state = self.state or RunState(self.folder)
+            write_page(self.path, [self.state])
         except OutputError:
             raise
         except Exception as error:

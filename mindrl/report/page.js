@@ -67,10 +67,7 @@ function table(heads, rows) {
 
 function section(title, ...children) {
   const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
-  document.getElementById("contents").append(make("a", { href: `#${id}` }, title));
-  const node = make("section", {}, make("h2", { id }, title), children);
-  document.getElementById("main").append(node);
-  return node;
+  return make("section", {}, make("h2", { id }, title), children);
 }
 
 // ---- curves
@@ -165,29 +162,35 @@ const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
   if (!entry.isIntersecting) return;
   seen.unobserve(entry.target);
   entry.target.draw();
+  entry.target.isDrawn = true;
 }), { rootMargin: "300px" });
 
+// Of a live page: a picture that is there is drawn anew in its place, and stays as it was moved.
+const plots = new Map();
+
 function picture(title, help, wide, draw) {
-  const plot = make("div", { class: "plot" });
+  const plot = plots.get(title) ?? make("div", { class: "plot" });
   plot.draw = () => draw(plot);
-  seen.observe(plot);
+  if (plot.isDrawn) plot.draw();
+  else seen.observe(plot);
+  plots.set(title, plot);
   return make("div", { class: wide ? "chart wide" : "chart" }, make("h3", {}, title), help ? make("p", {}, help) : null, plot);
 }
 
 function charts(data) {
-  for (const title of [...new Set(data.charts.map((chart) => chart.section))]) {
+  return [...new Set(data.charts.map((chart) => chart.section))].map((title) => {
     const cards = data.charts.filter((chart) => chart.section === title).flatMap((chart) => {
       const staged = chart.kind === "stages", groups = staged ? data.runs.map((run) => [run]) : [data.runs];
       return groups.filter((runs) => runs.some((run) => namesOf(chart, run).length)).map((runs) => {
         const name = staged && data.runs.length > 1 ? `${chart.title}: ${runs[0].name}` : chart.title;
         const wide = staged || new Set(runs.flatMap((run) => namesOf(chart, run))).size > MANY_CURVES;
-        return picture(name, chart.help, wide, (plot) => Plotly.newPlot(plot, staged ? stages(chart, runs) : lines(chart, runs), layout(chart, runs), OPTIONS));
+        return picture(name, chart.help, wide, (plot) => Plotly.react(plot, staged ? stages(chart, runs) : lines(chart, runs), layout(chart, runs), OPTIONS));
       });
     });
     const extra = title === "Memory" ? data.runs.filter((run) => run.memory.length).map(memoryChart) : [];
     if (title === "Time") data.runs.filter((run) => run.traces.length).forEach((run) => extra.push(tracesOf(run)));
-    if (cards.length || extra.length) section(title, make("div", { class: "charts" }, cards, extra));
-  }
+    return cards.length || extra.length ? section(title, make("div", { class: "charts" }, cards, extra)) : null;
+  });
 }
 
 function tracesOf(run) {
@@ -248,7 +251,7 @@ function overview(data) {
     ["folder", (run) => run.folder],
     ["chosen by its user", (run) => run.overrides.join(" ")],
   ];
-  section("Overview", table(["", ...data.runs.map((run) => run.name)], rows.map(([name, read]) => [name, ...data.runs.map(read)])), data.runs.flatMap((run) => (run.advice ?? []).map(adviceBox)));
+  return section("Overview", table(["", ...data.runs.map((run) => run.name)], rows.map(([name, read]) => [name, ...data.runs.map(read)])), data.runs.flatMap((run) => (run.advice ?? []).map(adviceBox)));
 }
 
 function adviceBox(advice) {
@@ -257,7 +260,7 @@ function adviceBox(advice) {
 
 function faults(data) {
   const rows = data.runs.flatMap((run) => run.faults.map((fault) => [run.name, fault.step, new Date(fault.time * 1000).toLocaleString(), fault.kind, `behind step ${fault.resumed_behind}`, make("details", {}, make("summary", {}, shown(fault.error).split("\n")[0]), make("pre", {}, fault.error))]));
-  if (rows.length) section("Faults and restarts", make("p", { class: "help" }, "Dashed red lines in the pictures."), table(["run", "in step", "at", "what", "went on", ""], rows));
+  return rows.length && section("Faults and restarts", make("p", { class: "help" }, "Dashed red lines in the pictures."), table(["run", "in step", "at", "what", "went on", ""], rows));
 }
 
 function configuration(data) {
@@ -265,25 +268,40 @@ function configuration(data) {
   const differing = data.differences.length ? table(["key", ...names], data.differences.map((row) => [row.key, ...row.values.map((value) => value ?? "-")])) : make("p", {}, "The runs are configured alike.");
   const all = data.runs.map((run) => make("details", {}, make("summary", {}, `all keys of ${run.name}`), table([], Object.entries(run.config))));
   const follows = data.runs.filter((run) => Object.keys(run.numbers).length).map((run) => make("details", {}, make("summary", {}, `what follows from it for ${run.name}`), table([], Object.entries(run.numbers))));
-  section("Configuration", data.runs.length > 1 ? [make("h3", {}, "What differs"), differing] : null, follows, all);
+  return section("Configuration", data.runs.length > 1 ? [make("h3", {}, "What differs"), differing] : null, follows, all);
 }
 
 function planned(data) {
   const mib = (bytes) => Number((bytes / 2 ** 20).toFixed(1)), several = data.runs.length > 1;
   const rows = data.runs.flatMap((run) => run.planned.map((each) => [several ? `${run.name} ${each.name}` : each.name, mib(each.planned), mib(each.median), mib(each.most)]));
-  if (rows.length) section("Plan", make("p", { class: "help" }, "MiB that the plan predicts, of the worker with most, or copied by all in a step; beside it what the steps measured."), table(["", "planned", "measured, middle step", "measured, most"], rows));
+  return rows.length && section("Plan", make("p", { class: "help" }, "MiB that the plan predicts, of the worker with most, or copied by all in a step; beside it what the steps measured."), table(["", "planned", "measured, middle step", "measured, most"], rows));
 }
 
-function show(data) {
-  document.getElementById("main").replaceChildren();
-  document.getElementById("contents").replaceChildren();
+// The parts of the page in their order, each with what of a run it is about; the others are about all.
+const PARTS = [[overview], [charts, "curves", "memory", "faults", "traces"], [faults, "faults"], [planned, "planned"], [(data) => window.sampleBrowser(data), "samples"], [configuration, "config", "numbers"]];
+
+// Draws the parts that are about what has changed; without a word of that, all of them.
+function show(data, changed = null) {
+  const main = document.getElementById("main");
+  if (changed === null) main.replaceChildren(...PARTS.map(() => make("div")));
+  PARTS.forEach(([draw, ...about], at) => {
+    if (changed === null || !about.length || about.some((name) => changed.has(name))) main.children[at].replaceChildren(...[draw(data)].flat().filter(Boolean));
+  });
+  const links = [...main.querySelectorAll("h2")].map((head) => make("a", { href: `#${head.id}` }, head.textContent));
+  document.getElementById("contents").replaceChildren(...links);
   document.getElementById("title").textContent = shown(data.runs.map((run) => run.name).join(" | "));
   document.getElementById("when").textContent = `as of ${new Date(data.written * 1000).toLocaleString()}`;
-  overview(data);
-  charts(data);
-  faults(data);
-  planned(data);
-  window.sampleBrowser(data);
-  configuration(data);
   document.body.dataset.ready = "yes";
 }
+
+// Adds to what is known of a run what its server says is new.
+function learn(run, { curves = {}, memory, ...parts }) {
+  Object.assign(run, parts);
+  for (const [name, { start, steps, values }] of Object.entries(curves)) {
+    const before = run.curves[name] ?? { steps: [], values: [] };
+    run.curves[name] = { steps: [...before.steps.slice(0, start), ...steps], values: [...before.values.slice(0, start), ...values] };
+  }
+  if (memory) run.memory = [...run.memory, ...memory.rows].slice(-memory.kept);
+}
+
+const empty = () => ({ curves: {}, memory: [] });

@@ -1,11 +1,13 @@
-"""What the plan of a run predicted beside what its steps measured."""
+"""What the plan of a run predicted and what its steps measured."""
 
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from mindrl.report.run_record import Line, RunRecord
+from mindrl.report.run_record import Line
 
 _WORKER = re.compile(r"memory/worker_(\d+)/")
 
@@ -23,21 +25,44 @@ class PlannedNumber:
     """Of any step."""
 
 
-def planned_numbers(run: RunRecord) -> Iterator[PlannedNumber]:
-    """Yield what was predicted and is measured: of the worker with most, bytes of all together."""
-    for name, planned in run.plan.get("predicted", {}).items():
-        pattern = re.compile(re.escape(name).replace(r"\*", ".+"))
-        combine = max if name.startswith("memory/") else sum
-        found = [_fitting(run, row, pattern) for row in run.metrics if "seconds/step" in row]
-        if values := [combine(each) for each in found if each]:
-            yield PlannedNumber(name=name, planned=planned, median=median(values), most=max(values))
+class PlannedNumbers:
+    """Compare the predictions of a plan with the steps of its run, as they come."""
 
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self.ranks: int = plan.get("ranks", 0)
+        self.predicted: Mapping[str, float] = plan.get("predicted", {})
+        self.patterns = {
+            name: re.compile(re.escape(name).replace(r"\*", ".+")) for name in self.predicted
+        }
+        self.measured = {name: array("d") for name in self.predicted}
 
-def _fitting(run: RunRecord, row: Line, pattern: re.Pattern[str]) -> list[float]:
-    """Return the values of a step that fit; ranks behind those of the plan only roll out."""
-    names = [name for name in row if pattern.fullmatch(name)]
-    return [
-        row[name]
-        for name in names
-        if not (worker := _WORKER.match(name)) or int(worker[1]) < run.plan["ranks"]
-    ]
+    def add(self, row: Line) -> None:
+        """Add the metrics of a step; rows of evaluations measure nothing that is planned."""
+        if "seconds/step" not in row:
+            return
+        for name, pattern in self.patterns.items():
+            # Of the worker with most; bytes of all together.
+            combine = max if name.startswith("memory/") else sum
+            if values := self._fitting(row, pattern):
+                self.measured[name].append(combine(values))
+
+    def found(self) -> Iterator[PlannedNumber]:
+        """Yield each prediction of something that was measured."""
+        for name, values in self.measured.items():
+            if values:
+                yield PlannedNumber(
+                    name=name,
+                    planned=self.predicted[name],
+                    median=median(values),
+                    most=max(values),
+                )
+
+    def _fitting(self, row: Line, pattern: re.Pattern[str]) -> list[float]:
+        """Return the values of a step that fit; ranks behind those of the plan only roll out."""
+        names = [name for name in row if pattern.fullmatch(name)]
+        return [
+            row[name]
+            for name in names
+            if row[name] is not None
+            and (not (worker := _WORKER.match(name)) or int(worker[1]) < self.ranks)
+        ]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,37 +53,50 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         OutputError: It is none, or a file of it cannot be read.
     """
+    check_run_folder(folder)
+    hydra = folder / ".hydra"
+    return RunRecord(
+        folder=folder.resolve(),
+        config=read_whole(hydra / "config.yaml", yaml.safe_load) or {},
+        overrides=tuple(read_whole(hydra / "overrides.yaml", yaml.safe_load) or ()),
+        summary=read_whole(folder / "summary.json", json.loads),
+        metrics=tuple(json_lines(folder / "metrics.jsonl")),
+        faults=tuple(json_lines(folder / "faults.jsonl")),
+        memory=tuple(json_lines(folder / "memory.jsonl")),
+        plan=read_whole(folder / "plan.json", json.loads) or {},
+        traces=trace_names(folder),
+    )
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise OutputError unless a run has written into the folder."""
     if not (folder / "metrics.jsonl").is_file():
         raise OutputError(
             f"{folder} is no folder of a run: it has no metrics.jsonl, which a run writes from its "
             "start on (docs/reference/outputs.md)"
         )
-    hydra = folder / ".hydra"
-    return RunRecord(
-        folder=folder.resolve(),
-        config=_read(hydra / "config.yaml", yaml.safe_load) or {},
-        overrides=tuple(_read(hydra / "overrides.yaml", yaml.safe_load) or ()),
-        summary=_read(folder / "summary.json", json.loads),
-        metrics=tuple(json_lines(folder / "metrics.jsonl")),
-        faults=tuple(json_lines(folder / "faults.jsonl")),
-        memory=tuple(json_lines(folder / "memory.jsonl")),
-        plan=_read(folder / "plan.json", json.loads) or {},
-        traces=tuple(_traces(folder)),
-    )
 
 
-def _traces(folder: Path) -> list[str]:
+def trace_names(folder: Path) -> tuple[str, ...]:
+    """Return the files with timelines of steps, in their order."""
     names = [path.name for path in folder.glob("trace/step-*.json")]
-    return [f"trace/{name}" for name in sorted(names, key=lambda name: (len(name), name))]
+    return tuple(f"trace/{name}" for name in sorted(names, key=lambda name: (len(name), name)))
 
 
 def json_lines(path: Path) -> Iterator[Line]:
     """Yield the whole records of a file; one that is being written is none yet."""
     for line in raw_lines(path):
-        with suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                yield record
+        if (record := line_record(line)) is not None:
+            yield record
+
+
+def line_record(line: bytes) -> Line | None:
+    """Return the record of a line; None where it is damaged or not whole."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
@@ -109,8 +121,12 @@ def step_of_line(line: bytes) -> int | None:
     return int(number) if head == b'{"step"' and number.isdigit() else None
 
 
-def _read(path: Path, load: Callable[[str], Any]) -> Any:
-    """Return what a file holds; None where it is not there, or not whole."""
+def read_whole(path: Path, load: Callable[[str], Any]) -> Any:
+    """Return what a file holds; None where it is not there or not whole.
+
+    Raises:
+        OutputError: The file cannot be read.
+    """
     try:
         return load(read_regular_text(path))
     except (FileNotFoundError, ValueError, yaml.YAMLError):

@@ -61,70 +61,142 @@
       make("div", { class: "answers" }, rows.map((row) => answer(row, shading))));
   }
 
-  window.sampleBrowser = (data) => {
+  // Each source finds groups that fit the filters, from a place on: the samples in this page, or
+  // those of the runs, of which the server is asked.
+  function embeddedSource(data) {
     const all = data.runs.flatMap((run) => run.samples.map((row) => ({ ...row, run: run.name })));
-    const total = data.runs.reduce((sum, run) => sum + run.samples_total, 0);
-    const sources = [...new Set(all.map((row) => row.data_source).filter(Boolean))].sort();
-    const kinds = [...new Set(all.map((row) => row.kind))];
+    const between = (value, low, high) => (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
+    const fits = (row, asked) => (!asked.run || row.run === asked.run) && (!asked.kind || row.kind === asked.kind)
+      && (!asked.source || row.data_source === asked.source) && between(row.step, asked.from, asked.to)
+      && between(row.reward, asked.least, asked.most) && (!asked.ended || row.finished === (asked.ended === "ended"))
+      && (row.prompt.toLowerCase().includes(asked.words.toLowerCase()) || row.response.toLowerCase().includes(asked.words.toLowerCase()))
+      && (asked.prompt === null || row.prompt === asked.prompt);
+    return {
+      find: (asked) => {
+        const found = grouped(all.filter((row) => fits(row, asked))), from = asked.at ?? 0;
+        // The newest first; one prompt reads from the first step on.
+        if (asked.prompt === null) found.reverse();
+        return { groups: found.slice(from, from + PAGE), next: from + PAGE < found.length ? from + PAGE : null, fitting: found.flat().length };
+      },
+      said: (total, found) => `${found.fitting.toLocaleString("en")} of ${all.length.toLocaleString("en")} samples in this page; the run folder has ${total.toLocaleString("en")}${all.length < total ? ": whole steps are left out, evenly, to keep the page small" : ""}`,
+      kinds: [...new Set(all.map((row) => row.kind))],
+      sources: [...new Set(all.map((row) => row.data_source).filter(Boolean))].sort(),
+      shadings: Object.keys(SHADES).filter((name) => all.some((row) => row.tokens && SHADES[name](row))),
+    };
+  }
+
+  function askedSource(data) {
+    let looked = 0;
+    const of_runs = (name) => [...new Set(data.runs.flatMap((run) => run[name]))];
+    return {
+      find: async (asked) => {
+        const answer = await fetch(`samples.json${location.search}`, { method: "POST", body: JSON.stringify(asked) });
+        if (!answer.ok) throw new Error(await answer.text());
+        const found = await answer.json();
+        looked = found.looked + (asked.at ? looked : 0);
+        return found;
+      },
+      said: (total) => `looked at ${looked.toLocaleString("en")} of ${total.toLocaleString("en")} samples`,
+      kinds: of_runs("sample_kinds"),
+      sources: of_runs("sample_sources").sort(),
+      shadings: data.runs.some((run) => run.has_tokens) ? Object.keys(SHADES) : [],
+      delay: 300,
+    };
+  }
+
+  // Said to the samples of a live page when the runs have more of them.
+  window.moreSamples = () => {};
+
+  window.sampleBrowser = (data) => {
+    const source = data.runs.every((run) => run.samples) ? embeddedSource(data) : askedSource(data);
     const inputs = {
       run: select(data.runs.map((run) => run.name), "all runs"),
-      kind: select(kinds, "training and evaluation"),
-      source: select(sources, "all data sets"),
+      kind: select(source.kinds, "training and evaluation"),
+      source: select(source.sources, "all data sets"),
       from: make("input", { type: "number", min: 0 }), to: make("input", { type: "number", min: 0 }),
       least: make("input", { type: "number", step: "any" }), most: make("input", { type: "number", step: "any" }),
       ended: select(["ended", "cut off"], "ended or cut off"),
       words: make("input", { type: "search", placeholder: "in prompt or response" }),
-      shading: select(Object.keys(SHADES).filter((name) => all.some((row) => row.tokens && SHADES[name](row))), "none"),
+      shading: select(source.shadings, "none"),
     };
     const list = make("div", { id: "samples-list" }), count = make("p", { class: "help", id: "samples-count" });
-    const more = make("button", { onclick: () => render(shownGroups + PAGE) }, "more");
-    let prompt = null, shownGroups = PAGE;
+    const more = make("button", { onclick: () => extend(next) }, "more"), allPrompts = make("button", { onclick: () => choose(null) }, "all prompts again");
+    let prompt = null, next = null, asks = 0, waiting = null;
 
-    const between = (value, low, high) => (low.value === "" || value >= Number(low.value)) && (high.value === "" || value <= Number(high.value));
-    function kept(row) {
-      const words = inputs.words.value.toLowerCase();
-      return (!inputs.run.value || row.run === inputs.run.value) && (!inputs.kind.value || row.kind === inputs.kind.value)
-        && (!inputs.source.value || row.data_source === inputs.source.value) && between(row.step, inputs.from, inputs.to)
-        && between(row.reward, inputs.least, inputs.most) && (!inputs.ended.value || row.finished === (inputs.ended.value === "ended"))
-        && (!words || row.prompt.toLowerCase().includes(words) || row.response.toLowerCase().includes(words)) && (prompt === null || row.prompt === prompt);
+    const total = () => data.runs.reduce((sum, run) => sum + run.samples_total, 0);
+    function choose(text) {
+      prompt = text;
+      extend(null);
+      document.getElementById("samples").scrollIntoView();
     }
 
-    function render(groups) {
-      shownGroups = groups;
-      const found = grouped(all.filter(kept));
-      // The newest first; one prompt reads from the first step on.
-      if (prompt === null) found.reverse();
-      const follow = (text) => { prompt = text; render(PAGE); document.getElementById("samples").scrollIntoView(); };
-      list.replaceChildren(...found.slice(0, groups).map((rows) => group(rows, data.runs.length > 1, inputs.shading.value, follow)));
-      if (!found.length) list.append(make("p", { class: "empty" }, "No sample is like that."));
-      const answers = found.reduce((sum, rows) => sum + rows.length, 0);
-      count.textContent = `${answers.toLocaleString("en")} of ${all.length.toLocaleString("en")} samples in this page; the run folder has ${total.toLocaleString("en")}${all.length < total ? ": whole steps are left out, evenly, to keep the page small" : ""}`;
-      more.hidden = found.length <= groups;
-      all_prompts.hidden = prompt === null;
+    // Shows what fits from a place on, below what is shown; null begins anew.
+    async function extend(at) {
+      asks += 1;
+      const mine = asks, { shading, ...filters } = Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
+      let found = { groups: [], next: at };
+      try {
+        // The server looks at a part of a long run at a time.
+        do {
+          const asked = source.find({ ...filters, prompt, at: found.next });
+          found = asked instanceof Promise ? await asked : asked;
+          if (mine !== asks) return;
+          count.textContent = source.said(total(), found);
+        } while (!found.groups.length && found.next !== null);
+      } catch (error) {
+        count.textContent = `no answer about samples: ${error.message}`;
+        return;
+      }
+      const groups = found.groups.map((rows) => group(rows, data.runs.length > 1, shading, choose));
+      if (at === null) list.replaceChildren(...groups);
+      else list.append(...groups);
+      if (!list.children.length) list.append(make("p", { class: "empty" }, "No sample is like that."));
+      next = found.next;
+      more.hidden = next === null;
+      allPrompts.hidden = prompt === null;
     }
 
-    const all_prompts = make("button", { onclick: () => { prompt = null; render(PAGE); } }, "all prompts again");
-    for (const input of Object.values(inputs)) input.addEventListener("input", () => render(PAGE));
+    for (const input of Object.values(inputs)) {
+      input.addEventListener("input", () => {
+        clearTimeout(waiting);
+        if (source.delay) waiting = setTimeout(() => extend(null), source.delay);
+        else extend(null);
+      });
+    }
+    // What somebody reads or has asked for stays.
+    const isAtRest = () => prompt === null && list.children.length <= PAGE && Object.values(inputs).every((input) => !input.value) && list.getBoundingClientRect().top > 0;
+    window.moreSamples = () => { if (isAtRest()) extend(null); };
     const titles = { run: "run", kind: "of", source: "data set", from: "from step", to: "to step", least: "reward from", most: "reward to", ended: "end", words: "text", shading: "colour tokens by" };
-    const shownFields = Object.entries(inputs).filter(([name, input]) => !({ run: data.runs.length < 2, source: !sources.length, shading: input.options?.length < 2 })[name]);
-    section("Samples", make("div", { class: "filters" }, shownFields.map(([name, input]) => { input.id = `filter-${name}`; return field(titles[name], input); }), all_prompts), count, list, more);
-    render(PAGE);
+    const shownFields = Object.entries(inputs).filter(([name, input]) => !({ run: data.runs.length < 2, source: !source.sources.length, shading: input.options?.length < 2 })[name]);
+    extend(null);
+    return section("Samples", make("div", { class: "filters" }, shownFields.map(([name, input]) => { input.id = `filter-${name}`; return field(titles[name], input); }), allPrompts), count, list, more);
   };
 
   const embedded = JSON.parse(document.getElementById("data").textContent);
-  if (embedded) show(embedded);
-  else follow();
+  if (embedded) {
+    for (const run of embedded.runs) { const { curves, memory, ...parts } = run; Object.assign(run, empty()); learn(run, { curves, memory, ...parts }); }
+    show(embedded);
+  } else follow();
 
-  // Served live: asks again now and then, and draws anew where there is something new.
+  // Served live: asks now and then for what came after what it has, and draws that.
   async function follow() {
-    let before = null;
+    let data = null;
     for (;;) {
       try {
-        const answer = await fetch(`data.json${location.search}`);
-        const data = await answer.json(), state = JSON.stringify(data.runs.map((run) => [run.step, run.status, run.faults.length]));
-        if (state !== before) { const at = window.scrollY; show(data); window.scrollTo(0, at); before = state; }
+        const since = data ? `&since=${data.position}` : "", answer = await fetch(`data.json${location.search}${since}`);
+        if (!answer.ok) throw new Error(await answer.text());
+        const { runs, whole, ...rest } = await answer.json();
+        // A run that goes on in the same folder may have less than it had.
+        if (whole) data = { runs: runs.map(empty) };
+        Object.assign(data, rest);
+        runs.forEach((news, at) => learn(data.runs[at], news));
+        const changed = new Set(runs.flatMap((news) => Object.keys(news)));
+        const filters = ["sample_kinds", "sample_sources", "has_tokens"].some((name) => changed.has(name));
+        if (filters) changed.add("samples");
+        show(data, whole ? null : changed);
+        if (changed.has("samples_total") && !filters) window.moreSamples();
       } catch (error) {
-        document.getElementById("when").textContent = `no answer from the run's server: ${error}`;
+        document.getElementById("when").textContent = `no answer from the run's server: ${error.message}`;
       }
       await new Promise((done) => setTimeout(done, REFRESH_SECONDS * 1000));
     }

@@ -1,33 +1,46 @@
 """The page of runs that go on, served to who has the token."""
 
+import json
 import logging
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from mindrl.errors import MindrlError, OutputError
 from mindrl.observability.output_files import json_text
-from mindrl.report.page import page, page_data
+from mindrl.report.page import of_all_runs, page
+from mindrl.report.run_state import RunState
+from mindrl.report.sample_search import SampleSearch
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_QUESTION = 1 << 20
+"""Bytes of a question about samples."""
+
 
 class PageServer(ThreadingHTTPServer):
-    """Answers `/` with the page and `/data.json` with what is in it, as of now.
+    """Answer `/` with the page, `/data.json` with what is new, `/samples.json` with samples.
+
+    The state of the runs is held once for all viewers. Each viewer names the position that it has
+    and gets what came after it; one with no position, or that of files that were replaced, gets
+    all. Samples are read from the files when they are asked for.
 
     Raises:
-        OutputError: It cannot listen there.
+        OutputError: A folder is of no run, or the server cannot listen there.
     """
 
     daemon_threads = True
 
     def __init__(self, runs: Sequence[Path], *, host: str, port: int) -> None:
         """Listen; port 0 takes a free one."""
-        self.runs, self.token = runs, secrets.token_urlsafe()
+        self.runs, self.token = [RunState(run) for run in runs], secrets.token_urlsafe()
+        self.session, self.lock = secrets.token_hex(4), Lock()
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -42,6 +55,44 @@ class PageServer(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/?token={self.token}"
 
+    def read_ahead(self) -> None:
+        """Begin to read the runs in a thread: the first viewer waits for less."""
+        Thread(target=self.news, args=("",), daemon=True).start()
+
+    def news(self, position: str) -> dict[str, Any]:
+        """Return what a viewer that has a position lacks, and its new position.
+
+        Raises:
+            OutputError: A file cannot be read.
+        """
+        with self.lock:
+            for run in self.runs:
+                run.update()
+            files = f"{self.session}-{'.'.join(str(run.generation) for run in self.runs)}"
+            known = self._known(position, files)
+            news = {"runs": [run.since(at) for run, at in zip(self.runs, known, strict=True)]}
+            if not any(known):
+                news |= of_all_runs(self.runs) | {"whole": True}
+            new = ".".join(str(run.position) for run in self.runs)
+            return {**news, "position": f"{files}-{new}", "written": time.time()}
+
+    def samples(self, asked: Any) -> dict[str, Any]:
+        """Return samples that fit a question.
+
+        Raises:
+            OutputError: A file cannot be read.
+            ValueError, TypeError, KeyError: The question is none.
+        """
+        with self.lock:
+            return SampleSearch(self.runs, asked).answer()
+
+    def _known(self, position: str, files: str) -> list[int]:
+        """Return the position that a viewer has of each run; 0 where it has to have all anew."""
+        of_files, _, numbers = position.rpartition("-")
+        known = [int(each) for each in numbers.split(".") if each.isdigit()]
+        is_known = of_files == files and len(known) == len(self.runs)
+        return known if is_known else [0] * len(self.runs)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
@@ -49,20 +100,48 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer whoever has the token."""
         asked = urlsplit(self.path)
-        [token] = parse_qs(asked.query).get("token", [""])[:1]
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", "the token is missing or wrong\n")
-        elif asked.path == "/":
+        query = parse_qs(asked.query)
+        if not self._is_known(query):
+            return
+        if asked.path == "/":
             self._answer(HTTPStatus.OK, "text/html", page(None))
         elif asked.path == "/data.json":
-            try:
-                self._answer(
-                    HTTPStatus.OK, "application/json", json_text(page_data(self.server.runs))
-                )
-            except MindrlError as error:
-                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
+            [position] = query.get("since", [""])[:1]
+            self._answer_json(lambda: self.server.news(position))
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and /data.json\n")
+            text = "there is / and /data.json, and /samples.json to be posted to\n"
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", text)
+
+    def do_POST(self) -> None:
+        """Answer a question about samples."""
+        asked = urlsplit(self.path)
+        if not self._is_known(parse_qs(asked.query)):
+            return
+        length = self.headers.get("Content-Length", "")
+        if asked.path != "/samples.json":
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "questions go to /samples.json\n")
+        elif not length.isdigit() or int(length) > _LONGEST_QUESTION:
+            text = f"the question has to have a Content-Length of up to {_LONGEST_QUESTION}\n"
+            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", text)
+        else:
+            content = self.rfile.read(int(length))
+            self._answer_json(lambda: self.server.samples(json.loads(content)))
+
+    def _is_known(self, query: dict[str, list[str]]) -> bool:
+        """Return whether a question has the token; answer one that has not."""
+        [token] = query.get("token", [""])[:1]
+        if secrets.compare_digest(token.encode(), self.server.token.encode()):
+            return True
+        self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", "the token is missing or wrong\n")
+        return False
+
+    def _answer_json(self, found: Callable[[], object]) -> None:
+        try:
+            self._answer(HTTPStatus.OK, "application/json", json_text(found()))
+        except MindrlError as error:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
+        except (ValueError, TypeError, KeyError) as error:
+            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", f"no such question: {error!r}\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode()

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from mindrl.observability.output_files import output_errors, replace_file
 from mindrl.report.run_record import json_lines, read_run
-from mindrl.report.shown_samples import sample_files
+from mindrl.report.sample_index import sample_files
 
 
 def write_tables(folder: Path, runs: Sequence[Path]) -> list[Path]:

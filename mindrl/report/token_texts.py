@@ -6,12 +6,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mindrl.report.run_record import RunRecord
+from mindrl.report.run_record import Line
 
 
-def token_texts(run: RunRecord) -> Callable[[Sequence[int]], list[str]] | None:
-    """Return what tells the texts of tokens; None where the tokenizer is not on this machine."""
-    path = next((path for path in _places(run) if path.is_file()), None)
+def token_texts(folder: Path, config: Line) -> Callable[[Sequence[int]], list[str]] | None:
+    """Return what knows the texts of tokens; None where the tokenizer is not on this machine."""
+    path = next((path for path in _places(folder, config) if path.is_file()), None)
     if path is None:
         return None
     tokenizer = Tokenizer.from_file(str(path))
@@ -24,8 +24,8 @@ def token_texts(run: RunRecord) -> Callable[[Sequence[int]], list[str]] | None:
     return texts
 
 
-def _places(run: RunRecord) -> list[Path]:
-    training, actor = (run.config.get(name) or {} for name in ("megatron_training", "actor_config"))
+def _places(run: Path, config: Line) -> list[Path]:
+    training, actor = (config.get(name) or {} for name in ("megatron_training", "actor_config"))
     named = (training.get("tokenizer_name_or_path"), actor.get("model"))
     folders = [Path(name) for name in named if name]
-    return [folder / "tokenizer.json" for folder in (run.folder / "model", *folders)]
+    return [folder / "tokenizer.json" for folder in (run / "model", *folders)]

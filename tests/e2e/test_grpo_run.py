@@ -18,8 +18,7 @@ from house_run import PLANNERS, Process, read_processes
 from program import CHECKOUT, Program, fresh_answers, gone, start_program
 from timelines import check_step
 
-from mindrl.report.planned import planned_numbers
-from mindrl.report.run_record import read_run
+from mindrl.report.run_state import RunState
 
 pytestmark = pytest.mark.e2e
 
@@ -204,9 +203,11 @@ def test_measured_alone_the_exported_model_answers_as_in_the_runs_last_evaluatio
 
 def test_the_plan_predicts_to_the_byte_what_the_steps_measure(whole_run: Program) -> None:
     """Behind an evaluation more is there already, and less is copied; most steps have none."""
-    numbers = {each.name: each for each in planned_numbers(read_run(whole_run.folder))}
-    assert len(numbers) == 4
-    assert [each for each in numbers.values() if each.planned != each.median] == []
+    state = RunState(whole_run.folder)
+    state.update()
+    found = [*state.planned.found()]
+    assert len(found) == 4
+    assert [each for each in found if each.planned != each.median] == []
 
 
 def test_the_exported_models_say_what_they_are(whole_run: Program) -> None:

@@ -4,40 +4,56 @@ import csv
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from made_run import HOSTILE, make_run, metrics_of, sample, write_lines
 
 from mindrl.errors import OutputError
-from mindrl.report.curves import MOST_POINTS, curves_of
+from mindrl.report.curves import MOST_POINTS
 from mindrl.report.page import page, page_data, write_page
-from mindrl.report.run_record import read_run
-from mindrl.report.shown_samples import MOST_BYTES, MOST_CHARACTERS, MOST_SAMPLES, shown_samples
+from mindrl.report.run_state import RunState
+from mindrl.report.sample_index import SampleIndex
+from mindrl.report.shown_samples import MOST_BYTES, MOST_SAMPLES, ShownSamples, shown_samples
+from mindrl.report.stored_rows import MOST_CHARACTERS
 from mindrl.report.tables import write_tables
 
 
+def curves_of(folder: Path) -> dict[str, Any]:
+    return dict(page_data([RunState(folder)])["runs"][0]["curves"])
+
+
+def samples_of(folder: Path) -> ShownSamples:
+    index = SampleIndex(folder)
+    index.update()
+    return shown_samples(index)
+
+
 def test_each_metric_is_a_curve_over_the_steps_that_have_it(tmp_path: Path) -> None:
-    curves = curves_of(read_run(make_run(tmp_path / "run")))
-    assert (curves["update/entropy"].steps, curves["update/entropy"].values) == (
+    curves = curves_of(make_run(tmp_path / "run"))
+    assert (curves["update/entropy"]["steps"], curves["update/entropy"]["values"]) == (
         [1, 2, 3, 4],
         [1, 0.5, 0.333333, 0.25],
     )
-    assert curves["evaluation/accuracy_low"].steps == [0, 4]
+    assert curves["evaluation/accuracy_low"]["steps"] == [0, 4]
     assert "memory/worker_0/device_peak_bytes" in curves
     assert "memory/worker_99/device_peak_bytes" not in curves
 
 
 def test_the_timelines_of_a_run_are_named_in_the_order_of_their_steps(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    assert page_data([folder])["runs"][0]["traces"] == ("trace/step-2.json", "trace/step-10.json")
+    assert page_data([RunState(folder)])["runs"][0]["traces"] == (
+        "trace/step-2.json",
+        "trace/step-10.json",
+    )
 
 
-def test_a_long_run_keeps_every_third_step_and_its_last(tmp_path: Path) -> None:
+def test_a_long_run_keeps_every_fourth_step_and_its_last(tmp_path: Path) -> None:
     steps = 2 * MOST_POINTS + 4
     write_lines(tmp_path / "metrics.jsonl", map(metrics_of, range(1, steps + 1)))
-    kept = curves_of(read_run(tmp_path))["reward/mean"].steps
-    assert [*kept[:3], *kept[-2:]] == [1, 4, 7, steps - 1, steps][: len(kept)]
+    kept = curves_of(tmp_path)["reward/mean"]["steps"]
+    assert [*kept[:3], *kept[-2:]] == [1, 5, 9, steps - 3, steps]
     assert len(kept) <= MOST_POINTS
 
 
@@ -46,14 +62,14 @@ def test_what_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "samples.jsonl"):
         with (folder / name).open("a") as file:
             file.write('{"step": 5, "reward/mean": 0.')
-    data = page_data([folder])["runs"][0]
+    data = page_data([RunState(folder)])["runs"][0]
     assert (data["step"], data["steps"], data["status"]) == (4, 14, "no end on record")
     assert len(data["samples"]) == 2
 
 
 def test_a_folder_of_no_run_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"no folder of a run: it has no metrics\.jsonl"):
-        write_page(tmp_path / "page.html", [tmp_path])
+        write_page(tmp_path / "page.html", [RunState(tmp_path)])
     assert not (tmp_path / "page.html").exists()
 
 
@@ -61,7 +77,7 @@ def test_too_many_samples_leave_whole_steps_out_evenly(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path / "run", samples=(sample(step) for step in range(1, 1001) for _ in range(9))
     )
-    found = shown_samples(folder)
+    found = samples_of(folder)
     steps = sorted({row["step"] for row in found.rows})
     assert (found.total, len(found.rows)) == (9000, 9 * len(steps))
     assert MOST_SAMPLES * 0.7 < len(found.rows) <= MOST_SAMPLES
@@ -72,20 +88,20 @@ def test_too_many_samples_leave_whole_steps_out_evenly(tmp_path: Path) -> None:
 def test_a_long_text_keeps_both_ends_and_all_texts_stay_below_a_bound(tmp_path: Path) -> None:
     text = "a" * 500_000 + "b" * 500_000
     samples = (sample(step, response=text) for step in range(1, 4))
-    found = shown_samples(make_run(tmp_path / "run", samples=samples))
+    found = samples_of(make_run(tmp_path / "run", samples=samples))
     response = found.rows[0]["response"]
     assert len(response) < MOST_CHARACTERS + 100
     assert response.startswith("aaa")
     assert response.endswith("bbb")
     assert "992,000 characters left out" in response
     many = (sample(step, response="c" * MOST_CHARACTERS) for step in range(1, MOST_SAMPLES + 1))
-    kept = shown_samples(make_run(tmp_path / "many", samples=many)).rows
+    kept = samples_of(make_run(tmp_path / "many", samples=many)).rows
     assert 0.3 * MOST_BYTES < sum(len(row["response"]) for row in kept) <= MOST_BYTES
 
 
 def test_runs_differ_where_their_configuration_does(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 2))]
-    data = page_data(runs)
+    data = page_data([*map(RunState, runs)])
     assert data["differences"] == [{"key": "megatron_training.seed", "values": ["1", "2"]}]
     assert [run["overrides"] for run in data["runs"]] == [
         ("megatron_training.seed=1",),
@@ -97,7 +113,7 @@ def test_no_text_of_a_run_ends_the_script_that_holds_it(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path / HOSTILE[:40].replace("/", "_"), samples=[sample(1, prompt=HOSTILE)]
     )
-    text = page(page_data([folder]))
+    text = page(page_data([RunState(folder)]))
     held = text.split('type="application/json">')[1].split("</script>")[0]
     assert json.loads(held)["runs"][0]["samples"][0]["prompt"] == HOSTILE
     assert "<script>document.title" not in text
@@ -127,7 +143,7 @@ def test_what_the_plan_predicted_stands_beside_what_the_steps_measured(tmp_path:
     predicted = {"memory/worker_*/device_peak_bytes": 2 * mib, "bytes/to_host_*": 7, "idle/*": 1}
     plan = {"numbers": {"steps": "14"}, "ranks": 99, "predicted": predicted}
     (folder / "plan.json").write_text(json.dumps(plan))
-    run = page_data([folder])["runs"][0]
+    run = page_data([RunState(folder)])["runs"][0]
     assert run["numbers"] == {"steps": "14"}
     # Worker 99 is behind the ranks of the plan; nothing measures what is idle here.
     assert run["planned"] == [

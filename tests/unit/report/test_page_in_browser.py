@@ -3,25 +3,30 @@
 Skipped where the distribution's Chromium is not installed (Debian: `apt install chromium`).
 """
 
+import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 from made_run import HOSTILE, make_run, metrics_of, sample, write_lines
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from mindrl.report.page import write_page
+from mindrl.report.page import write_page as write_page_of
+from mindrl.report.run_state import RunState
 from mindrl.report.server import PageServer
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+def write_page(path: Path, runs: Iterable[Path]) -> None:
+    write_page_of(path, [*map(RunState, runs)])
 
 
 @pytest.fixture(scope="module")
@@ -225,19 +230,94 @@ def test_a_long_run_opens_within_3_s_and_stays_below_30_mb(opened: Page, tmp_pat
     assert min(cpu) < 3
 
 
-def test_a_live_page_shows_new_steps_and_answers_nobody_without_the_token(
+@contextmanager
+def served(*runs: Path) -> Iterator[PageServer]:
+    with PageServer(runs, host="127.0.0.1", port=0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_live_page_shows_new_steps_and_leaves_what_its_reader_has_chosen(
     opened: Page, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run")
-    with PageServer([run], host="127.0.0.1", port=0) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        root = server.url.split("?")[0]
-        for address in (root, f"{root}data.json", f"{root}?token=wrong"):
-            with pytest.raises(HTTPError, match="401"):
-                urlopen(address)
+    run = make_run(tmp_path / "run", samples=[sample(at, response=f"{at}") for at in (1, 2)])
+    with served(run) as server:
         opened.goto(server.url)
-        opened.wait_for_selector("body[data-ready=yes]")
-        assert opened.locator("td", has_text="4 of 14").count() == 1
-        write_lines(run / "metrics.jsonl", map(metrics_of, range(1, 7)))
+        opened.wait_for_selector("td:has-text('4 of 14')")
+        opened.wait_for_selector(".group >> nth=1")
+        opened.wait_for_selector(".chart .main-svg")
+        opened.fill("#filter-words", "2")
+        expect(opened.locator(".group")).to_have_count(1)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.writelines(f"{json.dumps(metrics_of(step))}\n" for step in (5, 6))
+        with (run / "samples.jsonl").open("a") as file:
+            file.write(f"{json.dumps(sample(6, response='6'))}\n")
         opened.wait_for_selector("td:has-text('6 of 14')", timeout=60_000)
-        server.shutdown()
+        reward = ".chart:has(h3:text-is('Reward')) .plot"
+        opened.wait_for_selector(f"{reward} .main-svg")
+        assert opened.locator(reward).evaluate("(plot) => plot.data.at(-1).x") == [1, 2, 3, 4, 5, 6]
+        assert opened.input_value("#filter-words") == "2"
+        assert len(groups(opened)) == 1
+        opened.fill("#filter-words", "")
+        expect(opened.locator(".group")).to_have_count(3)
+        # Begun anew in the same folder.
+        write_lines(run / "metrics.jsonl", [metrics_of(1)])
+        opened.wait_for_selector("td:has-text('1 of 14')", timeout=60_000)
+
+
+ASKED = [
+    {},
+    {"words": "NEEDLE"},
+    {"from": "2", "to": "2"},
+    {"least": "0.5"},
+    {"most": "0.5"},
+    {"source": "hard"},
+    {"ended": "cut off"},
+    {"kind": "evaluation"},
+    {"run": "b"},
+]
+"""Filters, of which a page of the file and a live page have to show the same samples."""
+
+
+def test_a_live_page_finds_the_samples_that_the_page_in_the_folder_shows(
+    opened: Page, tmp_path: Path
+) -> None:
+    samples = [
+        sample(step, prompt=f"{number}+2=?", response="needle" if number == 3 else "x")
+        | {"reward": float(number % 2), "finished": number > 1}
+        | {"data_source": "hard" if number < 2 else "easy"}
+        for step in (1, 2, 3)
+        for number in range(9)
+    ]
+    runs = [make_run(tmp_path / name, seed=at, samples=samples) for at, name in enumerate("ab")]
+    for run in runs:
+        write_lines(run / "evaluations.jsonl", samples[:9])
+    path, found = tmp_path / "page.html", list[list[list[str]]]()
+    write_page(path, runs)
+    with served(*runs) as server:
+        for address in (path.as_uri(), server.url):
+            opened.goto(address)
+            opened.wait_for_selector("body[data-ready=yes]")
+            found.append([_shown_by(opened, tmp_path, filters) for filters in ASKED])
+    assert found[0] == found[1]
+    assert [len(each) for each in found[0]] == [72, 8, 18, 32, 40, 16, 16, 18, 36]
+
+
+def _shown_by(page: Page, root: Path, filters: Mapping[str, str]) -> list[str]:
+    """Return all groups that the filters leave."""
+    for name in ("words", "from", "to", "least", "most"):
+        page.fill(f"#filter-{name}", filters.get(name, ""))
+    run = f"{root.name}/{filters['run']}" if "run" in filters else ""
+    for name, value in {"source": "", "ended": "", "kind": "", **filters, "run": run}.items():
+        if name in {"source", "ended", "kind", "run"}:
+            page.select_option(f"#filter-{name}", value)
+    # The server is asked a moment after the last change.
+    page.wait_for_timeout(400)
+    page.wait_for_load_state("networkidle")
+    more = page.get_by_role("button", name="more", exact=True)
+    while more.is_visible():
+        before = len(groups(page))
+        more.click()
+        page.wait_for_selector(f".group >> nth={before}")
+    return groups(page)

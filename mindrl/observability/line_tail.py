@@ -1,0 +1,83 @@
+"""Read a growing file of lines by what it has gained, and see when it is another file."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from mindrl.errors import OutputError
+from mindrl.observability.regular_files import open_regular
+
+_CHUNK_BYTES = 1 << 20
+_MARK_BYTES = 64
+"""Read again at each look: the end of what was read, which must not have changed."""
+
+
+class LineTail:
+    """Return the lines that a file has gained since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.read_bytes = 0
+        """Offset behind the last whole line that was read."""
+        self._file: tuple[int, int] | None = None
+        """Device and inode; None before the file was seen."""
+        self._mark = b""
+
+    def is_restarted(self) -> bool:
+        """Return whether the file was replaced, shortened, removed or written anew.
+
+        Raises:
+            OutputError: The file cannot be read.
+        """
+        if self._file is None:
+            return False
+        try:
+            with open_regular(self.path) as file:
+                found = os.fstat(file.fileno())
+                if (found.st_dev, found.st_ino) != self._file or found.st_size < self.read_bytes:
+                    return True
+                file.seek(self.read_bytes - len(self._mark))
+                return file.read(len(self._mark)) != self._mark
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the offset and the content of each new whole line, with its line feed.
+
+        A line without its end is being written: it is yielded by a later call. A file that is not
+        there has no lines.
+
+        Raises:
+            OutputError: The file cannot be read.
+        """
+        try:
+            with open_regular(self.path) as file:
+                found = os.fstat(file.fileno())
+                self._file = found.st_dev, found.st_ino
+                file.seek(self.read_bytes)
+                yield from self._whole_lines(file)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def _whole_lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        rest = [b""]
+        while chunk := file.read(_CHUNK_BYTES):
+            if b"\n" not in chunk:
+                rest.append(chunk)
+                continue
+            *whole, last = (b"".join(rest) + chunk).split(b"\n")
+            rest = [last]
+            for line in whole:
+                start, content = self.read_bytes, line + b"\n"
+                self.read_bytes += len(content)
+                self._mark = content[-_MARK_BYTES:]
+                yield start, content
+
+
+def _unreadable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path} cannot be read: {error.strerror or error}")

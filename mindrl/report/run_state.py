@@ -1,0 +1,166 @@
+"""What a page shows of a run, kept up as its folder grows."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindrl.observability.line_tail import LineTail
+from mindrl.report.advice import Adviser
+from mindrl.report.config_text import flat
+from mindrl.report.curves import Curves
+from mindrl.report.planned import PlannedNumbers
+from mindrl.report.run_record import Line, check_run_folder, line_record, read_whole, trace_names
+from mindrl.report.sample_index import SampleIndex
+from mindrl.report.stored_rows import Pieces
+from mindrl.report.token_texts import token_texts
+
+MOST_MOMENTS = 4000
+"""Of the memory timeline, of all workers and steps together."""
+
+
+class RunState:
+    """Hold what a page shows of a run but its samples; read what is new when asked to.
+
+    Raises:
+        OutputError: The folder is of no run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        check_run_folder(folder)
+        self.folder = folder.resolve()
+        self.name = "/".join(self.folder.parts[-2:])
+        self.generation = 0
+        """How often the files were replaced, and all was read again."""
+        self._begin({})
+
+    def _begin(self, plan: Line) -> None:
+        self.position = 0
+        """Grows with each update; what an update changed has its position."""
+        self.config: Line = {}
+        self.samples = SampleIndex(self.folder)
+        self.curves, self.adviser = Curves(), Adviser()
+        self.plan, self.planned = plan, PlannedNumbers(plan)
+        self.last_step = 0
+        self._whole = {
+            name: _WholeFile(self.folder / path, load)
+            for name, path, load in (
+                ("config", ".hydra/config.yaml", yaml.safe_load),
+                ("overrides", ".hydra/overrides.yaml", yaml.safe_load),
+                ("summary", "summary.json", json.loads),
+                ("plan", "plan.json", json.loads),
+            )
+        }
+        self._metrics, self._faults, self._memory = (
+            LineTail(self.folder / f"{name}.jsonl") for name in ("metrics", "faults", "memory")
+        )
+        self._fault_rows: list[Line] = []
+        self._moments: deque[tuple[int, Line]] = deque(maxlen=MOST_MOMENTS)
+        self._parts: dict[str, tuple[int, Any]] = {}
+        self.__dict__.pop("pieces", None)
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """Return what knows the text of each token; None where no tokenizer is on this machine."""
+        return token_texts(self.folder, self.config)
+
+    def update(self) -> None:
+        """Read what the folder has gained; all of it where a file was replaced.
+
+        Raises:
+            OutputError: A file cannot be read.
+        """
+        plan = self._whole["plan"].read() or {}
+        if plan.get("predicted") != self.plan.get("predicted") or self._is_restarted():
+            self.generation += 1
+            self._begin(plan)
+        self.plan = plan
+        self.position += 1
+        self.config = self._whole["config"].read() or {}
+        for row in _records(self._metrics):
+            self.last_step = max(self.last_step, row["step"])
+            self.curves.add(row, self.position)
+            self.planned.add(row)
+            self.adviser.heed(row)
+        self._fault_rows.extend(_records(self._faults))
+        self._moments.extend((self.position, row) for row in _records(self._memory, needs=""))
+        self.samples.update()
+        for name, value in self._found():
+            if name not in self._parts or self._parts[name][1] != value:
+                self._parts[name] = self.position, value
+
+    def since(self, position: int) -> dict[str, Any]:
+        """Return what updates above a position have changed, by the names that the page knows."""
+        changed = {name: value for name, (at, value) in self._parts.items() if at > position}
+        if curves := {name: asdict(curve) for name, curve in self.curves.since(position)}:
+            changed["curves"] = curves
+        if moments := [row for at, row in self._moments if at > position]:
+            changed["memory"] = {"kept": len(self._moments), "rows": moments}
+        return changed
+
+    def sample_rows(self, step: int, kind: str = "") -> list[Line]:
+        """Read the samples of a step, or those of one kind.
+
+        Raises:
+            OutputError: A file cannot be read.
+        """
+        stored = self.samples.stored_rows(step, self.pieces, kind)
+        return [*self.samples.line_rows(step, kind), *stored]
+
+    def _is_restarted(self) -> bool:
+        tails = self._metrics, self._faults, self._memory
+        return any(tail.is_restarted() for tail in tails) or self.samples.is_restarted()
+
+    def _found(self) -> Iterator[tuple[str, Any]]:
+        summary, config = self._whole["summary"].read(), self.config
+        yield "name", self.name
+        yield "folder", str(self.folder)
+        yield "status", summary["status"] if summary else "no end on record"
+        yield "step", self.last_step
+        yield "steps", config.get("megatron_training", {}).get("train_iters")
+        yield "summary", summary
+        yield "overrides", tuple(self._whole["overrides"].read() or ())
+        yield "config", dict(flat(config))
+        yield "numbers", self.plan.get("numbers", {})
+        yield "planned", [asdict(each) for each in self.planned.found()]
+        yield "advice", [asdict(each) for each in self.adviser.given.values()]
+        yield "faults", [*self._fault_rows]
+        yield "traces", trace_names(self.folder)
+        yield "samples_total", self.samples.total
+        yield "sample_kinds", self.samples.kinds
+        yield "sample_sources", [*self.samples.sources]
+        yield "has_tokens", bool(self.samples.stored.counts) and self.pieces is not None
+
+
+class _WholeFile:
+    """A small file that is written as a whole, and read again where it has changed."""
+
+    def __init__(self, path: Path, load: Callable[[str], Any]) -> None:
+        self.path, self.load = path, load
+        self.seen: tuple[int, int, int] | None = None
+        self.value: Any = None
+
+    def read(self) -> Any:
+        """Return what is in it; None where it is not there or not whole."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            self.seen = self.value = None
+            return None
+        now = found.st_ino, found.st_size, found.st_mtime_ns
+        if now != self.seen:
+            self.seen, self.value = now, read_whole(self.path, self.load)
+        return self.value
+
+
+def _records(tail: LineTail, *, needs: str = "step") -> Iterator[Line]:
+    """Yield the new records of a file that have what they need, a whole number."""
+    for _, line in tail.lines():
+        record = line_record(line)
+        if record is not None and (not needs or isinstance(record.get(needs), int)):
+            yield record

@@ -1,0 +1,120 @@
+"""Samples of runs that fit a question, a few groups at a time, read from the files of the runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindrl.report.run_record import Line
+from mindrl.report.run_state import RunState
+
+GROUPS = 20
+"""Answers of a run to one prompt in one step; so many in an answer."""
+MOST_CHARACTERS = 2 << 20
+"""Of the texts in an answer; one group is always whole."""
+MOST_LOOKED_AT = 32 << 20
+"""Characters of texts that are read for an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a search goes on."""
+
+    run: int
+    step: int
+    group: int
+
+
+class SampleSearch:
+    """Find samples as the filters of the page do it: the newest first, one prompt from its first.
+
+    Raises:
+        ValueError: The question has a field of another type.
+    """
+
+    def __init__(self, runs: Sequence[RunState], asked: Mapping[str, Any]) -> None:
+        self.runs = runs
+        self.run, self.kind, self.source = (str(asked[name]) for name in ("run", "kind", "source"))
+        self.ended, self.words = str(asked["ended"]), str(asked["words"]).lower()
+        self.first, self.last = _number(asked["from"]), _number(asked["to"])
+        self.least, self.most = _number(asked["least"]), _number(asked["most"])
+        self.prompt: str | None = asked["prompt"]
+        self.begin = None if asked["at"] is None else Place(**asked["at"])
+
+    def answer(self) -> dict[str, Any]:
+        """Return the groups, how many samples were looked at, and where the search goes on.
+
+        Raises:
+            OutputError: A file cannot be read.
+        """
+        groups: list[list[Line]] = []
+        looked, characters, read = 0, 0, 0
+        for run, step in self._steps():
+            skipped = self._skipped(run, step)
+            if read > MOST_LOOKED_AT:
+                return _answer(groups, looked, Place(run=run, step=step, group=skipped))
+            rows = self.runs[run].sample_rows(step, self.kind)
+            looked += 0 if skipped else len(rows)
+            read += _size(rows)
+            for at, group in enumerate(self._groups(run, rows)):
+                if at < skipped:
+                    continue
+                if len(groups) == GROUPS or (groups and characters > MOST_CHARACTERS):
+                    # A step is counted with the first of its groups.
+                    looked -= 0 if at else len(rows)
+                    return _answer(groups, looked, Place(run=run, step=step, group=at))
+                groups.append(group)
+                characters += _size(group)
+        return _answer(groups, looked, None)
+
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """Yield the runs and steps that are still to be looked at."""
+        is_reached, turned = self.begin is None, -1 if self.prompt is None else 1
+        for run in range(len(self.runs))[::turned]:
+            if self.run not in ("", self.runs[run].name):
+                continue
+            for step in self.runs[run].samples.steps[::turned]:
+                is_reached |= self.begin is not None and (run, step) == (
+                    self.begin.run,
+                    self.begin.step,
+                )
+                if is_reached and _is_between(step, self.first, self.last):
+                    yield run, step
+
+    def _skipped(self, run: int, step: int) -> int:
+        begin = self.begin
+        return begin.group if begin and (run, step) == (begin.run, begin.step) else 0
+
+    def _groups(self, run: int, rows: Sequence[Line]) -> list[list[Line]]:
+        groups: dict[tuple[str, str], list[Line]] = {}
+        for row in filter(self._fits, rows):
+            named = {**row, "run": self.runs[run].name}
+            groups.setdefault((row["kind"], row["prompt"]), []).append(named)
+        found = [*groups.values()]
+        return found[::-1] if self.prompt is None else found
+
+    def _fits(self, row: Line) -> bool:
+        return (
+            self.source in ("", row.get("data_source"))
+            and _is_between(row["reward"], self.least, self.most)
+            and self.ended in ("", "ended" if row["finished"] else "cut off")
+            and (self.words in row["prompt"].lower() or self.words in row["response"].lower())
+            and self.prompt in (None, row["prompt"])
+        )
+
+
+def _answer(groups: list[list[Line]], looked: int, place: Place | None) -> dict[str, Any]:
+    return {"groups": groups, "looked": looked, "next": None if place is None else vars(place)}
+
+
+def _number(text: object) -> float | None:
+    return None if text == "" else float(str(text))
+
+
+def _is_between(value: float | None, low: float | None, high: float | None) -> bool:
+    if value is None:
+        return low is None and high is None
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _size(rows: Sequence[Line]) -> int:
+    return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))

@@ -1,0 +1,119 @@
+"""The newest stored responses of a run, which are shown token by token."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mindrl.observability.checked_parquet import read_checked_parquet
+from mindrl.observability.regular_files import open_regular, read_regular
+from mindrl.report.run_record import Line
+
+logger = logging.getLogger(__name__)
+
+MOST_CHARACTERS = 8000
+"""Of a text; of a longer one both ends are shown."""
+MOST_TOKEN_ROWS = 256
+"""Responses that are shown token by token: those of the last steps."""
+
+Pieces = Callable[[Sequence[int]], list[str]]
+"""The text of each token."""
+
+_NAME = re.compile(r"step-(\d+)\.parquet")
+_PART = "reward/"
+_BY_TOKEN = ("logprobs", "rollout_logprobs", "advantages")
+_DIGITS = 4
+
+
+class StoredRows:
+    """Know which steps of a folder of stored responses are shown; read them when asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.counts: dict[int, int] = {}
+        """Responses that are shown, by step."""
+        self._paths: dict[int, Path] = {}
+        self._rows: dict[Path, tuple[int, int]] = {}
+        """Of each file its time in nanoseconds and its rows; 0 rows where it cannot be read."""
+
+    def update(self) -> None:
+        """Look for files that came or went."""
+        paths = sorted(self.folder.glob("step-*.parquet"), reverse=True)
+        named = [(int(found[1]), path) for path in paths if (found := _NAME.fullmatch(path.name))]
+        self._paths = dict(named)
+        self._rows = {path: self._rows[path] for path in paths if path in self._rows}
+        self.counts = dict(self._shown())
+
+    def rows(self, step: int, pieces: Pieces | None) -> list[Line]:
+        """Read the responses of a step; none where its file is gone or damaged."""
+        if step not in self.counts:
+            return []
+        path = self._paths[step]
+        try:
+            table = read_checked_parquet(read_regular(path)).slice(0, self.counts[step])
+            return [_row_of(each, pieces) for each in table.to_pylist()]
+        except FileNotFoundError:
+            pass  # removed meanwhile, as after the last steps
+        except (OSError, ValueError) as error:
+            self._leave_out(path, error)
+        del self.counts[step]
+        return []
+
+    def _shown(self) -> Iterator[tuple[int, int]]:
+        total = 0
+        for step, path in self._paths.items():
+            count = self._count(path)
+            if total and total + count > MOST_TOKEN_ROWS:
+                return
+            if count:
+                yield step, min(count, MOST_TOKEN_ROWS)
+                total += count
+
+    def _count(self, path: Path) -> int:
+        try:
+            with open_regular(path) as file:
+                time = os.fstat(file.fileno()).st_mtime_ns
+                if self._rows.get(path, (None, 0))[0] != time:
+                    self._rows[path] = time, pq.read_metadata(file).num_rows
+        except FileNotFoundError:
+            return 0
+        except (OSError, pa.ArrowException) as error:
+            self._leave_out(path, error)
+        return self._rows[path][1]
+
+    def _leave_out(self, path: Path, error: Exception) -> None:
+        logger.warning("%s is not shown: %s", path, error)
+        with suppress(OSError):
+            self._rows[path] = path.stat().st_mtime_ns, 0
+
+
+def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
+    named = ("step", "group", "uid", "sample", "data_source", "finished", "reward")
+    row: dict[str, Any] = {name: stored[name] for name in named if name in stored}
+    texts = {name: shortened(stored[name]) for name in ("prompt", "response", "reference")}
+    parts = {
+        name.removeprefix(_PART): value for name, value in stored.items() if name.startswith(_PART)
+    }
+    token_ids = stored["response_token_ids"]
+    row |= {"kind": "step", "parts": parts, "response_tokens": len(token_ids), **texts}
+    if pieces is not None and len(stored["response"]) <= MOST_CHARACTERS:
+        row["tokens"] = pieces(token_ids)
+        for name in _BY_TOKEN:
+            if values := stored.get(name):
+                row[name] = [float(f"{value:.{_DIGITS}g}") for value in values]
+    return row
+
+
+def shortened(value: Any) -> Any:
+    """Leave out the middle of a long text."""
+    if not isinstance(value, str) or len(value) <= MOST_CHARACTERS:
+        return value
+    half = MOST_CHARACTERS // 2
+    left_out = len(value) - 2 * half
+    return f"{value[:half]}\n[... {left_out:,} characters left out ...]\n{value[-half:]}"

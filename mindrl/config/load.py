@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -21,8 +21,20 @@ _NEEDS = {"dataclass_type": _A_SECTION, "tuple_type": "must be a list"}
 """In our words."""
 
 
-def load_run_config(values: Mapping[str, Any]) -> RunConfig:
+Hint = Callable[[str, object], object | None]
+"""Returns what to write for an unknown key with a value; None where it does not know the key."""
+
+
+def no_hint(key: str, value: object) -> None:
+    """Know no other names of keys."""
+
+
+def load_run_config(values: Mapping[str, Any], hint: Hint = no_hint) -> RunConfig:
     """Build the configuration of a run from its sections, with what follows from its kind.
+
+    Args:
+        values: Sections with their keys.
+        hint: Says what to write for an unknown key; without an answer, the nearest key is named.
 
     Raises:
         ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
@@ -33,7 +45,7 @@ def load_run_config(values: Mapping[str, Any]) -> RunConfig:
         # JSON lets a list stand for a tuple while every other type stays strict.
         return supervised(TypeAdapter(RunConfig).validate_json(json.dumps(values)))
     except ValidationError as error:
-        findings = [_describe(finding) for finding in error.errors(include_url=False)]
+        findings = [_describe(finding, hint) for finding in error.errors(include_url=False)]
     raise ConfigError("\n".join(findings))
 
 
@@ -77,20 +89,29 @@ def field_names(path: Sequence[str]) -> list[str]:
     return list(documented_fields(section)) if section else []
 
 
+def same_name(key: str) -> str | None:
+    """Return the first key of any section that has this name, with or without its section's."""
+    for place in filter(None, _SECTIONS):
+        for name in (key, key.removeprefix(f"{place[-1]}_")):
+            if name in field_names(place):
+                return ".".join([*place, name])
+    return None
+
+
 def suggest(path: Sequence[str], key: str) -> str:
-    """Say which key was probably meant by an unknown one."""
+    """Return the key that was probably meant by an unknown one, or the three nearest."""
     known = field_names(path)
     if not known:
         return f"{'.'.join(path)} has no keys"
-    for place in filter(None, _SECTIONS):
-        within = key.removeprefix(f"{place[-1]}_")
-        for name in (key, within):
-            if name in field_names(place):
-                return f"did you mean {'.'.join([*place, name])}?"
-    near = max(known, key=lambda name: _likeness(key, name), default=None)
-    if near is not None and _likeness(key, near) > _LIKE_ENOUGH:
-        return f"did you mean {'.'.join([*path, near])}?"
-    return f"known keys: {', '.join(known)}"
+    if (there := same_name(key)) is not None:
+        return f"did you mean {there}?"
+    near = sorted(known, key=lambda name: _likeness(key, name), reverse=True)
+    if _likeness(key, near[0]) > _LIKE_ENOUGH:
+        return f"did you mean {'.'.join([*path, near[0]])}?"
+    if not path:
+        return f"each key has a section, as rl_config.device has; sections: {', '.join(known)}"
+    nearest = ", ".join(".".join([*path, name]) for name in near[:3])
+    return f"the nearest are {nearest}; `mindrl train-grpo --cfg job` prints all keys"
 
 
 def _unreadable(value: Any, path: str = "") -> Iterator[str]:
@@ -113,12 +134,13 @@ def _likeness(typed: str, name: str) -> float:
     )
 
 
-def _describe(finding: Any) -> str:
+def _describe(finding: Any, hint: Hint) -> str:
     path = [str(part) for part in finding["loc"]]
     name = ".".join(path)
     match finding["type"]:
         case "unexpected_keyword_argument" | "extra_forbidden":
-            return f"{name} is not a configuration key; {suggest(path[:-1], path[-1])}"
+            other = hint(name, finding["input"]) or suggest(path[:-1], path[-1])
+            return f"{name} is not a configuration key; {other}"
         case "missing" | "missing_argument" | "missing_keyword_only_argument":
             return f"{name} is missing and has no default"
     need = _NEEDS.get(finding["type"], finding["msg"].replace("Input should be", "must be"))

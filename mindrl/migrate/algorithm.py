@@ -141,7 +141,10 @@ def _divergence(theirs: TheirRun) -> Iterator[Mapped]:
         return
     yield from same(theirs, weight)
     found = theirs.value(kind)
-    if found in (None, "kl", "abs", "mse", "low_var_kl"):
+    if kind not in theirs.given and theirs.given.get(in_reward):
+        # Ours is k1 there.
+        yield default(kind, kind, "low_var_kl")
+    elif found in (None, "kl", "abs", "mse", "low_var_kl"):
         yield from same(theirs, kind)
     else:
         note = f"{found}: kl, abs, mse and low_var_kl are there; left out: low_var_kl"

@@ -15,7 +15,7 @@ SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "crit
 """One of these tells a file of verl."""
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
 _SAMPLING = "generate_config.sampling_config"
-_NAMES: Mapping[str, str] = {
+NAMES: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "actor_config.load",
     "actor_rollout_ref.model.trust_remote_code": "generate_config.trust_remote_code",
     f"{_ACTOR}.ppo_mini_batch_size": "rl_config.mini_batch_size",
@@ -163,7 +163,7 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     theirs = {key: value for key, value in given.items() if value is not None}
     check_values(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
-    found = [*_names(theirs, {**_NAMES, **(_CRITIC if has_critic else {})})]
+    found = [*_names(theirs, {**NAMES, **(_CRITIC if has_critic else {})})]
     for rule in (_advantage, _loss, _divergence, _groups, _correction):
         found += rule(theirs)
     found += [*run_rules(theirs, rows), *verl_trackers(theirs), *verl_adapters(theirs)]

@@ -10,6 +10,7 @@ from mindrl.config.finding import did_you_mean
 from mindrl.config.load import field_names, suggest, wrong_sections
 from mindrl.config.text import nested
 from mindrl.errors import ConfigError
+from mindrl.migrate.names import other_name
 
 RECIPE = "recipe"
 """Folder of configurations that go on top of a run: `+recipe=gspo`."""
@@ -20,7 +21,7 @@ _VALUES = {
     "--cfg": "job",
 }
 """Options that need a value, and an example of it."""
-_OPTIONS = (*_VALUES, "--dry-run", "--help", "--resolve", "--package", "--info", "--version")
+_OPTIONS = (*_VALUES, "--dry-run", "--elsewhere", "--help", "--resolve", "--package", "--info", "--version")
 _SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
 _SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
 _SWEEPS = ("-m", "--multirun", "--experimental-rerun")
@@ -78,7 +79,9 @@ def _option(argument: str, following: list[str]) -> Iterator[str]:
     option = _SHORT.get(name, name)
     if option in ("--cfg", "--package", "--info") and not equals:
         value = following.pop(0) if following and "=" not in following[0] else ""
-    if option == "--cfg" and value not in _CFG:
+    if option == "--elsewhere":
+        yield f"{name} is of a dry run; write --dry-run {name}"
+    elif option == "--cfg" and value not in _CFG:
         yield f"{name} {value or 'without a value'}: it must be one of {', '.join(_CFG)}"
     elif option in _SWEEPS:
         yield f"{name}: a program makes one run; start it once for each value"
@@ -124,7 +127,9 @@ def _override(argument: str) -> Iterator[str]:
     path = name.split(".")
     for depth, key in enumerate(path):
         if key not in field_names(path[:depth]):
-            yield f"{name} is not a configuration key; {suggest(path[:depth], key)}"
+            value = None if override.is_sweep_override() else override.value()
+            hint = other_name(name, value) or suggest(path[:depth], key)
+            yield f"{name} is not a configuration key; {hint}"
             return
     if override.is_sweep_override():
         value = argument.partition("=")[2]

@@ -22,6 +22,7 @@ from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.section import is_path
 from mindrl.errors import ConfigError, MindrlError
+from mindrl.migrate.names import other_name
 from mindrl.observability.terminal import note
 from mindrl.observability.units import quoted
 from mindrl.preflight.hub import with_local_folders
@@ -148,11 +149,11 @@ def run_config(composed: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(in_our_words(error)) from error
     # Strings are compared with the keys beside them, which have the right types from here on.
-    load_run_config(without_unset(values))
+    load_run_config(without_unset(values), other_name)
     sized = with_sizes(values)
     if (old := deprecation(values)) is not None:
         note(old)
-    return load_run_config(sized)
+    return load_run_config(sized, other_name)
 
 
 @contextmanager

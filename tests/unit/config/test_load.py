@@ -361,7 +361,8 @@ def test_a_section_that_may_be_left_out_refuses_unknown_keys_too(run_config: Mak
     assert str(caught.value).splitlines() == [
         (
             "critic_config.learning_rate is not a configuration key; the nearest are "
-            "critic_config.clip_grad, critic_config.lora, critic_config.min_lr; "
+            "critic_config.offload_train_grad, critic_config.lr_warmup_fraction, "
+            "critic_config.clip_grad; "
             "`mindrl train-grpo --cfg job` prints all keys"
         ),
         "reward_config.load is missing and has no default",

@@ -1,0 +1,230 @@
+"""Names that other trainers have for our keys: verl, TRL, OpenRLHF, slime, MindSpeed-RL. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindrl.config.load import field_names, same_name
+from mindrl.config.text import dotted, nested, spelled_value
+from mindrl.errors import ConfigError
+from mindrl.migrate.file import their_run
+from mindrl.migrate.keys import DOTTED, KEYS
+from mindrl.migrate.mapped import MISSING, Import, Mapped
+from mindrl.migrate.run import import_run
+from mindrl.migrate.verl import NAMES, SECTIONS, import_verl
+
+_SAMPLES, _TOKENS = (
+    "rl_config.n_samples_per_prompt",
+    "generate_config.sampling_config.max_tokens",
+)
+_ADVANTAGE = "rl_config.adv_estimator"
+_OF_COMMAND_LINES: Mapping[str, str] = {
+    "eps_clip": "rl_config.clip_ratio",
+    "prompt_data": "megatron_training.data_path",
+    "input_key": "megatron_training.prompt_column",
+    "label_key": "megatron_training.answer_column",
+    "advantage_estimator": _ADVANTAGE,
+}
+"""Names that OpenRLHF and slime share."""
+OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "TRL": {
+        "num_generations": _SAMPLES,
+        "max_completion_length": _TOKENS,
+        "beta": "rl_config.init_kl_coef",
+        "epsilon": "rl_config.clip_ratio",
+        "epsilon_high": "rl_config.clip_ratio_high",
+        "loss_type": "rl_config.loss_aggregation",
+        "scale_rewards": _ADVANTAGE,
+        "num_iterations": "rl_config.epochs",
+        "learning_rate": "actor_config.lr",
+        "max_steps": "megatron_training.train_iters",
+        "mask_truncated_completions": "rl_config.overlong_filter_enable",
+        "max_grad_norm": "actor_config.clip_grad",
+        "warmup_ratio": "actor_config.lr_warmup_fraction",
+        "per_device_train_batch_size": "actor_config.micro_batch_size",
+        "model_name_or_path": "actor_config.load",
+        "dataset_name": "megatron_training.data_path",
+        "reward_funcs": "rl_config.verifier_function",
+        "reward_weights": "rl_config.verifier_weight",
+        "save_steps": "megatron_training.save_interval",
+        "eval_steps": "rl_config.test_freq",
+        "report_to": "rl_config.tracking.trackers",
+        "vllm_gpu_memory_utilization": "generate_config.gpu_memory_utilization",
+        "vllm_tensor_parallel_size": "generate_config.infer_tensor_parallel_size",
+    },
+    "OpenRLHF": {
+        **_OF_COMMAND_LINES,
+        "actor_learning_rate": "actor_config.lr",
+        "critic_learning_rate": "critic_config.lr",
+        "rollout_batch_size": "megatron_training.global_batch_size",
+        "micro_train_batch_size": "actor_config.micro_batch_size",
+        "pretrain": "actor_config.load",
+        "critic_pretrain": "critic_config.load",
+        "reward_pretrain": "reward_config.load",
+        "prompt_max_len": "rl_config.max_prompt_length",
+        "generate_max_len": _TOKENS,
+        "lambd": "rl_config.lam",
+        "entropy_loss_coef": "rl_config.entropy_coeff",
+        "value_clip": "rl_config.cliprange_value",
+        "max_norm": "actor_config.clip_grad",
+    },
+    "slime": {
+        **_OF_COMMAND_LINES,
+        "num_rollout": "megatron_training.train_iters",
+        "rollout_max_response_len": _TOKENS,
+        "rollout_max_prompt_len": "rl_config.max_prompt_length",
+        "rollout_temperature": "generate_config.sampling_config.temperature",
+        "rollout_top_p": "generate_config.sampling_config.top_p",
+        "rollout_num_gpus_per_engine": "generate_config.infer_tensor_parallel_size",
+        "eps_clip_high": "rl_config.clip_ratio_high",
+        "kl_loss_coef": "rl_config.init_kl_coef",
+        "entropy_coef": "rl_config.entropy_coeff",
+        "hf_checkpoint": "actor_config.load",
+        "eval_interval": "rl_config.test_freq",
+        "max_tokens_per_gpu": "rl_config.max_packing_token_size",
+        "custom_rm_path": "rl_config.verifier_function",
+    },
+}
+"""Trainers, and the names that stand without a section there."""
+_OUR_SECTIONS = frozenset(field_names(()))
+_VALUES: Mapping[str, Mapping[str, object]] = {
+    "scale_rewards": {
+        **dict.fromkeys(("false", "none"), "group_mean"),
+        **dict.fromkeys(("true", "group"), "group_norm"),
+    },
+    "loss_type": {"dapo": "token_mean", "bnpo": "token_mean", "grpo": "sequence_mean"},
+    "advantage_estimator": {
+        "gae": "gae",
+        "rloo": "rloo",
+        "grpo": "group_norm",
+        "group_norm": "group_norm",
+        "dr_grpo": "group_mean",
+        "reinforce_baseline": "reinforce_plus_plus_baseline",
+        "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+        "reinforce_plus_plus": "reinforce_plus_plus",
+    },
+}
+"""Names whose values have other words here; one that is not listed is left to the user."""
+_LISTS = ("rl_config.verifier_function", "rl_config.verifier_weight", "rl_config.tracking.trackers")
+_ALONE = {
+    "actor_rollout_ref.actor.kl_loss_coef": "rl_config.init_kl_coef",
+    "actor_rollout_ref.actor.kl_loss_type": "rl_config.kl_penalty",
+    "algorithm.kl_ctrl.kl_coef": "rl_config.init_kl_coef",
+    "algorithm.kl_penalty": "rl_config.kl_penalty",
+}
+"""Keys of verl whose rules need other keys; by themselves they mean this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherName:
+    """A key as another trainer calls it, and what it comes to here."""
+
+    trainer: str
+    key: str
+    sets: Mapping[str, object] = field(default_factory=dict)
+    """Our keys with their values; MISSING where the value is the user's to choose."""
+    note: str = ""
+    """Why there is no key of ours."""
+
+    def __str__(self) -> str:
+        """Name the trainer and the override to write."""
+        if not self.sets:
+            return f"{self.key} is {self.trainer}'s name; nothing to set here: {self.note}"
+        ours = " ".join(
+            key if value is MISSING else f"{key}={spelled_value(value)}"
+            for key, value in self.sets.items()
+        )
+        return f"{self.key} is {self.trainer}'s name; here: {ours}"
+
+
+def other_name(key: str, value: object = None) -> OtherName | None:
+    """Return what a key of another trainer comes to here; None for a key that none of them has.
+
+    The value may be None where it is not known, and a section.
+    """
+    if isinstance(value, Mapping):
+        return _section(key, value)
+    section, _, last = key.rpartition(".")
+    name = last.replace("-", "_")
+    for trainer, names in OTHER_NAMES.items():
+        if name in names and (not section or section in _OUR_SECTIONS):
+            ours = names[name]
+            if section and (here := ours.rpartition(".")[2]) in field_names(section.split(".")):
+                ours = f"{section}.{here}"
+            return OtherName(trainer=trainer, key=key, sets={ours: _value(name, ours, value)})
+    if found := _of_verl(key, value):
+        return found
+    return None if same_name(last) else _of_mindspeed_rl(key, value)
+
+
+def _section(key: str, value: Mapping[Any, Any]) -> OtherName | None:
+    """Return the first key of a section that another trainer has."""
+    leaves = dotted({str(name): each for name, each in value.items()}, f"{key}.")
+    return next((found for each in leaves if (found := other_name(*each))), None)
+
+
+def _value(name: str, ours: str, value: object) -> object:
+    if name in _VALUES:
+        return _VALUES[name].get(str(value).lower(), MISSING)
+    if value is None:
+        return MISSING
+    return [value] if ours in _LISTS and not isinstance(value, list | tuple) else value
+
+
+def _of_verl(key: str, value: object) -> OtherName | None:
+    """Ask the rules of the import from verl, which need no other key for most of them."""
+    whole = key if key.partition(".")[0] in SECTIONS else _WHOLE_NAMES.get(key)
+    if whole is None:
+        return None
+    direct = _ALONE.get(whole) or NAMES.get(whole)
+    if direct is not None and direct.endswith(f".{key}"):
+        return None
+    if direct is not None:
+        sets = {direct: MISSING if value is None else value}
+        return OtherName(trainer="verl", key=key, sets=sets)
+    try:
+        entries = _entries(import_verl({whole: value}), whole)
+    except ConfigError as error:
+        return OtherName(trainer="verl", key=key, note=str(error))
+    found = _from("verl", key, entries)
+    has_our_name = any(ours.endswith(f".{key}") for ours in found.sets)
+    return None if has_our_name and value in found.sets.values() else found
+
+
+def _of_mindspeed_rl(key: str, value: object) -> OtherName | None:
+    if key not in DOTTED and key.replace(key.partition(".")[0], "role", 1) not in KEYS:
+        return None
+    try:
+        imported = import_run(their_run(nested({key: value}), {}))
+    except ConfigError:
+        return None
+    return _from("MindSpeed-RL", key, _entries(imported, key))
+
+
+def _entries(imported: Import, key: str) -> list[Mapped]:
+    return [each for each in imported.mapped if each.key == key]
+
+
+def _from(trainer: str, key: str, entries: list[Mapped]) -> OtherName:
+    sets = {ours: value for each in entries for ours, value in each.sets.items()}
+    notes = " ".join(
+        each.note for each in entries if each.kind in ("ignored", "refused", "derived")
+    )
+    return OtherName(
+        trainer=trainer, key=key, sets=sets, note=notes or "no key here has its meaning"
+    )
+
+
+def _whole_names() -> Iterator[tuple[str, str]]:
+    """Yield keys of verl by their last part, where only one key ends in it."""
+    keys = {*NAMES, *_ALONE, "algorithm.adv_estimator", "trainer.device", "trainer.nnodes"}
+    keys |= {
+        f"actor_rollout_ref.actor.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")
+    }
+    ends = [key.rpartition(".")[2] for key in keys]
+    for key in keys:
+        if ends.count(name := key.rpartition(".")[2]) == 1:
+            yield name, key
+
+
+_WHOLE_NAMES = dict(_whole_names())

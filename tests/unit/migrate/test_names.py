@@ -1,0 +1,95 @@
+"""Names of other trainers: each has a key that is here, and errors write it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindrl.config.load import field_names, load_run_config
+from mindrl.errors import ConfigError
+from mindrl.migrate.names import OTHER_NAMES, other_name
+from mindrl.migrate.verl import NAMES
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "ours"),
+    [
+        ("num_generations", 8, "rl_config.n_samples_per_prompt=8"),
+        ("rl_config.num_generations", 8, "rl_config.n_samples_per_prompt=8"),
+        ("learning_rate", 1e-5, "actor_config.lr=1e-05"),
+        ("critic_config.learning_rate", 1e-5, "critic_config.lr=1e-05"),
+        ("scale_rewards", False, "rl_config.adv_estimator=group_mean"),
+        ("reward_funcs", "f.py:g", 'rl_config.verifier_function=["f.py:g"]'),
+        ("loss_type", "own", "rl_config.loss_aggregation"),
+        ("adv_estimator", "grpo", "rl_config.adv_estimator=group_norm"),
+        ("device", "cuda", "rl_config.device=gpu"),
+        ("actor_rollout_ref.rollout.n", 8, "rl_config.n_samples_per_prompt=8"),
+        ("actor_rollout_ref.actor.kl_loss_coef", 0.01, "rl_config.init_kl_coef=0.01"),
+        ("ppo_mini_batch_size", 64, "rl_config.mini_batch_size=64"),
+        ("data.shuffle", True, "megatron_training.no_shuffle=false"),
+        ("algorithm", {"adv_estimator": "rloo"}, "rl_config.adv_estimator=rloo"),
+        ("prompt_max_len", 512, "rl_config.max_prompt_length=512"),
+        ("num_rollout", 100, "megatron_training.train_iters=100"),
+        ("rl_config.use_wandb", True, "rl_config.tracking.trackers=[wandb]"),
+    ],
+)
+def test_a_name_of_another_trainer_comes_to_our_key_with_its_value(
+    key: str, value: object, ours: str
+) -> None:
+    assert str(other_name(key, value)).endswith(f"'s name; here: {ours}")
+
+
+def test_a_key_that_is_ours_in_a_section_is_no_name_of_another_trainer() -> None:
+    for key, value in (("adv_estimator", "rloo"), ("device", "cpu"), ("n_samples_per_prompt", 8)):
+        assert other_name(key, value) is None
+    assert other_name("rl_config.no_such_key", 1) is None
+
+
+def test_what_has_no_key_here_says_why_and_a_wrong_value_is_no_traceback() -> None:
+    assert "nothing to set here: as here" in str(
+        other_name("actor_rollout_ref.hybrid_engine", True)
+    )
+    assert "must be a whole number" in str(other_name("trainer.nnodes", "two"))
+
+
+def test_every_name_leads_to_a_key_that_is_here() -> None:
+    ours = {key for names in (*OTHER_NAMES.values(), NAMES) for key in names.values()}
+    sections = {key: key.split(".") for key in ours}
+    assert [key for key, (*path, name) in sections.items() if name not in field_names(path)] == []
+
+
+def test_the_page_for_users_of_trl_names_the_same_keys() -> None:
+    page = (ROOT / "docs/how-to/come-from-trl.md").read_text("utf-8").partition("## Keys")[2]
+    rows = [
+        re.findall(r"`([^`]+)`", line)
+        for line in page.splitlines()
+        if line.startswith("| `") and "`GRPOConfig`" not in line
+    ]
+    pairs = [
+        pair
+        for row in rows
+        for pair in zip(row[: len(row) // 2], row[len(row) // 2 :], strict=True)
+    ]
+    told = {theirs.partition(":")[0]: ours.partition(":")[0] for theirs, ours in pairs}
+    told.pop("max_prompt_length")
+    assert told.items() <= OTHER_NAMES["TRL"].items()
+    assert len(told) == 11
+
+
+def test_unknown_keys_of_a_file_and_of_the_command_line_are_answered_with_ours() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_run_config({"actor_config": {"load": "m", "learning_rate": 1e-5}}, other_name)
+    assert (
+        "actor_config.learning_rate is not a configuration key; "
+        "actor_config.learning_rate is TRL's name; here: actor_config.lr=1e-05"
+    ) in str(refusal.value).splitlines()
+    command = [sys.executable, "cli/train_grpo.py", "--dry-run", "trainer.nnodes=2", "x.y.z=1"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    first, second = ended.stderr.splitlines()
+    assert first.endswith("is verl's name; here: rl_config.actor_resource.num_npus=16")
+    assert "x.y.z is not a configuration key; each key has a section" in second

@@ -14,8 +14,9 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mindrl.cluster.node_watch import END_SECONDS, NodeWatch, ProcessKey, Sight
+from mindrl.cluster.ray_calls import RayCalls
 from mindrl.cluster.worker_process import Identity
-from mindrl.errors import ClusterError
+from mindrl.errors import ClusterError, WorkerDiedError
 
 _ANSWER_SECONDS = 2 * END_SECONDS + 1.0
 """Another node waits for its workers, kills those that stay, and waits for them."""
@@ -37,14 +38,18 @@ class GroupWatch:
     """
 
     def __init__(
-        self, identities: Sequence[Identity], timeout_seconds: int, start_seconds: float
+        self,
+        identities: Sequence[Identity],
+        timeout_seconds: int,
+        start_seconds: float,
+        calls: RayCalls,
     ) -> None:
         """Look at each once; waits `start_seconds` for the other nodes.
 
         Raises:
             ClusterError: Another node does not look.
         """
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds, self.calls = timeout_seconds, calls
         self.known: set[int] = set()
         """Ranks that were seen."""
         self.lock = Lock()
@@ -54,9 +59,10 @@ class GroupWatch:
             nodes[identity.node_id][rank] = identity.process
         here = nodes.pop(ray.get_runtime_context().get_node_id(), {})
         self.here = NodeWatch(here)
-        self.others = [_OtherNode(node, keys) for node, keys in nodes.items()]
+        self.others = [_OtherNode(node, keys, calls) for node, keys in nodes.items()]
+        asked = [each.asked for each in self.others]
         try:
-            ray.get([each.asked for each in self.others], timeout=start_seconds)
+            calls.within(start_seconds, ray.get, asked, timeout=start_seconds)
         except RayError as error:
             raise ClusterError(f"the workers of other nodes cannot be watched: {error}") from error
 
@@ -74,6 +80,13 @@ class GroupWatch:
         seen = self.look()
         return sorted(self.known - seen.keys())
 
+    def out_of_memory(self, rank: int) -> str:
+        """Return whether the kernel has killed processes for their memory on the node of a rank."""
+        for node in self.others:
+            if rank in node.ranks:
+                return node.out_of_memory()
+        return self.here.out_of_memory()
+
     def dump_stacks(self) -> None:
         """Have every worker write its Python stacks into its log."""
         self._everywhere("dump_stacks")
@@ -81,32 +94,46 @@ class GroupWatch:
     def end(self) -> None:
         """See that all workers are gone, which have been asked to end; then stop watching."""
         self._everywhere("end")
-        for node in self.others:
-            ray.kill(node.actor)
+        with suppress(WorkerDiedError):
+            for node in self.others:
+                self.calls.within(_ANSWER_SECONDS, ray.kill, node.actor)
 
     def _everywhere(self, method: str) -> None:
-        asked = [getattr(node.actor, method).remote() for node in self.others]
+        asked: list[Any] = []
+        with suppress(WorkerDiedError):
+            asked += [self.calls(getattr(node.actor, method).remote) for node in self.others]
         getattr(self.here, method)()
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_SECONDS)
+        with suppress(WorkerDiedError):
+            if asked:
+                limit, count = 2 * _ANSWER_SECONDS, len(asked)
+                self.calls.within(limit, ray.wait, asked, num_returns=count, timeout=limit / 2)
 
 
 class _OtherNode:
     """The eyes on another node; they answer when they do, and nobody waits for them."""
 
-    def __init__(self, node_id: str, keys: Mapping[int, ProcessKey]) -> None:
+    def __init__(self, node_id: str, keys: Mapping[int, ProcessKey], calls: RayCalls) -> None:
         there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": there}
-        self.actor = ray.remote(NodeWatch).options(**options).remote(dict(keys))
-        self.asked = self.actor.look.remote()
+        self.calls, self.ranks = calls, keys.keys()
+        self.actor = calls(ray.remote(NodeWatch).options(**options).remote, dict(keys))
+        self.asked = calls(self.actor.look.remote)
         self.seen: dict[int, Sight] = {}
+
+    def out_of_memory(self) -> str:
+        """Return what its kernel has counted; empty if the node does not answer."""
+        with suppress(RayError, WorkerDiedError):
+            asked = self.calls(self.actor.out_of_memory.remote)
+            said: str = self.calls(ray.get, asked, timeout=_ANSWER_SECONDS)
+            return said
+        return ""
 
     def look(self) -> dict[int, Sight]:
         """Return the last answer: workers of a node that is silent seem not to get on."""
-        if ray.wait([self.asked], timeout=0)[0]:
-            asked, self.asked = self.asked, self.actor.look.remote()
+        if self.calls(ray.wait, [self.asked], timeout=0)[0]:
+            asked, self.asked = self.asked, self.calls(self.actor.look.remote)
             with suppress(RayError):
-                self.seen = ray.get(asked)
+                self.seen = self.calls(ray.get, asked)
         return self.seen
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from mindrl.observability.progress import ProgressPage, Ticks
+from mindrl.platform.endings import OutOfMemoryKills
 
 _DUMP_SECONDS = 1.0
 """A process writes its stacks within milliseconds, on a machine that is not overloaded."""
@@ -43,6 +44,7 @@ class NodeWatch:
         Raises:
             PermissionError: One is another user's.
         """
+        self.kills = OutOfMemoryKills.read()
         self.processes: dict[int, psutil.Process] = {}
         self.pages: dict[int, ProgressPage] = {}
         for rank, key in keys.items():
@@ -59,6 +61,10 @@ class NodeWatch:
             with suppress(psutil.NoSuchProcess):
                 seen[rank] = Sight(count=self.pages[rank].read(), status=process.status())
         return seen
+
+    def out_of_memory(self) -> str:
+        """Return what the kernel has counted of processes killed for their memory, if any."""
+        return OutOfMemoryKills.read().since(self.kills)
 
     def dump_stacks(self) -> None:
         """Have each worker write the Python stacks of its threads into its log; takes a second.

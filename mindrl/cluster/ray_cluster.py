@@ -1,32 +1,42 @@
 """A Ray cluster for one run: joined where the user names one, else started on this machine."""
 
+import atexit
 import logging
 import operator
-import shutil
-import signal
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from mindrl.cluster.ray_calls import RayCalls
 from mindrl.cluster.stem import Stem
-from mindrl.errors import ClusterError, MindrlError
+from mindrl.cluster.worker_process import WORKER_FOLDERS
+from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
 from mindrl.platform.device import Platform
 from mindrl.platform.environment import has_room_for_sockets, ray_address, ray_session_folder
 from mindrl.platform.patches import (
     ray_forks_workers,
+    ray_keeps_signals,
     ray_on_loopback,
     ray_without_services,
 )
+from mindrl.platform.scratch import Scratch, remove_unowned
 
 logger = logging.getLogger(__name__)
+
+_STOP_SECONDS = 30.0
+"""Longest wait for Ray to end; it takes 6 s where its control process is gone."""
+_NEVER_SECONDS = 10**6
+"""Ray would end this process 60 s after its control process is gone; the run notices it itself."""
 
 
 @dataclass
@@ -38,6 +48,8 @@ class RayCluster:
     devices_per_node: int
     timeout_seconds: float
     """Longest wait for the devices."""
+    silence_seconds: float = 600
+    """Longest silence of Ray's own processes."""
     own_shares: Sequence[int] = ()
     """Devices of each node; none fills one node after the other."""
     rollout_devices: int = 0
@@ -48,10 +60,16 @@ class RayCluster:
     """Forks the workers of a cluster that is started here."""
     address: str | None = field(default_factory=ray_address)
     """None starts a cluster on this machine."""
-    session: Path | None = None
+    session: Scratch | None = None
     """Folder of a cluster that was started here."""
     placement: PlacementGroup | None = None
     """A bundle is a node's share of the run, and no two lie on one node."""
+    started: list[psutil.Process] = field(default_factory=list)
+    """Ray's processes that were started here."""
+
+    def __post_init__(self) -> None:
+        """Prepare to call Ray."""
+        self.calls = RayCalls(self.silence_seconds)
 
     @property
     def shares(self) -> Sequence[int]:
@@ -82,40 +100,72 @@ class RayCluster:
         """
         self.platform.refuse_settings()
         self._check_local_devices()
-        on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             self._connect()
             self.placement = self._reserve("worker_start_timeout_seconds", self.timeout_seconds)
         except BaseException:
             self.stop()
             raise
-        finally:
-            # Ray puts its own handler in place, which exits at once.
-            signal.signal(signal.SIGTERM, on_sigterm)
 
     def reserve_again(self, wait_seconds: float) -> None:
-        """Give the devices back and take as many anew, waiting so long for those that are lost.
+        """Give the devices back and take as many anew; a Ray of this run that is lost starts anew.
 
         Raises:
-            ClusterError: They have not come back.
+            ClusterError: The devices have not come back in time, or a joined cluster is lost.
         """
+        if (why := self.calls.lost(at_once=True)) is not None:
+            if not self.started_here:
+                raise ClusterError(
+                    f"RAY_ADDRESS={self.address}: the cluster that this run has joined is lost: "
+                    f"{why}"
+                )
+            self.stop()
+            self._connect()
         if self.placement is not None:
-            remove_placement_group(self.placement)
+            self.calls(remove_placement_group, self.placement)
             self.placement = None
         self.placement = self._reserve("device_wait_seconds", wait_seconds)
 
     def present(self) -> list[int]:
         """Return how many devices each living node has, the largest number first."""
-        return _devices_of_nodes(self.platform.ray_resource)
+        return self.calls(_devices_of_nodes, self.platform.ray_resource)
 
     def stop(self) -> None:
-        """Give the devices back and take down what this run started."""
-        if self.placement is not None and ray.is_initialized():
-            remove_placement_group(self.placement)
-            self.placement = None
-        ray.shutdown()
+        """Give the devices back and end what this run started, however Ray's processes are."""
+        is_sound = self.calls.lost(at_once=True) is None
+        if self.placement is not None and is_sound and ray.is_initialized():
+            with suppress(WorkerDiedError):
+                self.calls.within(_STOP_SECONDS, remove_placement_group, self.placement)
+        self.placement = None
+        if self.started_here:
+            self.started += self.calls.family()
+            # Ray ends this process if the raylet goes while a call waits for it.
+            self.calls.wake()
+        self.calls.forget()
+        try:
+            self.calls.within(_STOP_SECONDS, ray.shutdown)
+        except WorkerDiedError as error:
+            logger.warning("Ray was left as it is: %s", error)
+            # It would wait once more.
+            atexit.unregister(ray.shutdown)
+        self._end_started()
+
+    def revive_stem(self, tell: Callable[[str], None]) -> None:
+        """Start the stem again if it was killed: without it each worker imports for itself."""
+        if self.stem is not None and (how := self.stem.revived()) is not None:
+            tell(f"warning: the process that workers are forked off {how}; it was started again")
+
+    def _end_started(self) -> None:
+        """End those of Ray's processes that this run has started and that have not ended."""
+        for process in self.started:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self.started, timeout=_STOP_SECONDS)
+        self.started.clear()
         if self.session is not None:
-            shutil.rmtree(self.session, ignore_errors=True)
+            self.session.close()
+            self.session = None
+        remove_unowned(Path(tempfile.gettempdir()), f"{WORKER_FOLDERS}*")
 
     def worker_options(self, node: int, *, deterministic: bool) -> dict[str, Any]:
         """Return Ray's options for a worker on a node of the run."""
@@ -138,9 +188,11 @@ class RayCluster:
 
     def _connect(self) -> None:
         namespace = f"mindrl-{uuid4().hex[:8]}"
+        ray_keeps_signals.install()
         if not self.started_here:
             try:
-                ray.init(address=self.address, namespace=namespace, log_to_driver=False)
+                joined = ray.init(address=self.address, namespace=namespace, log_to_driver=False)
+                self.calls.watch(joined.address_info, is_ours=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
@@ -158,7 +210,7 @@ class RayCluster:
                 f"another time. Its logs are in {folder or 'its own folder for sessions'}"
             ) from error
 
-    def _begin(self, namespace: str, folder: str | None) -> Path:
+    def _begin(self, namespace: str, folder: str | None) -> Scratch:
         """Start a cluster on this machine; returns the folder of its session."""
         ray_on_loopback.install()
         ray_without_services.install()
@@ -174,11 +226,17 @@ class RayCluster:
             log_to_driver=False,
             configure_logging=False,
             # No worker before one is asked for: those would have another environment.
-            _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+            _system_config={
+                "enable_worker_prestart": False,
+                "prestart_worker_first_driver": False,
+                "gcs_rpc_server_reconnect_timeout_s": _NEVER_SECONDS,
+            },
             _node_ip_address=ray_on_loopback.LOOPBACK,
             _temp_dir=folder,
         )
-        return Path(context["session_dir"])
+        self.calls.watch(context.address_info, is_ours=True)
+        self.started += self.calls.family()
+        return Scratch(Path(context["session_dir"]))
 
     def _check_local_devices(self) -> None:
         if not self.started_here:
@@ -211,9 +269,11 @@ class RayCluster:
                 )
             time.sleep(0.5)
         bundles = [{"CPU": float(share)} | {resource: float(share)} for share in shares]
-        placement = placement_group(bundles, strategy="STRICT_SPREAD")
-        if not placement.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
-            remove_placement_group(placement)
+        placement = self.calls(placement_group, bundles, strategy="STRICT_SPREAD")
+        while not self.calls(placement.wait, timeout_seconds=1):
+            if time.monotonic() < deadline:
+                continue
+            self.calls(remove_placement_group, placement)
             raise ClusterError(
                 f"{self.asked}: {resource} devices are there, but other jobs hold them"
             )
@@ -244,4 +304,5 @@ def _session_folder() -> str | None:
         logger.warning("%s is too long a path for sockets; Ray uses its own folder", folder)
         return None
     folder.mkdir(parents=True, exist_ok=True)
+    remove_unowned(folder, "session_*")
     return str(folder)

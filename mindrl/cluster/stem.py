@@ -7,19 +7,23 @@ its command line over to the stem. The driver's end is here.
 
 import os
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
+from mindrl.cluster.stem_process import ENDINGS
 from mindrl.platform.device import DeviceKind
+from mindrl.platform.endings import ending
 from mindrl.platform.environment import in_environment, with_variables
+from mindrl.platform.scratch import Scratch
 from mindrl.platform.stem_shoot import STEM
 
+_FOLDERS = "mindrl-stem-"
+"""Beginning of the names of folders that hold a stem's socket."""
 _STOP_SECONDS = 5.0
 _IMPORT_SECONDS = 300.0
 """Ten times what the imports take on a busy machine."""
@@ -41,22 +45,29 @@ class Stem:
         self.environment = environment
         self.seconds: float | None = None
         """What the imports took; None where they are not done."""
-        self._folder = Path(tempfile.mkdtemp(prefix="mindrl-stem-"))
-        self._socket = self._folder / "socket"
-        reading, writing = os.pipe()
+        self._scratch = Scratch.made(_FOLDERS)
+        self._socket = self._scratch.folder / "socket"
+        self._endings = self._scratch.folder / ENDINGS
         paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
-        program = f"import sys; sys.path[:] = {paths!r}\n{_PROGRAM}"
-        order = (os.getpid(), self._socket, writing, kind, megatron, ",".join(modules))
+        self._program = f"import sys; sys.path[:] = {paths!r}\n{_PROGRAM}"
+        self._order = (kind, megatron, ",".join(modules))
+        self._lock = Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the process."""
+        reading, writing = os.pipe()
+        order = (os.getpid(), self._socket, writing, *self._order)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", program, *map(str, order)],
+                [sys.executable, "-c", self._program, *map(str, order)],
                 pass_fds=[writing],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 # A group of its own, which Ctrl-C does not reach.
                 process_group=0,
-                env=with_variables(environment),
+                env=with_variables(self.environment),
             )
         finally:
             os.close(writing)
@@ -83,6 +94,31 @@ class Stem:
         if said := self._answer.readline():
             self.seconds = float(said)
 
+    def revived(self) -> str | None:
+        """Start it again if it was up and has ended; returns how it ended, None if it has not.
+
+        Returns once all is imported. Replicas that start side by side ask on threads of their own.
+        """
+        with self._lock:
+            code = self._process.poll()
+            if code is None or self.seconds is None:
+                return None
+            self._answer.close()
+            self._socket.unlink(missing_ok=True)
+            self.seconds = None
+            self._begin()
+            self.wait()
+            return ending(code)
+
+    def ending_of(self, pid: int) -> str | None:
+        """Return how a worker that the stem has forked ended; None if that is not known."""
+        with suppress(OSError):
+            lines = [line.split() for line in self._endings.read_text("ascii").splitlines()]
+            codes = [int(code) for number, code in lines if int(number) == pid]
+            # A number may have been given out again: the last one is meant.
+            return ending(codes[-1]) if codes else None
+        return None
+
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Have workers forked in a cluster that is started meanwhile, in their environment."""
@@ -95,4 +131,4 @@ class Stem:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
         self._answer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()

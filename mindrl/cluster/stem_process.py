@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,8 @@ from mindrl.platform.environment import replace_environment
 from mindrl.platform.garbage import no_collection
 from mindrl.platform.guard import die_with
 
+ENDINGS = "endings"
+"""File beside the socket: a line for each worker that ended, with its number and exit code."""
 _LANGUAGE = "--language="
 _OOM_SCORE = 1000
 """What Ray gives its workers: where memory ends, the kernel is to take one of them."""
@@ -31,8 +34,8 @@ def main() -> None:
     """Serve the driver that started this process, until it ends."""
     driver, path, answer, kind, megatron, modules = sys.argv[1:]
     die_with(int(driver))
-    # Workers that end are nobody's to wait for.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    endings = Path(path).with_name(ENDINGS)
+    signal.signal(signal.SIGCHLD, lambda *_: _record(endings))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()
@@ -46,6 +49,14 @@ def main() -> None:
                 listener.close()
                 _become_worker(connection)
             connection.close()
+
+
+def _record(endings: Path) -> None:
+    """Wait for the workers that have ended, and write down how."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            with endings.open("a", encoding="ascii") as file:
+                file.write(f"{ended[0]} {os.waitstatus_to_exitcode(ended[1])}\n")
 
 
 def _import(kind: DeviceKind, modules: Sequence[str], *, megatron: bool) -> None:

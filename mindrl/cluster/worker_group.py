@@ -3,14 +3,16 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from mindrl.cluster.call_limits import CallKind, CallLimits, Limit, kind_of
+from mindrl.cluster.deaths import death_of
 from mindrl.cluster.group_watch import GroupWatch, Vigil
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_process import Identity, Reply, WorkerPlan, WorkerProcess
@@ -20,6 +22,7 @@ from mindrl.observability.trace import TRACE, span
 
 _GRACE_SECONDS = 3.0
 """A worker that dies makes its peers fail too: wait so long to see which one was first."""
+_KILL_SECONDS = 10.0
 _START = "start-up"
 _MOST_NAMED = 8
 """Workers that an error names one by one."""
@@ -66,6 +69,7 @@ class WorkerGroup:
         """
         config, self.name, rl = plan.config, crew.name, plan.config.rl_config
         size = len(crew.nodes)
+        self.calls, self.stem = cluster.calls, cluster.stem
         self.logs = [logs / f"{crew.name}_{rank}.log" for rank in range(size)]
         self.limits = CallLimits(
             first_seconds=rl.worker_call_timeout_seconds,
@@ -77,26 +81,26 @@ class WorkerGroup:
         self.show: Callable[[str], None] | None = None
         self.meanwhile = crew.meanwhile
         """Done again and again while calls are waited for; does not take long."""
-        for rank, (node, log) in enumerate(zip(crew.nodes, self.logs, strict=True)):
-            options = cluster.worker_options(
-                node, deterministic=config.megatron_training.is_deterministic
-            )
-            remote = ray.remote(WorkerProcess).options(**options)
-            self.handles.append(remote.remote(cluster.platform.kind, rank, size, log))
+        cluster.revive_stem(tell)
         try:
+            is_deterministic = config.megatron_training.is_deterministic
+            self._start(cluster, crew.nodes, deterministic=is_deterministic)
             seconds = rl.worker_start_timeout_seconds
             said = f"{seconds} s (rl_config.worker_start_timeout_seconds)"
             limit = Limit(seconds=seconds, said=said)
-            starting = dict(enumerate(handle.identify.remote() for handle in self.handles))
+            asked = [self.calls(handle.identify.remote) for handle in self.handles]
+            starting = dict(enumerate(asked))
             self.identities = self.answers(starting, limit, _START)
-            self.watch = GroupWatch(self.identities, rl.heartbeat_timeout_seconds, limit.left())
+            self.watch = GroupWatch(
+                self.identities, rl.heartbeat_timeout_seconds, limit.left(), self.calls
+            )
             self.vigil = Vigil(self.watch, silence_counts=False)
             refuse_misplaced(self.identities, cluster.devices_per_node)
             tell(f"{size} {crew.name}(s) started ({limit.passed():.1f} s); loading the models")
             address = self.identities[0].address
-            handles = self.handles
-            calls = (handle.build.remote(address, plan, crew.factory) for handle in handles)
-            building = dict(enumerate(calls))
+            builds = [handle.build.remote for handle in self.handles]
+            asked = [self.calls(build, address, plan, crew.factory) for build in builds]
+            building = dict(enumerate(asked))
             # Engines are silent while they compile and load; the start has a limit of its own.
             self.show = crew.show
             seconds_of = self.answers(building, limit, _START, silence_counts=False)
@@ -106,6 +110,13 @@ class WorkerGroup:
         except BaseException:
             self.stop()
             raise
+
+    def _start(self, cluster: RayCluster, nodes: Sequence[int], *, deterministic: bool) -> None:
+        """Start the processes; none is waited for."""
+        for rank, (node, log) in enumerate(zip(nodes, self.logs, strict=True)):
+            options = cluster.worker_options(node, deterministic=deterministic)
+            start = ray.remote(WorkerProcess).options(**options).remote
+            self.handles.append(self.calls(start, cluster.platform.kind, rank, len(nodes), log))
 
     def begin(
         self,
@@ -123,18 +134,21 @@ class WorkerGroup:
         """
         assert first + len(arguments) <= len(self.handles), "each is for a worker of this group"
         shares = {id(given): given for given in arguments}
-        stored = {key: ray.put(given) for key, given in shares.items()}
-        asked = TRACE.now()
-        references = {
-            first + place: self.handles[first + place].call.remote(
-                method,
-                stored[id(given)],
-                answers=answering is None or place in answering,
-                step=TRACE.step,
-            )
-            for place, given in enumerate(arguments)
-        }
-        return Call(self, method, references, kind_of(method, arguments), asked)
+        stored = {key: self.calls(ray.put, given) for key, given in shares.items()}
+        asked, step = TRACE.now(), TRACE.step
+
+        def send() -> dict[int, Any]:
+            return {
+                first + place: self.handles[first + place].call.remote(
+                    method,
+                    stored[id(given)],
+                    answers=answering is None or place in answering,
+                    step=step,
+                )
+                for place, given in enumerate(arguments)
+            }
+
+        return Call(self, method, self.calls(send), kind_of(method, arguments), asked)
 
     def call(
         self,
@@ -159,8 +173,10 @@ class WorkerGroup:
         """
         if self.watch is None:
             return None
+        if (why := self.calls.lost()) is not None:
+            return why
         if ranks := self.watch.gone():
-            what = "died: its process is gone"
+            what = death_of(ranks[0], self._identity(ranks[0]), self.stem, self.watch)
         elif hang := self.vigil.look(range(len(self.handles))):
             ranks, what = [*hang.ranks], hang.seen
         else:
@@ -170,8 +186,10 @@ class WorkerGroup:
 
     def stop(self) -> None:
         """End the worker processes, and wait until they are gone."""
-        for handle in self.handles:
-            ray.kill(handle)
+        if self.calls.lost(at_once=True) is None:
+            with suppress(WorkerDiedError):
+                for handle in self.handles:
+                    self.calls.within(_KILL_SECONDS, ray.kill, handle)
         if self.watch is not None:
             self.watch.end()
 
@@ -189,7 +207,7 @@ class WorkerGroup:
         vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
         while pending:
             seconds = min(1.0, limit.left()) if vigil is None else vigil.interval_seconds
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
+            done, _ = self.calls(ray.wait, list(pending), num_returns=1, timeout=seconds)
             if not done:
                 self.meanwhile()
                 self._refuse_hang(list(pending.values()), limit, vigil, stage)
@@ -202,8 +220,8 @@ class WorkerGroup:
                 continue
             rank = pending.pop(done[0])
             try:
-                results[rank] = ray.get(done[0])
-            except (RayActorError, RayTaskError) as error:
+                results[rank] = self.calls(ray.get, done[0])
+            except RayError as error:
                 raise self._explain(rank, error, pending, stage) from error
         return [*results.values()]
 
@@ -232,27 +250,29 @@ class WorkerGroup:
     def _explain(
         self,
         rank: int,
-        error: RayActorError | RayTaskError,
+        error: RayError,
         pending: dict[Any, int],
         stage: str,
     ) -> MindrlError:
         """Find the first cause among workers that fail together."""
+        self.calls.refuse_lost()
         deadline = time.monotonic() + _GRACE_SECONDS
         while isinstance(error, RayTaskError) and pending and time.monotonic() < deadline:
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=0.2)
+            done, _ = self.calls(ray.wait, list(pending), num_returns=1, timeout=0.2)
             for reference in done:
                 other = pending.pop(reference)
                 try:
-                    ray.get(reference)
-                except RayActorError as death:
-                    rank, error = other, death
+                    self.calls(ray.get, reference)
                 except RayTaskError:
                     continue  # It lives, and was not the first to fail.
+                except RayError as death:
+                    rank, error = other, death
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
         who = worker_names([rank], self.identities, self.name)
-        if isinstance(error, RayActorError):
-            return WorkerDiedError(self._with_log(f"{who} died: its process is gone", rank, stage))
+        if not isinstance(error, RayTaskError):
+            what = death_of(rank, self._identity(rank), self.stem, self.watch, str(error))
+            return WorkerDiedError(self._with_log(f"{who} {what}", rank, stage))
         what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         silent = list(pending.values())
         if silent:
@@ -261,6 +281,9 @@ class WorkerGroup:
             what += f"\nno answer yet from {names}"
         found = self._with_log(what, rank, stage)
         return WorkerDiedError(found + self._dumped_stacks() if silent else found)
+
+    def _identity(self, rank: int) -> Identity | None:
+        return self.identities[rank] if self.identities else None
 
     def _with_log(self, what: str, rank: int, stage: str) -> str:
         log = self.logs[rank]

@@ -21,10 +21,17 @@ from mindrl.observability.logs import configure_logging, redirect_output, stacks
 from mindrl.observability.progress import PROGRESS
 from mindrl.observability.trace import TRACE, TracePart, span
 from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
+from mindrl.platform.environment import take_on
 from mindrl.platform.garbage import no_collection
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
+from mindrl.platform.scratch import Scratch
 
 logger = logging.getLogger(__name__)
+
+WORKER_FOLDERS = "mindrl-worker-"
+"""Beginning of the names of folders that hold the sockets of workers' engines."""
+_ENGINE_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Names the folder of vLLM's sockets, which a killed engine leaves behind."""
 
 
 class WorkerPlan(Protocol):
@@ -70,6 +77,8 @@ class WorkerProcess:
         configure_logging(log, level=logging.INFO)
         stacks_on_signal()
         self.page = PROGRESS.share()
+        self.scratch = Scratch.made(WORKER_FOLDERS)
+        take_on({_ENGINE_SOCKETS: str(self.scratch.folder)})
         self.platform = PLATFORMS[device]
         self.rank, self.world_size = rank, world_size
         self.log = log

@@ -228,6 +228,7 @@ class Attempts:
                     signals()
                     self.files.callbacks.heed()
 
+                services.cluster.calls.is_hurried = signals.is_asked
                 trainer.run(heed)
 
     def _make_ready(self, services: Services) -> None:
@@ -299,6 +300,7 @@ class Attempts:
             rollout_devices=config.devices - config.world_size,
             is_spread=config.is_spread,
             stem=self.stem,
+            silence_seconds=rl.heartbeat_timeout_seconds,
         )
         weights = config.reward_weights
         rates = config.rolls_out and any(weights.values())

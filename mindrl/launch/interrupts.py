@@ -7,7 +7,12 @@ from contextlib import contextmanager, suppress
 from threading import Timer
 from types import FrameType
 
-from mindrl.errors import InterruptedRunError, StopRequestedError
+from mindrl.errors import (
+    InterruptedRunError,
+    ReshardError,
+    StopRequestedError,
+    WorkerDiedError,
+)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ASKED = b"stopping: what runs is finished and the model exported; once more stops at once\n"
@@ -34,17 +39,35 @@ def signals_as_errors() -> Iterator[None]:
             signal.signal(each, handler)
 
 
+class StopRequests:
+    """The signals that have asked a run to stop."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.signals: list[signal.Signals] = []
+
+    def is_asked(self) -> bool:
+        """Return whether a signal has come."""
+        return bool(self.signals)
+
+    def __call__(self) -> None:
+        """Raise StopRequestedError once a signal has come."""
+        if self.signals:
+            raise StopRequestedError(f"stopped by {self.signals[0].name}")
+
+
 @contextmanager
-def stop_requests(grace_seconds: float | None = None) -> Iterator[Callable[[], None]]:
-    """Take the first signal for a wish, which whoever heeds it meets at a good moment.
+def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
+    """Take the first signal for a request, which the block meets at a good moment.
 
     The next signal does what one does outside the block; it is sent from here where the block lasts
-    longer than `grace_seconds` from the first one on.
+    longer than `grace_seconds` from the first one on. Where workers are lost after a request, the
+    block ends with StopRequestedError, so that no new workers are started.
 
     Yields:
         Raises StopRequestedError once a signal has come.
     """
-    asked: list[signal.Signals] = []
+    requests = StopRequests()
     over = Timer(grace_seconds or 0, os.kill, (os.getpid(), signal.SIGTERM))
     over.daemon = True
     before = {each: signal.getsignal(each) for each in _SIGNALS}
@@ -54,7 +77,7 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[Callable[[], N
             signal.signal(each, handler)
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        asked.append(signal.Signals(number))
+        requests.signals.append(signal.Signals(number))
         give_back()
         if grace_seconds is not None:
             over.start()
@@ -62,14 +85,15 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[Callable[[], N
         with suppress(OSError):
             os.write(2, _ASKED)
 
-    def heed() -> None:
-        if asked:
-            raise StopRequestedError(f"stopped by {asked[0].name}")
-
     for each in _SIGNALS:
         signal.signal(each, ask)
     try:
-        yield heed
+        yield requests
+    except (WorkerDiedError, ReshardError) as error:
+        if requests.signals:
+            said = f"stopped by {requests.signals[0].name}, with what was saved before: {error}"
+            raise StopRequestedError(said) from error
+        raise
     finally:
         over.cancel()
         give_back()

@@ -170,6 +170,7 @@ def _is_drawn(
             tell = files.console.note
             loop = SpoolRollouts(duties=duties, trainer=trainer, tell=tell, records=records)
             with stop_requests(config.rl_config.grace_seconds) as heed:
+                services.cluster.calls.is_hurried = heed.is_asked
                 loop.run(heed)
     except WorkerDiedError as error:
         if not attempts.has_begun:

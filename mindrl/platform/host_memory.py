@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+GROUPS, GROUPS_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""The control groups of this process, and where they lie."""
 _ALIGNMENT = 512
 """Bytes; copies between device and host like round addresses."""
 _NO_LIMIT = 1 << 60
@@ -42,24 +44,29 @@ def memory_bound() -> int:
     return min(total, container_memory() or total)
 
 
-def container_memory(
-    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> int | None:
+def container_memory(groups: Path = GROUPS, root: Path = GROUPS_ROOT) -> int | None:
     """Return the least limit of the control groups, of either version, that hold this process."""
-    limits = []
+    names = ("memory.max", "memory.limit_in_bytes")
+    folders = memory_groups(groups, root)
+    texts = [text_of(folder / name).strip() for folder in folders for name in names]
+    limits = [int(text) for text in texts if text.isdecimal()]
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+
+def memory_groups(groups: Path = GROUPS, root: Path = GROUPS_ROOT) -> list[Path]:
+    """Return the folders of the control groups, of either version, that bound this process.
+
+    Each comes before those that hold it.
+    """
+    found: list[Path] = []
     for line in text_of(groups).splitlines():
         _, controllers, path = line.split(":", maxsplit=2)
-        if controllers == "":
-            top, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "memory", "memory.limit_in_bytes"
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
+        top = root / "memory" if controllers else root
         group = top / path.strip("/")
-        inside = [folder for folder in (group, *group.parents) if top in (folder, *folder.parents)]
-        texts = (text_of(folder / name).strip() for folder in inside)
-        limits += [int(text) for text in texts if text.isdecimal()]
-    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+        found += [each for each in (group, *group.parents) if top in (each, *each.parents)]
+    return found
 
 
 def text_of(file: Path) -> str:

@@ -10,6 +10,7 @@ import ray
 
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.profiled_calls import ProfiledCalls
+from mindrl.cluster.ray_calls import RayCalls
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.cluster.worker_process import WorkerProcess
 from mindrl.config.profiler import ProfilerConfig
@@ -46,6 +47,7 @@ def handle(rank: int) -> Any:
 def group() -> WorkerGroup:
     made = object.__new__(WorkerGroup)
     made.name, made.handles = "worker", [handle(rank) for rank in range(4)]
+    made.calls = RayCalls(600)
     made.limits, made.watch = CallLimits(first_seconds=60, least_seconds=60), None
     return made
 

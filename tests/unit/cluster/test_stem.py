@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from mindrl.cluster import stem as stem_module
+from mindrl.cluster.deaths import death_of
+from mindrl.cluster.node_watch import ProcessKey
 from mindrl.cluster.stem import Stem
+from mindrl.cluster.worker_process import Identity
 from mindrl.config.run import RunConfig
 from mindrl.launch import stems
 from mindrl.launch.stems import stem_of
@@ -99,6 +102,42 @@ def test_else_a_worker_begins_anew(why: str, stem: Stem, tmp_path: Path) -> None
     found, _ = started(tmp_path, None if why == "no stem" else stem, *more)
     assert not found["imported"]
     assert found["mark"] == ("own" if why == "its own environment" else "mine")
+
+
+def test_a_stem_that_was_killed_is_started_again_at_the_same_socket(
+    stem: Stem, tmp_path: Path
+) -> None:
+    stem.wait()
+    assert stem.revived() is None
+    first = stem._process
+    first.kill()
+    first.wait()
+    assert stem.revived() == "was killed by SIGKILL"
+    found, _ = started(tmp_path, stem, "--language=PYTHON")
+    assert found["imported"]
+    assert found["parent"] == stem._process.pid != first.pid
+
+
+def test_the_signal_that_ended_a_worker_is_on_record(stem: Stem, tmp_path: Path) -> None:
+    stem.wait()
+    program = tmp_path / "killed.py"
+    program.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    subprocess.run(
+        [sys.executable, stem_shoot.__file__, program],
+        env={**os.environ, stem_shoot.STEM: str(stem._socket)},
+        cwd=tmp_path,
+        timeout=SECONDS,
+        check=True,
+    )
+    deadline = time.monotonic() + SECONDS
+    while not stem._endings.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    pid = int(stem._endings.read_text().split()[0])
+    worker = Identity(
+        process=ProcessKey(pid, 0.0, 0), node="n", node_id="n", device=None, address=None
+    )
+    assert death_of(0, worker, stem, None) == "died: its process was killed by SIGKILL"
+    assert death_of(0, None, stem, None) == "died: its process is gone"
 
 
 def test_a_cluster_that_is_started_meanwhile_knows_the_stem_and_the_driver_does_not(

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 from mindrl.cluster import worker_group
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.node_watch import ProcessKey
+from mindrl.cluster.ray_calls import RayCalls
 from mindrl.cluster.worker_group import (
     WorkerGroup,
     refuse_misplaced,
@@ -117,7 +118,7 @@ def group_of(
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(worker_group, "_GRACE_SECONDS", 0.01)
     group = object.__new__(WorkerGroup)
-    group.name = "worker"
+    group.name, group.calls = "worker", RayCalls(600)
     group.limits, group.watch = CallLimits(first_seconds=1, least_seconds=600), None
     group.meanwhile = lambda: None
     group.identities = identities([("a", None)] * len(answers))

@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-from mindrl.errors import InterruptedRunError, StopRequestedError
+from mindrl.errors import (
+    InterruptedRunError,
+    MindrlError,
+    ReshardError,
+    StopRequestedError,
+    WorkerDiedError,
+)
 from mindrl.launch.interrupts import (
     interrupts_unwrapped,
     signals_as_errors,
@@ -152,3 +158,20 @@ def test_each_sigusr1_is_a_request_that_stops_nothing() -> None:
             os.kill(os.getpid(), signal.SIGUSR1)
     assert asked == ["a step", "a step"]
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def lose_workers(error: MindrlError, *, asks: bool) -> None:
+    with signals_as_errors(), stop_requests() as heed:
+        if asks:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heed.is_asked() is asks
+        raise error
+
+
+@pytest.mark.parametrize("error", [WorkerDiedError("worker-0 died"), ReshardError("no weights")])
+def test_workers_that_are_lost_after_a_request_to_stop_end_the_run(error: MindrlError) -> None:
+    """New workers would run on as if nobody had asked."""
+    with pytest.raises(StopRequestedError, match=f"^stopped by SIGTERM, .*: {error}$"):
+        lose_workers(error, asks=True)
+    with pytest.raises(type(error)):
+        lose_workers(error, asks=False)

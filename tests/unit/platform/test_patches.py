@@ -1,5 +1,6 @@
 """Each patch is still needed; a test here that fails says that one can go."""
 
+import inspect
 import json
 import marshal
 import os
@@ -140,6 +141,20 @@ def test_ray_without_services_is_needed_while_ray_starts_them_unasked(
 ) -> None:
     assert {"start_monitor", "start_api_server"} <= {*upstream["head_names"]}
     assert "start_log_monitor" in upstream["ray_names"]
+
+
+def test_ray_keeps_signals_is_needed_while_ray_sets_a_handler_unasked() -> None:
+    from ray._private import worker
+
+    assert "utils.set_sigterm_handler(sigterm_handler)" in inspect.getsource(worker.init)
+    program = (
+        "import signal; from ray._private import utils;"
+        "from mindrl.platform.patches import ray_keeps_signals as patch; patch.install();"
+        "utils.set_sigterm_handler(print); print(signal.getsignal(signal.SIGTERM).name)"
+    )
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == "SIG_DFL\n"
 
 
 def test_vllm_cpu_kernels_is_needed_while_kernels_are_looked_for_in_all_that_is_imported(

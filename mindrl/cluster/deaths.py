@@ -1,0 +1,36 @@
+"""What a worker died of, as far as its machine knows."""
+
+import time
+
+from mindrl.cluster.group_watch import GroupWatch
+from mindrl.cluster.stem import Stem
+from mindrl.cluster.worker_process import Identity
+
+_RECORD_SECONDS = 1.0
+"""Longest wait for the stem to record how a process ended."""
+_MEMORY_MONITOR = "low on memory"
+"""Words of Ray's error where its own watch over the memory of the node has ended a worker."""
+
+
+def death_of(
+    rank: int,
+    identity: Identity | None,
+    stem: Stem | None,
+    watch: GroupWatch | None,
+    said: str = "",
+) -> str:
+    """Return how the process of a rank ended: its signal, and what speaks for a lack of memory.
+
+    The signal is known of workers that the stem has forked. `said` is Ray's error.
+    """
+    how = None
+    if stem is not None and identity is not None:
+        deadline = time.monotonic() + _RECORD_SECONDS
+        while (how := stem.ending_of(identity.process.pid)) is None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    causes = [] if watch is None else [watch.out_of_memory(rank)]
+    if _MEMORY_MONITOR in said:
+        causes.append("Ray ended it, for the node was low on memory")
+    return "; ".join([f"died: its process {how or 'is gone'}", *filter(None, causes)])

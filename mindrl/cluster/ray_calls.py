@@ -1,0 +1,220 @@
+"""Calls of Ray that a signal, or the loss of Ray's own processes, can end.
+
+Ray's compiled code waits for the raylet without a limit, and Python runs no signal handler
+meanwhile. So each call is made on a thread of its own, and the caller waits where it can be
+interrupted. Ray also ends this process when it touches the object store of a raylet that is gone;
+so the processes are looked at before each call.
+"""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import psutil
+
+from mindrl.errors import WorkerDiedError
+from mindrl.platform.endings import ending_of_child
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.5
+_LEAST_SECONDS = 5.0
+"""Longer than a call of Ray is itself told to wait."""
+_HURRIED_SECONDS = 3.0
+"""Limit of a silence after the run was asked to stop."""
+_HEAD_SECONDS = 30.0
+"""Longest wait for the head of a joined cluster; after 60 s Ray ends this process by itself."""
+_CONNECT_SECONDS = 1.0
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+@dataclass
+class RayProcess:
+    """A process of Ray on this machine."""
+
+    name: str
+    process: psutil.Process
+    stopped_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Name it with its number."""
+        return f"Ray's process {self.name} ({self.process.pid} on this machine)"
+
+    def status(self) -> str | None:
+        """Return psutil's word for what it does; None if it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            status: str = self.process.status()
+            return None if status in _ENDED else status
+        return None
+
+
+class RayCalls:
+    """Makes calls of Ray for any thread, and watches the processes that answer them."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        """Take the seconds after which a silent Ray is taken for lost."""
+        self.limit_seconds = limit_seconds
+        self.is_hurried: Callable[[], bool] = lambda: False
+        """Whether the run was asked to stop, and does not wait for a silent Ray."""
+        self.processes: Sequence[RayProcess] = ()
+        self.head: tuple[str, int] | None = None
+        """Address of the control process of a joined cluster."""
+        self._head_seconds = 0.0
+        self._looked = time.monotonic()
+        self._lock = threading.Lock()
+        self._threads = threading.local()
+        self._abandoned: list[Future[Any]] = []
+
+    def watch(self, addresses: Mapping[str, Any], *, is_ours: bool) -> None:
+        """Watch the Ray that `ray.init` has connected to; takes its `address_info`.
+
+        Of a joined cluster, the raylet of this machine and the address of the head are watched.
+        """
+        marks = {"raylet": f"--raylet_socket_name={addresses['raylet_socket_name']}"}
+        if is_ours:
+            marks["gcs_server"] = f"--session-dir={addresses['session_dir']}"
+        self.processes = [*_found(marks)]
+        host, _, port = str(addresses["gcs_address"]).rpartition(":")
+        self.head = None if is_ours else (host.strip("[]"), int(port))
+        self._head_seconds, self._looked = 0.0, time.monotonic()
+
+    def forget(self) -> None:
+        """Watch nothing any more."""
+        self.processes, self.head = (), None
+
+    def __call__(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Call a function of Ray, and wait for it.
+
+        Raises:
+            WorkerDiedError: Ray's processes are gone, were stopped for too long, or gave no answer.
+            BaseException: Raised by the function, or by a signal handler.
+        """
+        self.refuse_lost()
+        return self.within(None, function, *arguments, **named)
+
+    def within(
+        self, limit_seconds: float | None, function: Callable[..., T], *arguments: Any, **named: Any
+    ) -> T:
+        """Call a function as above, with a limit of its own, and also where Ray is lost already."""
+        answer: Future[T] = Future()
+        silent, looked = 0.0, time.monotonic()
+        try:
+            self._thread().orders.put((answer, lambda: function(*arguments, **named)))
+            while not wait([answer], timeout=_LOOK_SECONDS).done:
+                now = time.monotonic()
+                silent, looked = silent + min(now - looked, 2 * _LOOK_SECONDS), now
+                self.refuse_lost()
+                limit = limit_seconds or max(_LEAST_SECONDS, self._limit())
+                if silent >= limit:
+                    raise WorkerDiedError(f"Ray gave no answer for {self._said(limit)}")
+        finally:
+            if not answer.done():
+                self._threads.caller = None
+                self._abandoned.append(answer)
+        return answer.result()
+
+    def refuse_lost(self) -> None:
+        """Raise WorkerDiedError if Ray's processes are lost."""
+        if (why := self.lost()) is not None:
+            raise WorkerDiedError(why)
+
+    def lost(self, *, at_once: bool = False) -> str | None:
+        """Return which of Ray's processes is gone, or was stopped for too long.
+
+        A process that is stopped now is lost `at_once`, however short that is.
+        """
+        with self._lock:
+            now = time.monotonic()
+            passed, self._looked = min(now - self._looked, 2 * _LOOK_SECONDS), now
+            limit = 0.0 if at_once else self._limit()
+            for each in self.processes:
+                status = each.status()
+                if status is None:
+                    return f"{each} {ending_of_child(each.process.pid)}"
+                is_stopped = status in _STOPPED
+                each.stopped_seconds = each.stopped_seconds + passed if is_stopped else 0.0
+                if is_stopped and each.stopped_seconds >= limit:
+                    return f"{each} did not run, stopped by a signal, for {self._said(limit)}"
+            return self._lost_head(passed)
+
+    def family(self) -> list[psutil.Process]:
+        """Return the watched processes and all that they have started."""
+        found: list[psutil.Process] = []
+        for each in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                found += [each.process, *each.process.children(recursive=True)]
+        return found
+
+    def wake(self) -> None:
+        """Let stopped processes run, and wait for the calls that they have not answered."""
+        for each in self.processes:
+            if each.status() in _STOPPED:
+                each.process.send_signal(signal.SIGCONT)
+        wait(self._abandoned, timeout=2 * _HURRIED_SECONDS)
+        self._abandoned = [each for each in self._abandoned if not each.done()]
+
+    def _lost_head(self, passed: float) -> str | None:
+        if self.head is None:
+            return None
+        try:
+            with socket.create_connection(self.head, _CONNECT_SECONDS):
+                self._head_seconds = 0.0
+        except OSError as error:
+            self._head_seconds += max(passed, _LOOK_SECONDS)
+            if self._head_seconds >= min(_HEAD_SECONDS, self._limit()):
+                host, port = self.head
+                return f"the head of the Ray cluster at {host}:{port} cannot be reached: {error}"
+        return None
+
+    def _limit(self) -> float:
+        hurried = _HURRIED_SECONDS if self.is_hurried() else self.limit_seconds
+        return min(self.limit_seconds, hurried)
+
+    def _said(self, seconds: float) -> str:
+        source = " (rl_config.heartbeat_timeout_seconds)" if seconds == self.limit_seconds else ""
+        return f"{seconds:g} s{source}"
+
+    def _thread(self) -> "_CallThread":
+        """Return the thread that makes the calls of this one."""
+        found: _CallThread | None = getattr(self._threads, "caller", None)
+        if found is None:
+            found = self._threads.caller = _CallThread()
+            found.start()
+        return found
+
+
+class _CallThread(threading.Thread):
+    """Makes one call after the other; no exit of the interpreter waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ray-calls", daemon=True)
+        self.orders: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+
+    def run(self) -> None:
+        """Make the calls."""
+        while True:
+            answer, call = self.orders.get()
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                answer.set_exception(error)
+            # An answer may be large, and the next order far.
+            del answer, call
+
+
+def _found(marks: Mapping[str, str]) -> Sequence[RayProcess]:
+    """Return the processes of this machine by their names and a mark of their command lines."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        for name, mark in marks.items():
+            if process.info["name"] == name and mark in (process.info["cmdline"] or ()):
+                found.append(RayProcess(name, process))
+    return found

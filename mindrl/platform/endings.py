@@ -1,0 +1,72 @@
+"""How a process ended, and whether the kernel killed processes because memory ran out."""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from mindrl.platform.host_memory import GROUPS, GROUPS_ROOT, memory_bound, memory_groups, text_of
+
+_KERNEL_COUNTS = Path("/proc/vmstat")
+_GROUP_FILES = ("memory.events", "memory.oom_control")
+"""Of the second and the first version of control groups."""
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, from its exit code as `subprocess` counts."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def ending_of_child(pid: int) -> str:
+    """Return how a child of this process ended, and leave its exit code to its parent.
+
+    A process that is no child, or that was waited for already, is only known to be gone.
+    """
+    with suppress(ChildProcessError):
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            is_exit = found.si_code == os.CLD_EXITED
+            return ending(found.si_status if is_exit else -found.si_status)
+    return "is gone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemoryKills:
+    """Processes that the kernel has killed because memory ran out, by each file that counts."""
+
+    counts: Mapping[Path, int]
+
+    @classmethod
+    def read(
+        cls, groups: Path = GROUPS, root: Path = GROUPS_ROOT, kernel: Path = _KERNEL_COUNTS
+    ) -> Self:
+        """Read the counts of the control groups of this process, and of the kernel."""
+        files = [folder / name for folder in memory_groups(groups, root) for name in _GROUP_FILES]
+        found = {file: _kills(file) for file in (*files, kernel)}
+        return cls(counts={file: kills for file, kills in found.items() if kills is not None})
+
+    def since(self, before: Self) -> str:
+        """Return what the first file that counts more than before says; empty if none does."""
+        for file, kills in self.counts.items():
+            more = kills - before.counts.get(file, kills)
+            if more > 0:
+                return (
+                    f"out of memory: the kernel has killed {more} process(es) since the workers "
+                    f"started (oom_kill in {file}); they may have {memory_bound() / 2**30:.1f} GiB"
+                )
+        return ""
+
+
+def _kills(file: Path) -> int | None:
+    for line in text_of(file).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.isdecimal():
+            return int(count)
+    return None

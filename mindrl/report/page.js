@@ -9,7 +9,7 @@ const MANY_CURVES = 5;
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
 
 const scripts = (names) => names.split(" ").map((name) => `\\p{scx=${name}}`).join("");
-const CURSIVE = scripts("Arab Syrc Mong Nkoo Adlm Rohg Mand"), INDIC = scripts("Deva Beng Guru Gujr Orya Taml Telu Knda Mlym Sinh Khmr Mymr Tibt");
+const CURSIVE = scripts("Arab Syrc Mong Nkoo Adlm Rohg Mand"), INDIC = scripts("Devanagari Bengali Guru Gujr Orya Taml Telu Knda Mlym Sinh Khmr Mymr Tibt");
 const EMOJI = "\\p{ExtPict}[\\ufe0f\\p{EMod}]*";
 // Where a joiner or a tag belongs to the writing (UAX 31, UTS 51): emoji, flags, cursive and Indic words.
 const WRITTEN = new RegExp(`${EMOJI}(?:\\u200d${EMOJI})+|\\u{1f3f4}[\\u{e0061}-\\u{e007a}]{3,6}\\u{e007f}|(?<=[${CURSIVE}])[\\u200c\\u200d](?=[${CURSIVE}])|(?<=[${INDIC}])[\\u200c\\u200d](?![\\u200c\\u200d])`, "gu");

@@ -281,7 +281,7 @@ class RLConfig:
     """With `train_only`: the folder of a run whose rollouts/ has a file of each step."""
 
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
-    """Seconds for one answer; a later one gets the function's worst score and is counted."""
+    """Seconds for one answer; one late twice gets the function's worst score and is counted."""
     verifier_parallel: Annotated[int, Field(ge=1, le=4096)] = 1
     """Reward processes."""
     on_reward_failure: Literal["stop_if_all_fail", "stop", "worst"] = "stop_if_all_fail"

@@ -31,6 +31,7 @@ COLUMNS = (
 """Of the step lines: a label, the metric, and its format as for the built-in `format`."""
 MORE = (
     ("failed", "reward/failed_share", ".0%"),
+    ("timed out", "reward/timeouts", ".0f"),
     ("probed tokens", "logprob_gap/probe_tokens", ".0f"),
 )
 """Follow the columns in steps in which they are above 0."""
@@ -94,7 +95,9 @@ class StepConsole:
             for _, name, spec in self._columns
         ]
         more = "".join(
-            f"  {label} {metrics[name]:{spec}}" for label, name, spec in MORE if metrics.get(name)
+            f"  {label} {_shown(metrics[name], spec)}"
+            for label, name, spec in MORE
+            if metrics.get(name)
         )
         if self._progress is None:
             pairs = zip(labels, cells, strict=True)
@@ -160,3 +163,8 @@ class StepConsole:
         first, start = self._first_step
         seconds = (now - start) / (step - first) * (self._total_steps - step)
         return str(timedelta(seconds=round(seconds)))
+
+
+def _shown(value: float, spec: str) -> str:
+    """Return a number above 0 by its format; no share of it reads `0%`."""
+    return "<1%" if spec.endswith("%") and value < 0.01 else format(value, spec)

@@ -4,7 +4,6 @@ r"""What a reward function is, and the built-in ones: is the answer right, in th
 of these names ask for; equality is that of `math_verify`.
 """
 
-import math
 import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -13,6 +12,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 RewardFunction = Callable[[str, str], float]
 """Response text, reference answer -> score."""
 
+LARGEST_SCORE = 1e12
+"""In size. Times the largest weight, 1e6, it has a square that fits into float32, as the spread of
+rewards takes."""
 MAX_BOXED_CHARACTERS = 4096
 """A longer boxed answer counts as wrong unread: parsing it may take minutes."""
 
@@ -50,15 +52,18 @@ def score_range(function: Callable[..., object]) -> ScoreRange:
     """Return the attribute `score_range` of a function, or 0 to 1 where it declares none.
 
     Raises:
-        ValueError: it is not two finite numbers, the lower one first.
+        ValueError: it is not two numbers within `LARGEST_SCORE`, the lower one first.
     """
     match found := getattr(function, "score_range", ScoreRange()):
         case (int() | float() as lowest, int() | float() as highest) if (
-            -math.inf < lowest < highest < math.inf
+            -LARGEST_SCORE <= lowest < highest <= LARGEST_SCORE
         ):
             return ScoreRange(float(lowest), float(highest))
         case _:
-            raise ValueError(f"has score_range={found!r}; need (lowest, highest), both finite")
+            raise ValueError(
+                f"has score_range={found!r}; need (lowest, highest), both finite and at most "
+                f"{LARGEST_SCORE:g} in size"
+            )
 
 
 def math_verify(response: str, reference: str) -> float:

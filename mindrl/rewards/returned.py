@@ -3,26 +3,53 @@
 import inspect
 import math
 import numbers
+import sys
 from collections.abc import Mapping, Sequence
 
 from mindrl.observability.units import quoted
+from mindrl.rewards.functions import LARGEST_SCORE
+from mindrl.rewards.scores import Graded
 
 NEED = "need a finite number"
 
 
-def score_of(value: object) -> float:
-    """Return a number as a score; verl's `{"score": number}`, and what has no dimension, are one.
+def score_of(value: object) -> float | Graded:
+    """Return a number as a score; what has no dimension is one, such as a tensor of one number.
+
+    A mapping with `score` is verl's: its `acc`, where there is one, says how right the response is.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no finite number within `LARGEST_SCORE`, or `acc` is none from 0 to 1.
     """
-    if isinstance(value, Mapping) and "score" in value:
-        value = value["score"]
+    if not isinstance(value, Mapping) or "score" not in value:
+        return _number(value)
+    score, right = _number(value["score"]), value.get("acc")
+    if right is None:
+        return score
+    try:
+        accuracy = _number(right)
+    except ValueError:
+        accuracy = math.nan
+    if not 0 <= accuracy <= 1:
+        raise ValueError(f"returned 'acc': {quoted(right)}; need a number from 0 to 1, or a bool")
+    return Graded(score=score, accuracy=accuracy)
+
+
+def _number(value: object) -> float:
     if getattr(value, "ndim", None) == 0:  # of numpy, or a tensor
         value = value.item()  # type: ignore[attr-defined]
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
-    raise ValueError(f"returned {quoted(value)}; {NEED}")
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:  # of an int
+        number = sys.float_info.max
+    if not math.isfinite(number):
+        raise ValueError(f"returned {quoted(value)}; {NEED}")
+    if abs(number) > LARGEST_SCORE:
+        raise ValueError(
+            f"returned {quoted(value)}; {NEED} of at most {LARGEST_SCORE:g} in size, whose square "
+            "fits into float32"
+        )
+    return number
 
 
 def scores_of(value: object, count: int) -> Sequence[object]:

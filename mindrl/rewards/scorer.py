@@ -1,30 +1,22 @@
-"""Score responses in processes of their own, within a time limit for each response.
+"""Score responses in processes of their own, within a time limit for each response."""
 
-The caller's end of the reward service: start it, ask it, end it.
-"""
-
-import contextlib
 import logging
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Pipe
-from pathlib import Path
 from typing import Self
 
 from mindrl.batch.prompts import Prompt
 from mindrl.config.rl import RLConfig
-from mindrl.errors import ConfigError, MindrlError, RewardError
-from mindrl.observability.terminal import printable
+from mindrl.errors import ConfigError, RewardError
+from mindrl.observability.terminal import note, printable
 from mindrl.observability.units import quoted
+from mindrl.rewards.host import HostLostError, RewardService
 from mindrl.rewards.inputs import Answered, BatchTexts, RewardInputs
 from mindrl.rewards.scores import (
-    Asked,
+    Failure,
     FailureKind,
     Failures,
+    Graded,
     Outcome,
     Outcomes,
     PoolPlan,
@@ -35,110 +27,13 @@ from mindrl.rewards.scores import (
     failures_of,
     without_any_score,
 )
+from mindrl.rewards.trial import Remark, remarks
 
 logger = logging.getLogger(__name__)
 
 _ANSWERED = "<think>so it is</think><answer>Answer: \\boxed{%s}</answer>"
-START_SECONDS = 300.0
-"""For the imports of every reward function, on a slow disk."""
-STOP_SECONDS = 5.0
-GUARD_SECONDS = 10.0
-"""For the guard to kill what is below it; beyond what it takes itself."""
-
-_PROGRAM = """\
-import sys
-sys.path[:] = sys.argv[3:]
-from mindrl.platform.guard import fork_guarded
-connection_descriptor, caller_pid = map(int, sys.argv[1:3])
-fork_guarded(caller_pid, connection_descriptor)
-from mindrl.rewards.service import serve
-serve(connection_descriptor)
-"""
-
-
-class RewardService:
-    """One running service. Its constructor returns at once; the imports go on over there."""
-
-    def __init__(self, plan: PoolPlan) -> None:
-        self._connection, theirs = Pipe()
-        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
-        descriptor = theirs.fileno()
-        command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
-        with theirs:
-            # A session of its own, which Ctrl-C does not reach. The guard is this very process.
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
-        self._connection.send(plan)
-        self._facts: Ready | None = None
-
-    def ready(self) -> Ready:
-        """Wait until all functions are imported; returns what they take and give.
-
-        Raises:
-            ConfigError: a reward function cannot be resolved.
-            RewardError: the service did not start, or ended.
-        """
-        if self._facts is None:
-            with self._told():
-                self._facts = self._ready()
-        return self._facts
-
-    def score(self, asked: Asked) -> Outcomes:
-        """Score the responses of each function.
-
-        Raises:
-            ConfigError, RewardError: as `ready`.
-        """
-        self.ready()
-        with self._told():
-            self._connection.send(asked)
-            outcomes: Outcomes = self._connection.recv()
-        return outcomes
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say so where the service has ended."""
-        try:
-            yield
-        except (EOFError, OSError) as error:
-            self.kill()
-            raise RewardError(
-                f"the reward host ended with exit code {self._process.returncode}; "
-                "its stderr may say why"
-            ) from error
-
-    def stop(self) -> None:
-        """Let the service reap its workers, then make sure that nothing is left."""
-        with contextlib.suppress(EOFError, OSError):  # the end of the connection: it has left
-            self._connection.send(None)
-            while self._connection.poll(STOP_SECONDS):
-                self._connection.recv()
-        self.kill()
-
-    def kill(self) -> None:
-        """Let the guard kill all its descendants, and reap it; a second call does nothing."""
-        self._process.terminate()
-        try:
-            self._process.wait(GUARD_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._connection.close()
-
-    def _ready(self) -> Ready:
-        if not self._connection.poll(START_SECONDS):
-            raise RewardError(
-                f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
-            )
-        reply: Ready | MindrlError = self._connection.recv()
-        if isinstance(reply, MindrlError):
-            raise reply
-        return reply
+_HOST_TRIES = 3
+"""Hosts that a batch may be given to, one after the other, where they are killed meanwhile."""
 
 
 class RewardScorer:
@@ -207,17 +102,9 @@ class RewardScorer:
                 f"{len(responses)} responses and {len(answers)} references; "
                 "need one reference for each of at least 1 response"
             )
-        service, rated = self.warm_up(), self._rated(sources or ("",) * len(responses))
+        rated = self._rated(sources or ("",) * len(responses))
         texts, places = BatchTexts(responses, answers, answered), _places(rated, self._weights)
-        try:
-            ready = service.ready()
-            outcomes = service.score(
-                {name: texts.rows(rows, ready.fields[name]) for name, rows in places.items()}
-            )
-        except BaseException:  # Ctrl-C too: a late reply must not answer the next request
-            service.kill()
-            self._service = None
-            raise
+        ready, outcomes = self._scored(texts, places)
         failures = tuple(
             replace(each, response=places[each.function][each.response])
             for each in failures_of(outcomes)
@@ -227,6 +114,7 @@ class RewardScorer:
             name: dict(zip(rows, outcomes[name], strict=True)) for name, rows in places.items()
         }
         rewards, components = self._weighed(rated, by_row, ready.ranges)
+        rows = range(len(responses))
         return Scores(
             rewards=rewards,
             components=components,
@@ -234,7 +122,36 @@ class RewardScorer:
             failures=failures,
             sources=tuple(sources) if any(sources) else (),
             judges={source: next(iter(each)) for source, each in self._weights.items() if each},
+            accuracies={
+                name: tuple(accuracies.get(row) for row in rows)
+                for name, outcomes in by_row.items()
+                if (accuracies := _accuracies(outcomes))
+            },
         )
+
+    def _scored(
+        self, texts: BatchTexts, places: Mapping[str, Sequence[int]]
+    ) -> tuple[Ready, Outcomes]:
+        """Have the responses scored, by a new service where one is killed meanwhile."""
+        for tries_left in reversed(range(_HOST_TRIES)):
+            service = self.warm_up()
+            try:
+                ready = service.ready()
+                asked = {
+                    name: texts.rows(rows, ready.fields[name]) for name, rows in places.items()
+                }
+                return ready, service.score(asked)
+            except HostLostError as error:
+                # Another thread that aborts takes the service away first.
+                if self._service is not service or not service.is_up or not tries_left:
+                    raise
+                self._service = None
+                note(f"{error}; it is started again, and scores the batch anew")
+            except BaseException:  # Ctrl-C too: a late reply must not answer the next request
+                service.kill()
+                self._service = None
+                raise
+        raise AssertionError("the last try returns or raises")
 
     def _rated(self, sources: Sequence[str]) -> dict[str, list[int]]:
         """Return the rows by the source whose functions rate them."""
@@ -255,7 +172,7 @@ class RewardScorer:
         parts: dict[str, list[float | None]] = {name: [None] * count for name in by_row}
         for source, rows in rated.items():
             weights = self._weights[source]
-            own = {name: tuple(by_row[name][row] for row in rows) for name in weights}
+            own = {name: tuple(_plain(by_row[name][row]) for row in rows) for name in weights}
             filled = self._worst[source].filled(own, ranges)
             for place, row in enumerate(rows):
                 given = {name: filled[name][place] for name in weights}
@@ -291,6 +208,15 @@ class RewardScorer:
             logger.warning("%s%s", text, trace)
 
 
+def _plain(outcome: Outcome) -> float | Failure | None:
+    return outcome.score if isinstance(outcome, Graded) else outcome
+
+
+def _accuracies(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
+    """Return how right responses are, by their rows, where the function says it."""
+    return {row: each.accuracy for row, each in outcomes.items() if isinstance(each, Graded)}
+
+
 def _places(
     rated: Mapping[str, Sequence[int]], weights: Mapping[str, Mapping[str, float]]
 ) -> dict[str, list[int]]:
@@ -309,8 +235,10 @@ def try_rewards(
     inputs: RewardInputs,
     *,
     seconds: float,
-) -> None:
+) -> list[Remark]:
     """Let each function of the user's score the right answer to each prompt, and an empty one.
+
+    Returns what is to be said of functions that gave scores.
 
     The calls are those of a run, in a process that can be killed. `field` is that of the
     configuration, for errors, `seconds` those for one answer.
@@ -321,7 +249,7 @@ def try_rewards(
     """
     own = tuple(function for function in functions if ":" in function)
     if not own:
-        return
+        return []
     responses = [text for prompt in prompts for text in (_ANSWERED % prompt.answer, "")]
     asked = [prompt for prompt in prompts for _ in range(2)]
     plan = PoolPlan(rewards=tuple(map(inputs.named, own)), timeout_seconds=seconds, processes=1)
@@ -333,7 +261,8 @@ def try_rewards(
     )
     texts = BatchTexts(responses, [prompt.answer for prompt in asked], answered)
     try:
-        fields = service.ready().fields
+        facts = service.ready()
+        fields = facts.fields
         outcomes = service.score({name: texts.rows(rows, fields[name]) for name in own})
     finally:
         service.kill()
@@ -341,6 +270,7 @@ def try_rewards(
         first = {(each.function, each.kind): text for each, text in reversed(found)}
         lines = dict.fromkeys(first[each.function, each.kind] for each, _ in found)
         raise ConfigError("\n".join(f"{field}={line}" for line in lines))
+    return [*remarks(outcomes, responses, facts.ranges)]
 
 
 def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[tuple[Failures, str]]:

@@ -73,7 +73,16 @@ class Ready:
     """By function, what it takes of each response, as `RewardSignature.bound` names it."""
 
 
-Outcome = float | Failure | None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graded:
+    """A score, and how right the response is apart from it."""
+
+    score: float
+    accuracy: float
+    """From 0 to 1."""
+
+
+Outcome = float | Graded | Failure | None
 """None: the function says that it does not apply to this response."""
 Outcomes = Mapping[str, tuple[Outcome, ...]]
 """By function, in the order of the responses."""
@@ -116,6 +125,8 @@ class Scores:
     """The `data_source` of each; empty where the run has no such thing."""
     judges: Mapping[str, str] = field(default_factory=dict)
     """The function that measures accuracy, by source."""
+    accuracies: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """How right each response is, 0 to 1, by those functions that say it apart from their score."""
 
     @property
     def rated(self) -> int:
@@ -133,28 +144,21 @@ class Scores:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Put the scores of batches one behind the other."""
-        names = dict.fromkeys(name for part in parts for name in part.components)
-        none = [(None,) * len(part.rewards) for part in parts]
+        counts = [len(part.rewards) for part in parts]
+        components = _columns([part.components for part in parts], counts)
         return cls(
             rewards=tuple(chain.from_iterable(part.rewards for part in parts)),
-            components={
-                name: tuple(
-                    chain.from_iterable(
-                        part.components.get(name, empty)
-                        for part, empty in zip(parts, none, strict=True)
-                    )
-                )
-                for name in names
-            },
+            components=components,
             ranges=parts[0].ranges,
             failures=_together(parts),
             left_out=sum(part.left_out for part in parts),
             left_out_of={
                 name: sum(part.left_out_of.get(name, part.left_out) for part in parts)
-                for name in names
+                for name in components
             },
             sources=tuple(chain.from_iterable(part.sources for part in parts)),
             judges=parts[0].judges,
+            accuracies=_columns([part.accuracies for part in parts], counts),
         )
 
     def rows(self, rows: Sequence[int]) -> Self:
@@ -172,6 +176,9 @@ class Scores:
                 for name, count in self.asked.items()
             },
             sources=tuple(self.sources[row] for row in rows) if self.sources else (),
+            accuracies={
+                name: tuple(column[row] for row in rows) for name, column in self.accuracies.items()
+            },
         )
 
     def plus(self, name: str, scores: tuple[float, ...], weight: float = 1.0) -> Self:
@@ -208,17 +215,23 @@ class Scores:
         ]
 
     def shares(self, function: str) -> list[float]:
-        """Return where each score lies in the range of its function: 0 to 1.
+        """Return how right each response is, 0 to 1, by the function of its source.
 
-        It is that of the response's source, and the given one of responses without a source.
+        That is what the function says of it, such as verl's `acc`, else where its score lies in its
+        range. `function` judges responses without a source.
         """
-        shares = []
-        for row, source in enumerate(self.sources or ("",) * len(self.rewards)):
-            judge = self.judges.get(source, function)
-            score = self.components[judge][row]
-            # What does not apply to a response does not say that it is right.
-            shares.append(0.0 if score is None else self.ranges[judge].share(score))
-        return shares
+        sources = self.sources or ("",) * len(self.rewards)
+        return [
+            self._share(self.judges.get(source, function), row)
+            for row, source in enumerate(sources)
+        ]
+
+    def _share(self, judge: str, row: int) -> float:
+        if judge in self.accuracies and (said := self.accuracies[judge][row]) is not None:
+            return said
+        score = self.components[judge][row]
+        # What does not apply to a response does not say that it is right.
+        return 0.0 if score is None else self.ranges[judge].share(score)
 
     def metrics(self) -> dict[str, float]:
         """Return mean and population standard deviation, each component's mean, and the counts."""
@@ -256,6 +269,21 @@ class Scores:
                 shares = self.shares(next(iter(self.judges.values())))
                 metrics[f"data/{source}/accuracy"] = _mean([shares[row] for row in rows])
         return metrics
+
+
+def _columns(
+    parts: Sequence[Mapping[str, tuple[float | None, ...]]], counts: Sequence[int]
+) -> dict[str, tuple[float | None, ...]]:
+    """Put columns of batches one below the other; a batch that lacks one has None in it."""
+    names = dict.fromkeys(chain.from_iterable(parts))
+    return {
+        name: tuple(
+            chain.from_iterable(
+                part.get(name, (None,) * count) for part, count in zip(parts, counts, strict=True)
+            )
+        )
+        for name in names
+    }
 
 
 def shown_names(functions: Iterable[str]) -> dict[str, str]:
@@ -336,7 +364,9 @@ class WorstScores:
     """Of each function."""
     _worst: dict[str, float] = field(default_factory=dict)
 
-    def filled(self, outcomes: Outcomes, ranges: Ranges) -> dict[str, tuple[float | None, ...]]:
+    def filled(
+        self, outcomes: Mapping[str, tuple[float | Failure | None, ...]], ranges: Ranges
+    ) -> dict[str, tuple[float | None, ...]]:
         """Return the scores by function, with the worst one for each failure."""
         filled = {}
         for function, column in outcomes.items():

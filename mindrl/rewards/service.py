@@ -52,6 +52,8 @@ class Chunk:
     indices: Sequence[int]
     """Places in the batch."""
     times_lost: int = 0
+    is_last: bool = False
+    """Of a response that has been late: late again, it fails."""
 
 
 Scored = list[Outcome] | Failure
@@ -103,7 +105,8 @@ class WorkerPool:
         """Score the responses of each function.
 
         A chunk whose worker hung or died is run again one response at a time, so that only
-        the guilty ones fail.
+        the guilty ones fail. A response that is late by itself has another try, behind all others:
+        a busy machine makes right answers late.
         """
         outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in asked}
         chunks = [
@@ -226,14 +229,28 @@ def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list
     """Return the outcomes, by index, that a result makes final, and the chunks still to run."""
     if isinstance(result, list):
         left = chunk.indices[len(result) :]
-        final = dict(zip(chunk.indices, result, strict=False))
-        return final, [replace(chunk, indices=left)] if left else []
+        found = dict(zip(chunk.indices, result, strict=False))
+        late = [each for each, outcome in found.items() if _is_late(outcome) and not chunk.is_last]
+        rest = [replace(chunk, indices=left)] if left else []
+        final = {each: outcome for each, outcome in found.items() if each not in late}
+        return final, rest + [_last(chunk, index) for index in late]
     if result is None and chunk.times_lost < LOSSES_ALLOWED:
         return {}, [replace(chunk, times_lost=chunk.times_lost + 1)]
     if len(chunk.indices) > 1:
         return {}, [Chunk(function=chunk.function, indices=(index,)) for index in chunk.indices]
+    if _is_late(result) and not chunk.is_last:
+        return {}, [_last(chunk, chunk.indices[0])]
     broken = f"the scoring processes broke {chunk.times_lost + 1} times"
     return {chunk.indices[0]: result or Failure(kind="crash", detail=broken)}, []
+
+
+def _last(chunk: Chunk, index: int) -> Chunk:
+    """Return the last try for one response of a chunk."""
+    return Chunk(function=chunk.function, indices=(index,), is_last=True)
+
+
+def _is_late(outcome: object) -> bool:
+    return isinstance(outcome, Failure) and outcome.kind == "timeout"
 
 
 def _exit_reason(exitcode: int) -> str:

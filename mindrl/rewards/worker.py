@@ -151,7 +151,11 @@ async def _score_beside(
 
 
 def _score_batch(loaded: LoadedReward, rows: TakenRows) -> list[Outcome] | Failure:
-    """Score responses by one call; where that raises, the caller asks of them one by one."""
+    """Score responses by one call.
+
+    Returns a failure where that raises, or gives no list of as many scores: the caller then asks of
+    the responses one by one.
+    """
     try:
         value = loaded.called([list(column) for column in zip(*rows, strict=True)])
         if loaded.signature.is_async:
@@ -159,7 +163,7 @@ def _score_batch(loaded: LoadedReward, rows: TakenRows) -> list[Outcome] | Failu
         try:
             found = scores_of(value, len(rows))
         except ValueError as error:
-            return [_no_score(loaded, error, value)] * len(rows)
+            return _no_score(loaded, error, value)
         # None: it does not apply to that response.
         return [None if each is None else _score(loaded, each) for each in found]
     except BaseException as error:  # noqa: BLE001 - as above

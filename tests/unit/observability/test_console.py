@@ -90,6 +90,16 @@ def test_the_share_of_rewards_that_failed_ends_the_line_where_some_did() -> None
     assert "  step s -  failed 25%  left -\n" in stream.getvalue()
 
 
+def test_one_answer_of_512_that_timed_out_is_counted_and_no_share_of_0() -> None:
+    stream = io.StringIO()
+    with StepConsole(60, stream) as console:
+        console.step(12, METRICS | {"reward/failed_share": 1 / 512, "reward/timeouts": 1.0})
+        console.step(13, METRICS | {"reward/timeouts": 0.0})
+    first, second = stream.getvalue().splitlines()
+    assert "  step s -  failed <1%  timed out 1  left -" in first
+    assert "timed out" not in second
+
+
 def test_the_tokens_of_a_probe_follow_the_gap_that_they_are_compared_for() -> None:
     stream = io.StringIO()
     with StepConsole(30, stream) as console:

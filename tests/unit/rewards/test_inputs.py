@@ -104,7 +104,14 @@ def test_where_a_call_with_a_list_fails_its_responses_are_asked_of_one_by_one() 
 def test_a_list_of_another_length_is_a_failure_that_says_so() -> None:
     [failure] = scored("too_short").failures
     assert failure.count == 4
-    assert "returned 3 scores; need 4, one for each response" in failure.first.detail
+    assert "returned 0 scores; need 1, one for each response" in failure.first.detail
+
+
+def test_a_list_of_another_length_costs_only_those_that_have_no_score_by_themselves() -> None:
+    scores = scored("of_the_even", responses=["a", "bb", "ccc", "dd"])
+    assert part(scores, "of_the_even") == (0.0, 1.0, 0.0, 1.0)
+    [failure] = scores.failures
+    assert (failure.kind, failure.count) == ("value", 2)
 
 
 def test_of_a_list_what_is_no_number_fails_alone() -> None:

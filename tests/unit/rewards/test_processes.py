@@ -130,16 +130,51 @@ def test_a_killed_guard_or_host_takes_its_workers_along(killed: str, mark: str) 
     """The workers die by the kernel's hand; of what they started the guard takes care."""
     scorer = scorer_of([OBEY], [1.0], 600.0, 2)
     scorer.score(["fine"], ["72"])
-    (guard,) = {os.getsid(process) for process in marked_processes(mark)}
-    (service,) = psutil.Process(guard).children()
-    if killed == "service":
-        threading.Timer(1.0, service.kill).start()
-        with pytest.raises(RewardError, match="ended with exit code 137"):
-            scorer.score(["hang with children"] * 4, ["72"] * 4)
-    else:
-        os.kill(guard, signal.SIGKILL)
+    guard, service = host_of(mark)
+    (service if killed == "service" else guard).kill()
     assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
     scorer.close()
+
+
+def host_of(mark: str) -> tuple[psutil.Process, psutil.Process]:
+    """Return the guard and the service of the only scorer."""
+    (guard,) = {os.getsid(process) for process in marked_processes(mark)}
+    (service,) = psutil.Process(guard).children()
+    return psutil.Process(guard), service
+
+
+@pytest.mark.parametrize("killed", ["guard", "service"])
+def test_a_host_that_is_killed_while_it_scores_is_started_again(
+    killed: str, mark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scorer_of([OBEY], [1.0], 3.0, 2) as scorer:
+        scorer.score(["fine"], ["72"])
+        guard, service = host_of(mark)
+        threading.Timer(1.0, (service if killed == "service" else guard).kill).start()
+        scores = scorer.score(["hang with children", "fine"], ["72", "72"])
+        assert scores.rewards == (-1.0, 72.0)
+    assert "the reward host was killed by SIGKILL; its stderr may say why; it is" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert marked_processes(mark) == []
+
+
+def test_a_host_that_is_killed_again_and_again_ends_the_run(mark: str) -> None:
+    is_over = threading.Event()
+
+    def kill_hosts() -> None:
+        while not is_over.wait(0.5):
+            with suppress(ValueError, psutil.Error):
+                host_of(mark)[0].kill()
+
+    with scorer_of([OBEY], [1.0], 600.0, 2) as scorer:
+        scorer.score(["fine"], ["72"])
+        killer = threading.Thread(target=kill_hosts)
+        killer.start()
+        with pytest.raises(RewardError, match="^the reward host was killed by SIGKILL; "):
+            scorer.score(["hang with children"], ["72"])
+        is_over.set()
+        killer.join()
 
 
 def test_the_scorer_works_on_after_an_interrupted_call(mark: str) -> None:
@@ -178,6 +213,41 @@ def test_a_chunk_that_ran_out_of_budget_after_2_of_3_answers_sends_the_third_aga
     chunk = Chunk(function="f", indices=(7, 8, 9))
     final, rest = settled(chunk, [1.0, 0.5])
     assert (final, [left.indices for left in rest]) == ({7: 1.0, 8: 0.5}, [(9,)])
+
+
+LATE = Failure(kind="timeout", detail="no score within 5 s")
+
+
+def test_an_answer_that_is_late_by_itself_has_one_more_try() -> None:
+    single = Chunk(function="f", indices=(4,))
+    final, (last,) = settled(single, LATE)
+    assert (final, last) == ({}, Chunk(function="f", indices=(4,), is_last=True))
+    assert settled(last, LATE) == ({4: LATE}, [])
+    assert settled(last, [1.0]) == ({4: 1.0}, [])
+
+
+def test_of_calls_side_by_side_the_late_ones_alone_have_one_more_try() -> None:
+    final, rest = settled(Chunk(function="f", indices=(4, 5, 6)), [1.0, LATE, 0.5])
+    assert final == {4: 1.0, 6: 0.5}
+    assert rest == [Chunk(function="f", indices=(5,), is_last=True)]
+    assert settled(rest[0], [LATE]) == ({5: LATE}, [])
+
+
+def test_a_right_answer_that_a_busy_machine_makes_late_is_right(tmp_path: Path) -> None:
+    file, tries = tmp_path / "late.py", tmp_path / "tries"
+    file.write_text(
+        "import time\n"
+        "def late(response, reference):\n"
+        "    if response == 'late':\n"
+        f"        with open({str(tries)!r}, 'a+') as file:\n"
+        "            file.write('x'); file.seek(0)\n"
+        "            if len(file.read()) < 2: file.close(); time.sleep(1000)\n"
+        "    return 1.0\n"
+    )
+    with scorer_of([f"{file}:late"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
+        scores = scorer.score(["late", "fine", "fine"], ["72"] * 3)
+    assert (scores.rewards, scores.failures) == ((1.0,) * 3, ())
+    assert tries.read_text() == "xx"
 
 
 def test_a_worker_stops_after_the_answer_that_spends_its_budget() -> None:

@@ -1,9 +1,12 @@
 """To fail never pays better than to answer."""
 
+from pathlib import Path
+
 import pytest
+from scorers import scorer_of
 
 from mindrl.rewards.functions import BUILTIN_REWARDS, ScoreRange, score_range, scores
-from mindrl.rewards.scores import Failure, WorstScores
+from mindrl.rewards.scores import Failure, Scores, WorstScores
 
 FAILED = Failure(kind="timeout", detail="no score within 5 s")
 
@@ -44,3 +47,26 @@ def test_a_range_is_declared_by_an_attribute_or_a_decorator_and_else_0_to_1() ->
 @pytest.mark.parametrize(("score", "share"), [(-1.0, 0.0), (0.0, 0.5), (1.0, 1.0), (7.0, 1.0)])
 def test_the_share_of_a_score_lies_between_0_and_1(score: float, share: float) -> None:
     assert ScoreRange(-1.0, 1.0).share(score) == share
+
+
+def test_the_acc_of_a_function_measures_accuracy_and_its_score_is_the_reward(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "partial.py"
+    file.write_text(
+        "def partial(response, reference):\n"
+        "    if response == 'none': raise ValueError(response)\n"
+        "    right = response == reference\n"
+        "    plain = 0.9 if response == 'plain' else None\n"
+        "    return plain or {'score': 1.0 if right else 0.5, 'acc': right}\n"
+    )
+    name = f"{file}:partial"
+    with scorer_of([name, "math_verify"], [1.0, 1.0], 5.0, 1) as scorer:
+        first = scorer.score(["4", "near", "none", "plain"], ["4"] * 4)
+        second = scorer.score(["4"], ["4"])
+    # Without `acc` it is the place of the score in its range.
+    assert first.shares(name) == [1.0, 0.0, 0.0, 0.9]
+    assert first.components[name] == (1.0, 0.5, 0.0, 0.9)
+    joined = Scores.joined([first, second])
+    assert joined.shares(name) == [1.0, 0.0, 0.0, 0.9, 1.0]
+    assert joined.rows([4, 1]).shares(name) == [1.0, 0.0]

@@ -1,11 +1,10 @@
-"""Causal attention inside each sequence of a pack, by the kernel of each kind of device.
+"""Causal attention within each sequence of a pack, with one kernel per kind of device.
 
-The kernels are told where sequences begin, and so never see a pad token and never multiply by a
-mask of all tokens with all tokens. They come with torch and torch_npu: none needs Transformer
-Engine.
+The kernels receive the sequence boundaries, so they process no pad tokens and need no mask over all
+pairs of tokens. They come with torch and torch_npu: none needs Transformer Engine.
 
-Shapes: T packed tokens, N query heads, M key-value heads (N is a multiple), D width of a query
-or key head. The heads of values may have another width (multi-head latent attention).
+Shapes: T packed tokens, N query heads, M key-value heads (N is a multiple of M), D width of a query
+or key head. Value heads may have another width (multi-head latent attention).
 """
 
 from collections import Counter
@@ -23,21 +22,21 @@ from torch.nn import functional
 from mindrl.platform.device import DeviceKind
 
 _MOST_SEQUENCES = 1024
-"""In one call of Ascend's kernel."""
+"""Maximum number of sequences in one call of Ascend's kernel."""
 
 
 class _ByLength(NamedTuple):
     counts: Mapping[int, int]
-    """How many sequences there are of each length."""
+    """Number of sequences of each length."""
     place_T: Tensor
-    """Where each token comes from."""
+    """Index in the pack of each token of the sorted order."""
     natural_T: Tensor
-    """The way back."""
+    """Index in the sorted order of each token of the pack."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Where the sequences of a pack lie."""
+    """Boundaries of the sequences in a pack."""
 
     starts: tuple[int, ...]
     """First token of each of B sequences, and the end of the last: B + 1 numbers from 0 to T."""
@@ -53,7 +52,7 @@ class Packing:
 
     @cached_property
     def by_length(self) -> _ByLength:
-        """The same tokens, sequences of a length side by side."""
+        """The pack sorted so that sequences of equal length are adjacent."""
         first, lengths = torch.tensor(self.starts[:-1]), torch.tensor(self.lengths)
         counts = Counter(sorted(self.lengths))
         place_T = torch.cat(
@@ -66,8 +65,7 @@ class Packing:
 Kernel = Callable[[Tensor, Tensor, Tensor, Packing, float | None], Tensor]
 """(query_TND, key_TMD, value_TMD, packing, scale) -> [T, N, width of a value head].
 
-A token attends to itself and to those before it in its sequence. The scale of the scores is
-1 / sqrt(D) where it is None.
+A token attends to itself and to earlier tokens of its sequence. A scale of None means 1 / sqrt(D).
 """
 
 
@@ -80,7 +78,7 @@ ATTENTION_OPERATIONS = frozenset(
         "npu::npu_fusion_attention",
     }
 )
-"""What the kernels call of torch and torch_npu."""
+"""Operators of torch and torch_npu that the kernels call."""
 
 
 def attention_kernel(kind: DeviceKind) -> Kernel:
@@ -97,9 +95,9 @@ def attention_kernel(kind: DeviceKind) -> Kernel:
 def torch_attention(
     query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
 ) -> Tensor:
-    """Attend by torch's kernel of dense batches, once for all sequences of a length.
+    """Compute attention with torch's dense kernel, in one call per sequence length.
 
-    Any device and any floating type.
+    Runs on any device with any floating type.
     """
     by_length = packing.by_length
     heads = [tensor[by_length.place_T] for tensor in (query_TND, key_TMD, value_TMD)]
@@ -116,11 +114,11 @@ def torch_attention(
 def flash_attention(
     query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
 ) -> Tensor:
-    """Attend by torch's flash attention for packs, on CUDA.
+    """Compute attention with torch's flash attention for packs, on CUDA.
 
-    Read in torch 2.13.0, `torch.nn.attention.varlen`: bfloat16 and float16 only, one width of all
-    heads, a multiple of 8 and at most 256. Other types take `torch_attention`. The gradient is the
-    same to the bit every time under `deterministic_gradients` only.
+    Checked against torch 2.13.0, `torch.nn.attention.varlen`: bfloat16 and float16 only, equal
+    widths of all heads, a multiple of 8 and at most 256. Other types use `torch_attention`.
+    Gradients are bitwise reproducible only under `deterministic_gradients`.
     """
     if query_TND.dtype not in (torch.bfloat16, torch.float16):
         return torch_attention(query_TND, key_TMD, value_TMD, packing, scale)
@@ -135,7 +133,7 @@ def flash_attention(
         packing.longest,
         packing.longest,
         scale=_scale(query_TND, scale),
-        # As many tokens before a token as there are, none behind it.
+        # All earlier tokens, no later ones.
         window_size=(-1, 0),
         enable_gqa=query.size(1) != key.size(1),
     )
@@ -145,11 +143,12 @@ def flash_attention(
 def fused_attention(
     query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
 ) -> Tensor:
-    """Attend by Ascend's fused kernel, on an NPU: in as many calls as the number of sequences asks.
+    """Compute attention with Ascend's fused kernel on an NPU, at most 1024 sequences per call.
 
-    Read in torch_npu 2.10.0.post4 (`_op_plugin_docs.py`, `npu_native_functions_by_codegen.yaml`)
-    and in MindSpeed core_r0.16.0: bfloat16, float16 and float32, keys and values of one shape, a
-    width of at most 768, at most 1024 sequences in layout "TND". Run over a simulated CANN alone.
+    Checked against torch_npu 2.10.0.post4 (`_op_plugin_docs.py`,
+    `npu_native_functions_by_codegen.yaml`) and MindSpeed core_r0.16.0: bfloat16, float16 and
+    float32, keys and values of equal shape, a width of at most 768, at most 1024 sequences in
+    layout "TND". Tested on a simulated CANN only.
     """
     heads = _of_one_width(query_TND, key_TMD, value_TMD, multiple=1)
     mixed: list[Tensor] = []
@@ -175,7 +174,7 @@ def _fused(heads: Sequence[Tensor], ends: list[int], scale: float) -> Tensor:
         keep_prob=1.0,
         actual_seq_qlen=ends,
         actual_seq_kvlen=ends,
-        # Causal from the lower right corner, with a mask that is compressed to 2048 tokens.
+        # Causal from the lower right corner, with a mask compressed to 2048 tokens.
         sparse_mode=3,
     )[0]
     return mixed
@@ -184,7 +183,7 @@ def _fused(heads: Sequence[Tensor], ends: list[int], scale: float) -> Tensor:
 def _dense_attention(
     query_BTND: Tensor, key_BTMD: Tensor, value_BTMD: Tensor, scale: float | None
 ) -> Tensor:
-    # Of heads of two widths torch would write down the scores of all tokens with all tokens.
+    # With two head widths torch would materialise the scores of all pairs of tokens.
     heads = _of_one_width(query_BTND, key_BTMD, value_BTMD, multiple=1)
     query, key, value = (tensor.transpose(1, 2) for tensor in heads)
     mixed_BNTD = functional.scaled_dot_product_attention(
@@ -199,12 +198,12 @@ def _dense_attention(
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
-    """Return the scale of heads that may be padded from now on."""
+    """Return the scale, computed from the width before heads are padded."""
     return query.size(-1) ** -0.5 if scale is None else scale
 
 
 def _of_one_width(*heads: Tensor, multiple: int) -> list[Tensor]:
-    """Pad heads with zeros, which change no score; those of values are cut off again."""
+    """Pad heads with zeros, which change no score; the caller cuts the padding off again."""
     width = max(tensor.size(-1) for tensor in heads)
     width += -width % multiple
     return [
@@ -215,5 +214,5 @@ def _of_one_width(*heads: Tensor, multiple: int) -> list[Tensor]:
 
 @cache
 def _hidden_from(device: torch.device) -> Tensor:
-    """Return the mask that every call shares, 4 MiB: True where the key comes after the query."""
+    """Return the mask shared by all calls, 4 MiB: True if the key comes after the query."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(diagonal=1)

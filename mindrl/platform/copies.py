@@ -1,4 +1,4 @@
-"""Copies between device and host: beside the computation where the device has streams."""
+"""Copies between device and host, concurrent with computation if the device has streams."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 _IN_FLIGHT = 2
-"""Copies under way at a time: one runs while the next is prepared."""
+"""Maximum number of copies in flight: one runs while the next is prepared."""
 
 
 class Copies:
-    """A queue of copies on a stream of their own."""
+    """A queue of copies on a separate stream."""
 
     def __init__(self, device_type: str) -> None:
-        """Make the stream; the host has none and copies at once."""
+        """Create the stream; the host has none and copies synchronously."""
         self.device: Any = None
         self.stream: Any = None
         if device_type != "cpu":
@@ -24,10 +24,10 @@ class Copies:
         self.pending: deque[tuple[Any, Callable[[], object]]] = deque()
 
     def start(self, pairs: Iterable[tuple[Tensor, Tensor]], then: Callable[[], object]) -> None:
-        """Copy, and call `then` once it is done: at the latest in `finish`.
+        """Copy each source to its target, then call `then`, at the latest in `finish`.
 
-        The pairs are targets, each with its source. What runs on the device already is waited for
-        by the copy, not by the caller.
+        `pairs` are (target, source). The copy waits for work already queued on the device; the
+        caller does not.
         """
         if self.stream is None:
             for target, source in pairs:

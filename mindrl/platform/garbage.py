@@ -1,4 +1,4 @@
-"""When garbage is looked for: never in a plan of millions of objects; at once to free a heap."""
+"""Garbage collection: off while a plan creates millions of objects, forced to free a heap."""
 
 import atexit
 import ctypes
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Look for no garbage: the search costs a third more."""
+    """Disable garbage collection in the body: it costs a third more time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -21,29 +21,29 @@ def no_collection() -> Iterator[None]:
 
 
 def collect_again() -> None:
-    """Look for garbage from here on, also when the program ends: its plan is made."""
+    """Enable garbage collection again, also at exit: the plan is finished."""
     atexit.unregister(gc.freeze)
     gc.enable()
 
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Look for no garbage in a program that plans, nor when it ends; `collect_again` ends that."""
+    """Disable garbage collection in a program that plans, also at exit; see `collect_again`."""
     atexit.register(gc.freeze)
     with no_collection():
         try:
             yield
         finally:
-            # Else all that was planned is looked through at once, as soon as looking is allowed.
+            # Otherwise the first collection would scan the whole plan at once.
             if not gc.isenabled():
                 gc.freeze()
 
 
 def release_free_heap() -> None:
-    """Collect garbage and hand the C heap's free pages back to the operating system.
+    """Collect garbage and return free pages of the C heap to the operating system.
 
-    glibc keeps freed blocks below a live one; after weights were moved out of the heap that
-    can be gigabytes. On another libc only the garbage is collected.
+    glibc keeps freed blocks below a live one; after weights have moved out of the heap that can be
+    gigabytes. With another libc only garbage is collected.
     """
     gc.collect()
     if platform.libc_ver()[0] == "glibc":

@@ -1,14 +1,14 @@
-"""The guard: a process above another one, which ends whatever that leaves behind.
+"""A guard: a parent process that ends all processes which its guarded child leaves running.
 
-The reward service has one, whose functions may start anything, and so has an engine's server,
-whose engine outlives it when it is killed. A child that starts a session of its own escapes the
-signals of its process group, but not its line of descent: Linux gives a process that has lost its
-parent to the nearest ancestor that asks for such, and the guard asks. So whatever is the guard's
-own child, and not the process that it guards, was left.
+The reward service has a guard because its functions may start any process. An engine's server has
+one because the engine survives when the server is killed. A child that starts its own session no
+longer receives the signals of its process group, but Linux reparents orphans to the nearest
+ancestor that is a subreaper, which the guard is. So every child of the guard except the guarded
+process is an orphan.
 
     python -m mindrl.platform.guard [--while PID] COMMAND ...
 
-runs a command below a guard, which ends when the process PID, its parent, is gone.
+runs a command under a guard, which ends when its parent, process PID, has ended.
 """
 
 import ctypes
@@ -26,28 +26,29 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 SWEEP = signal.SIGUSR1
-"""Asks the guard to kill what was left behind so far."""
+"""Makes the guard kill the orphans that exist now."""
 _SIGNALS = (SWEEP, signal.SIGTERM, signal.SIGCHLD, signal.SIGINT)
 _CALLER_CHECK_SECONDS = 0.5
 _ROUND_SECONDS = 0.01
 _KILL_SECONDS = 5.0
-"""A process that the kernel does not let go, say of a dead network disk, is left to it."""
+"""Time limit of killing; a process that the kernel cannot end (on a dead network disk) is
+abandoned."""
 _END_SECONDS = 20.0
-"""For a command that is asked to end, before it is killed with all below it."""
+"""Time for a command to end after SIGTERM, before it is killed with all its descendants."""
 
 
 def die_with(parent_pid: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends."""
+    """Make the kernel send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # the parent ended before the line above
         os.kill(os.getpid(), by)
 
 
 def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
-    """Fork the service off this process and return in it; this process becomes its guard.
+    """Fork the service from this process and return in it; this process becomes its guard.
 
-    The guard ends, with all below it, at SIGTERM, when the caller is gone, or behind the service,
-    with the service's exit code.
+    The guard ends, with all its descendants, at SIGTERM, when the caller has ended, or after the
+    service, with the service's exit code.
     """
     if service_pid := _fork(signal.SIGKILL):
         os.close(connection_descriptor)
@@ -55,10 +56,10 @@ def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
 
 
 def guard_command(command: Sequence[str], caller_pid: int | None = None) -> int:
-    """Run a command below this process; returns its exit code once nothing of it is left.
+    """Run a command under this process; return its exit code after all its processes have ended.
 
-    The command is asked to end by SIGTERM at SIGTERM, or when this process is killed; when there is
-    a caller and it is gone, it is killed.
+    On SIGTERM, or if this process is killed, the command receives SIGTERM. If there is a caller and
+    it has ended, the command is killed.
     """
     command_pid = _fork(signal.SIGTERM)
     if not command_pid:
@@ -67,7 +68,7 @@ def guard_command(command: Sequence[str], caller_pid: int | None = None) -> int:
 
 
 def _fork(at_the_guards_end: signal.Signals) -> int:
-    """Return 0 in the process that is guarded from now on, and its number in the guard."""
+    """Return 0 in the guarded process, and its process id in the guard."""
     guard_pid = os.getpid()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -82,13 +83,13 @@ def _fork(at_the_guards_end: signal.Signals) -> int:
 class _Guard:
     _guarded_pid: int
     _caller_pid: int | None = None
-    """None where it may leave."""
+    """None if the caller may end first."""
     end_seconds: float = 0.0
-    """For what is guarded to end by itself when it is asked to."""
+    """Time for the guarded process to end by itself after SIGTERM."""
     _code: int | None = None
 
     def run(self) -> int:
-        """Wait for the end, make it everybody's, and return the exit code of what is guarded."""
+        """Wait for the end, end all descendants, and return the guarded process's exit code."""
         while self._code is None and self._caller_pid in (None, os.getppid()):
             arrived = signal.sigtimedwait(_SIGNALS, _CALLER_CHECK_SECONDS)
             if arrived is not None and arrived.si_signo == signal.SIGTERM:
@@ -101,7 +102,7 @@ class _Guard:
         return self._code or 0
 
     def _ask_to_end(self) -> None:
-        """Let what is guarded end by itself, if it is given time; a second SIGTERM ends that."""
+        """Send SIGTERM and wait up to `end_seconds`; a second SIGTERM ends the wait."""
         deadline = time.monotonic() + self.end_seconds
         if self.end_seconds:
             os.kill(self._guarded_pid, signal.SIGTERM)
@@ -112,21 +113,21 @@ class _Guard:
             self._reap()
 
     def _kill_children(self, but: int | None) -> None:
-        """Kill until none is left: whoever loses its parent here comes up in the next round."""
+        """Kill until no child is left: processes orphaned by a kill appear in the next round."""
         deadline = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < deadline:
             left = [child.pid for child in psutil.Process().children() if child.pid != but]
             if not left:
                 return
             for pid in left:
-                with suppress(PermissionError):  # it runs as somebody else by now
-                    # No other process can have its number: it is for the guard to free.
+                with suppress(PermissionError):  # it has changed its user
+                    # The id cannot have been reused: only the guard can free it.
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_ROUND_SECONDS)
             self._reap()
 
     def _reap(self) -> None:
-        """Free what has ended, and note the exit code of what is guarded, as a shell says it."""
+        """Reap ended children; store the guarded process's exit code as a shell reports it."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self._guarded_pid:

@@ -1,4 +1,4 @@
-"""The host memory of a worker, taken at once, in which each region has its place for good."""
+"""A worker's host memory: allocated once, with a fixed place for each region."""
 
 import logging
 from collections import deque
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class HostPlace:
-    """Room for the bytes of one storage; in several parts where a block ended."""
+    """Host memory for the bytes of one storage; several parts if it crosses blocks."""
 
     parts: tuple[Tensor, ...]
-    """uint8, each in one run of memory."""
+    """uint8, each contiguous."""
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return some of the bytes: as they lie there, or, of several parts, a copy."""
+        """Return bytes `start` to `stop`: a view, or a copy if they span several parts."""
         found, first = [], 0
         for part in self.parts:
             found.append(part[max(0, start - first) : max(0, stop - first)])
@@ -32,23 +32,23 @@ class HostPlace:
 
 
 class HostArena:
-    """Memory that copies of device memory go to; pinned where a device reads it by itself."""
+    """Host memory for copies of device memory; pinned unless the device is the CPU."""
 
     def __init__(self, nbytes: int, *, device_type: str) -> None:
-        """Allocate all that the regions of this worker need together, for copies from a device."""
+        """Allocate `nbytes`, the total of all regions of this worker."""
         self.device_type = device_type
         self.free: deque[Tensor] = deque()
         self.nbytes = 0
-        """Host memory taken."""
+        """Host memory allocated."""
         self.used = 0
         self.beyond = 0
-        """Bytes that had to be added."""
+        """Bytes added after the initial allocation."""
         self._grow(nbytes)
 
     def take(self, nbytes: int) -> HostPlace:
-        """Return a place of its own; nobody else gets it.
+        """Return an exclusive place of `nbytes`.
 
-        Where there is no room the arena grows; a warning says so with the figures.
+        If the arena is full it grows and logs a warning with the sizes.
         """
         lacking = self.used + rounded(nbytes) - self.nbytes
         if lacking > 0:
@@ -79,10 +79,10 @@ class HostArena:
 
 
 def require_host_memory(nbytes: int) -> None:
-    """Make sure that this machine has room for all arenas of its workers, none of them allocated.
+    """Check that this machine has room for all arenas of its workers, before any is allocated.
 
     Raises:
-        HostMemoryError: The host does not have it.
+        HostMemoryError: The host has too little memory.
     """
     available = min(psutil.virtual_memory().available, memory_bound())
     if nbytes > available:

@@ -1,6 +1,6 @@
-"""What a process has, and may have, of the memory of its machine, and how a worker's is cut.
+"""Memory use and limits of a process, and the block sizes of a worker's host memory.
 
-Without torch, since plans count the same bytes.
+Imports no torch, since plans count the same bytes.
 """
 
 import re
@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 
 GROUPS, GROUPS_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-"""The control groups of this process, and where they lie."""
+"""The control groups of this process, and the root of their file system."""
 _ALIGNMENT = 512
-"""Bytes; copies between device and host like round addresses."""
+"""Bytes; copies between device and host are fast at aligned addresses."""
 _NO_LIMIT = 1 << 60
-"""The first version of control groups writes a number near 2^63 for no limit."""
+"""Version 1 of control groups writes a number near 2^63 for no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,13 +24,13 @@ class ProcessMemory:
 
     rss_bytes: int
     peak_rss_bytes: int
-    """Highest since the process started its program."""
+    """Peak since the process started its program."""
 
 
 def process_memory() -> ProcessMemory:
-    """Measure this process."""
-    # The kernel says VmHWM of the program; its getrusage, for where there is no such line, hands
-    # on the peak of the process that started it.
+    """Return the memory use of this process."""
+    # VmHWM counts this program only. getrusage, the fallback, inherits the peak of the process that
+    # started it.
     found = re.search(r"^VmHWM:\s*(\d+)", text_of(Path("/proc/self/status")), re.MULTILINE)
     peak_kib = int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rss_bytes = psutil.Process().memory_info().rss
@@ -39,13 +39,13 @@ def process_memory() -> ProcessMemory:
 
 
 def memory_bound() -> int:
-    """Return the bytes that the processes of this machine or container may have together."""
+    """Return the bytes that all processes of this machine or container may use together."""
     total = psutil.virtual_memory().total
     return min(total, container_memory() or total)
 
 
 def container_memory(groups: Path = GROUPS, root: Path = GROUPS_ROOT) -> int | None:
-    """Return the least limit of the control groups, of either version, that hold this process."""
+    """Return the smallest limit of the control groups, of either version, of this process."""
     names = ("memory.max", "memory.limit_in_bytes")
     folders = memory_groups(groups, root)
     texts = [text_of(folder / name).strip() for folder in folders for name in names]
@@ -54,9 +54,9 @@ def container_memory(groups: Path = GROUPS, root: Path = GROUPS_ROOT) -> int | N
 
 
 def memory_groups(groups: Path = GROUPS, root: Path = GROUPS_ROOT) -> list[Path]:
-    """Return the folders of the control groups, of either version, that bound this process.
+    """Return the folders of the control groups, of either version, that limit this process.
 
-    Each comes before those that hold it.
+    Each comes before its parents.
     """
     found: list[Path] = []
     for line in text_of(groups).splitlines():
@@ -70,7 +70,7 @@ def memory_groups(groups: Path = GROUPS, root: Path = GROUPS_ROOT) -> list[Path]
 
 
 def text_of(file: Path) -> str:
-    """Return what a file holds; nothing where it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -78,15 +78,15 @@ def text_of(file: Path) -> str:
 
 
 def rounded(nbytes: int) -> int:
-    """Return the bytes that a place on the host takes."""
+    """Return the bytes that a place occupies on the host."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def block_sizes(nbytes: int) -> list[int]:
-    """Cut memory into powers of two, the largest first, which are no more than `rounded` together.
+    """Split memory into powers of two, largest first, whose sum is `rounded(nbytes)`.
 
-    The allocators of pinned memory, torch's and torch_npu's, take the next power of two for each
-    block: 17.7 GiB in one would take 32.
+    The allocators of pinned memory in torch and torch_npu round each block up to a power of two:
+    17.7 GiB in one block would use 32.
     """
     places = rounded(nbytes) // _ALIGNMENT
     bits = reversed(range(places.bit_length()))

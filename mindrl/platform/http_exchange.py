@@ -1,8 +1,8 @@
-"""One HTTP request and its answer, within one time limit and one size.
+"""One HTTP request and its answer, within one time limit and one size limit.
 
-`urllib` and `http.client` limit each read and write by itself, so that an answer which comes byte
-by byte outlasts any limit. Here one deadline bounds connecting, sending, headers and text. The
-lookup of a host name alone is bounded by the system's resolver.
+`urllib` and `http.client` limit each read and write separately, so an answer that arrives byte by
+byte outlasts any limit. Here one deadline bounds connecting, sending, headers and text. Only the
+lookup of a host name is bounded by the system's resolver instead.
 """
 
 import socket
@@ -24,7 +24,7 @@ from urllib.request import (
 
 _CHUNK_BYTES = 1 << 20
 _MOST_ERROR_BYTES = 300
-"""Of the text of an error, which a person reads."""
+"""Maximum length of an error's text, which a person reads."""
 
 
 class HttpStatusError(OSError):
@@ -36,19 +36,19 @@ class HttpStatusError(OSError):
 
 
 def timed_opener(*handlers: BaseHandler) -> OpenerDirector:
-    """Return an opener for `exchange`, which refuses redirections: no other address gets a token.
+    """Return an opener for `exchange` that refuses redirections: no other address gets a token.
 
-    `handlers` replace those of their kind, such as `ProxyHandler({})`, which asks no proxy.
+    `handlers` replace those of their kind, such as `ProxyHandler({})`, which uses no proxy.
     """
     return build_opener(_StayHere(), _TimedHttp(), _TimedHttps(), *handlers)
 
 
 def exchange(opener: OpenerDirector, request: Request, *, seconds: float, most_bytes: int) -> bytes:
-    """Send a request and return the text of the answer, to its last byte.
+    """Send a request and return the complete text of the answer.
 
     Raises:
         HttpStatusError: The answer has a status other than 2xx.
-        OSError, HTTPException: No answer came, or not the whole of it within the limits.
+        OSError, HTTPException: No complete answer arrived within the limits.
     """
     try:
         with opener.open(request, timeout=seconds) as reply:
@@ -71,7 +71,7 @@ def _whole(reply: HTTPResponse, most_bytes: int) -> bytes:
 
 
 def _error_text(error: HTTPError) -> str:
-    """Return the first bytes of an error's text: the status counts, also where they break off."""
+    """Return the first bytes of an error's text, or why it cannot be read; never raises for it."""
     with error:
         try:
             return error.read(_MOST_ERROR_BYTES).decode(errors="replace")
@@ -80,14 +80,14 @@ def _error_text(error: HTTPError) -> str:
 
 
 class _StayHere(HTTPRedirectHandler):
-    """Takes a redirection for a refusal."""
+    """Handles a redirection as an error."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Return none."""
+        """Return None."""
 
 
 class _Timed(HTTPConnection):
-    """A connection whose `timeout` bounds all that happens on it together."""
+    """A connection with one deadline, set by `timeout`, for everything that happens on it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,17 +95,17 @@ class _Timed(HTTPConnection):
         self._ends = time.monotonic() + self.timeout
         self.response_class = partial(_TimedResponse, ends=self._ends)  # type: ignore[assignment]
         self._create_connection = self._connected
-        """What `HTTPConnection.connect` calls."""
+        """Called by `HTTPConnection.connect`."""
 
     def send(self, data: Any) -> None:
-        """Send within what is left of the time."""
+        """Send before the deadline."""
         if self.sock is None:
             self.connect()
         self.sock.settimeout(_left(self._ends))
         super().send(data)
 
     def _connected(self, address: tuple[str, int], *_: Any) -> socket.socket:
-        """Try each address of a host within what is left of the time."""
+        """Connect to the first reachable address of a host before the deadline."""
         failed: OSError | None = None
         for family, kind, protocol, _name, place in socket.getaddrinfo(
             *address, type=socket.SOCK_STREAM
@@ -114,7 +114,7 @@ class _Timed(HTTPConnection):
             try:
                 connection.settimeout(_left(self._ends))
                 connection.connect(place)
-                # Of what follows, such as the handshake of TLS.
+                # For later operations, such as the TLS handshake.
                 connection.settimeout(_left(self._ends))
             except OSError as error:
                 connection.close()
@@ -129,7 +129,7 @@ class _TimedTls(HTTPSConnection, _Timed):
 
 
 class _TimedResponse(HTTPResponse):
-    """Reads headers and text before a time on the monotonic clock."""
+    """Reads headers and text before `ends`, a time on the monotonic clock."""
 
     def __init__(self, sock: socket.socket, *args: Any, ends: float, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -137,7 +137,7 @@ class _TimedResponse(HTTPResponse):
 
 
 class _Arriving(RawIOBase):
-    """What comes through a socket, until a time."""
+    """A stream that reads from a socket until `ends`."""
 
     def __init__(self, sock: socket.socket, stream: RawIOBase, ends: float) -> None:
         self._sock, self._stream, self._ends = sock, stream, ends
@@ -147,12 +147,12 @@ class _Arriving(RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Wait for bytes within what is left of the time."""
+        """Read bytes before the deadline."""
         self._sock.settimeout(_left(self._ends))
         return self._stream.readinto(buffer)
 
     def close(self) -> None:
-        """Close the stream, and the socket with it."""
+        """Close the stream and its socket."""
         self._stream.close()
         super().close()
 
@@ -168,10 +168,10 @@ class _TimedHttps(HTTPSHandler):
 
 
 def _left(ends: float) -> float:
-    """Return the seconds that are left.
+    """Return the seconds left.
 
     Raises:
-        TimeoutError: None are.
+        TimeoutError: No time is left.
     """
     left = ends - time.monotonic()
     if left <= 0:

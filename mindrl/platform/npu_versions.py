@@ -1,35 +1,35 @@
-"""The versions that mindrl was read against on Ascend: the one place that names them.
+"""Versions on Ascend that mindrl was checked against. No other module names them.
 
-The npu extra in `pyproject.toml` has to say the same, and so has vllm-ascend, which asks for an
-exact torch and torch_npu: tests/unit/platform compares them.
+The npu extra in `pyproject.toml` must name the same versions, and so must vllm-ascend, which
+requires an exact torch and torch_npu: tests/unit/platform compares them.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 Origin = Literal["dependency", "extra", "source", "checkout"]
-"""How a package comes to a node: with mindrl; with its npu extra; from the index, built from its
+"""How a package is installed on a node: with mindrl; with its npu extra; from the index, built from
 source by hand; or from a checkout of its repository."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One package that a node needs."""
+    """A package that a node needs."""
 
     distribution: str
-    """What pip calls it."""
+    """Name for pip."""
     module: str
-    """What Python imports."""
+    """Name for Python's import."""
     version: str
-    """What `importlib.metadata` says once it is installed."""
+    """Version that `importlib.metadata` reports."""
     origin: Origin
     branch: str = ""
-    """Of the checkout."""
+    """Branch of the checkout."""
     commit: str = ""
 
     @property
     def package(self) -> str:
-        """The outermost package of the module."""
+        """Top-level package of the module."""
         return self.module.split(".", maxsplit=1)[0]
 
     @property
@@ -42,13 +42,13 @@ TORCH = Pin("torch", "torch", "2.10.0", "extra")
 TORCH_NPU = Pin("torch-npu", "torch_npu", "2.10.0.post4", "extra")
 MEGATRON = Pin("megatron-core", "megatron.core", "0.16.1", "extra")
 VLLM_ASCEND = Pin("vllm-ascend", "vllm_ascend", "0.23.0.post1", "extra")
-# vllm-ascend asks for these two; MindSpeed does not start without them, and says so nowhere.
+# vllm-ascend requires these two; MindSpeed does not start without them but does not declare it.
 TRITON = Pin("triton-ascend", "triton", "3.2.2", "extra")
 TORCHVISION = Pin("torchvision", "torchvision", "0.25.0", "extra")
-# Its wheel asks for torch 2.11.0, so it is built for no device of its own, without dependencies.
+# Its wheel requires torch 2.11.0, so it is built without device code and without dependencies.
 VLLM = Pin("vllm", "vllm", "0.23.0", "source")
 RAY = Pin("ray", "ray", "2.60.0", "dependency")
-# Published nowhere but in its repository.
+# Published only in its repository.
 MINDSPEED = Pin(
     "mindspeed",
     "mindspeed",
@@ -59,7 +59,7 @@ MINDSPEED = Pin(
 )
 
 PINS = (TORCH, TORCH_NPU, MEGATRON, VLLM, VLLM_ASCEND, TRITON, TORCHVISION, MINDSPEED, RAY)
-"""Every package whose version matters on a node."""
+"""All packages whose version matters on a node."""
 
 CANN_VERSION = "9.1.0"
-"""Of the toolkit, the kernels and NNAL: what vllm-ascend asks for."""
+"""Version of the toolkit, the kernels and NNAL that vllm-ascend requires."""

@@ -1,4 +1,4 @@
-"""Profiles of what this process does, by the profiler of its kind of device."""
+"""Profiles of this process, by the profiler of its device kind."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,26 +16,26 @@ NpuLevel = Literal["level_none", "level0", "level1", "level2"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """What a profile holds."""
+    """Contents of a profile."""
 
     kind: DeviceKind
     of_host: bool
     of_device: bool
-    """Of a CPU there is no other than the host."""
+    """Ignored on CPU, where the host is the device."""
     with_memory: bool
     with_shapes: bool
     with_stacks: bool
-    """Those of Python, and modules."""
+    """Python stacks, and modules."""
     level: NpuLevel
-    """Of an NPU alone, as the two below."""
+    """For an NPU only, like the two below."""
     export_type: Literal["text", "db"]
     analyses: bool
-    """Make its files readable at once."""
+    """Whether to convert its files immediately."""
 
 
 @contextmanager
 def profiled(settings: ProfileSettings, folder: Path) -> Iterator[None]:
-    """Profile the body, into a folder that nothing else is in."""
+    """Profile the body and write the result to an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     common: dict[str, Any] = {
         "record_shapes": settings.with_shapes,

@@ -1,4 +1,4 @@
-"""How the worker processes of a run find each other."""
+"""Process groups of a run's workers: how they are created and joined."""
 
 import os
 import socket
@@ -14,16 +14,16 @@ import torch.distributed as dist
 from mindrl.platform.device import Platform
 
 CALLED_OFF = "called off"
-"""The key of a store that says why a meeting does not take place."""
+"""Key in a store whose value is the reason why a meeting was called off."""
 _MOST_GROUPS = 1_000_000
-"""Of one world: numbers that are left for the names of its groups."""
+"""Maximum number of groups per world; separates their names."""
 _HCCL_SHARE = 0.9
-"""Of the limit of a collective: HCCL's own."""
+"""HCCL's timeout as a fraction of the collective's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """One worker's place in a run."""
+    """Rank and device of one worker in a run."""
 
     rank: int
     world_size: int
@@ -32,7 +32,7 @@ class Seat:
 
 
 def listen(address: str) -> socket.socket:
-    """Open a listening socket on a free port of one address, and of no other."""
+    """Open a listening socket on a free port of this address only."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family)
 
@@ -45,11 +45,11 @@ def join_process_group(
     timeout: timedelta,
     listener: socket.socket | None,
 ) -> None:
-    """Make the default process group, in which a collective that outlasts the timeout raises.
+    """Create the default process group; its collectives raise after `timeout`.
 
-    A collective over all ranks. The address is that of rank 0, the listener its own listening
-    socket, and None on the other ranks. Handing it over leaves no moment in which another program
-    could take the port, and no other address is open.
+    A collective over all ranks. `address` is that of rank 0; `listener` is rank 0's listening
+    socket there, and None on other ranks. Passing an open socket prevents another program from
+    taking the port, and no other address is open.
     """
     host, port = address
     os.environ.update(
@@ -60,7 +60,7 @@ def join_process_group(
         MASTER_PORT=str(port),
     )
     if platform.collective_backend == "hccl":
-        # It has to speak before torch_npu's watchdog ends the process.
+        # It must raise before torch_npu's watchdog ends the process.
         os.environ.setdefault("HCCL_EXEC_TIMEOUT", str(int(timeout.total_seconds() * _HCCL_SHARE)))
     if platform.kind != "cpu":
         torch.get_device_module(platform.device_type).set_device(seat.local_device)
@@ -82,16 +82,16 @@ def join_process_group(
 
 
 def own_store(name: str) -> dist.Store:  # type: ignore[name-defined]
-    """Return a part of the default group's store, for one user of that name on every rank."""
-    # torch has no public way to the store of a group that it made.
+    """Return a namespace of the default group's store; all ranks pass the same name."""
+    # torch has no public access to the store of a group that it made.
     default = dist.distributed_c10d._get_default_store()
     return dist.PrefixStore(name, default)  # type: ignore[attr-defined]
 
 
 def hold_store(timeout: timedelta) -> tuple[dist.Store, tuple[str, int]]:  # type: ignore[name-defined]
-    """Open a store on this process's own address, where processes of other worlds meet.
+    """Open a store on this process's address, in which processes of other worlds meet.
 
-    Needs the default group, of which this is rank 0; returns the store and where it listens.
+    Needs the default group, with this process as rank 0. Returns the store and its address.
     """
     listener = listen(os.environ["MASTER_ADDR"])
     host, port = listener.getsockname()[:2]
@@ -102,17 +102,17 @@ def hold_store(timeout: timedelta) -> tuple[dist.Store, tuple[str, int]]:  # typ
 
 
 def reach_store(address: tuple[str, int], timeout: timedelta) -> dist.Store:  # type: ignore[name-defined]
-    """Connect to a store that another process holds; RuntimeError where none is there."""
+    """Connect to a store of another process; raises RuntimeError if there is none."""
     return dist.TCPStore(*address, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
 
 
 def link_name(replica: int, generation: int) -> str:
-    """Return what a meeting of the training ranks with a replica is called, in their store."""
+    """Return the name, in their store, of a meeting of the training ranks with a replica."""
     return f"link {replica} {generation}"
 
 
 def call_off(address: tuple[str, int], name: str, why: str, timeout: timedelta) -> None:
-    """Let those who wait in a store for others of a name know that these do not come."""
+    """Notify processes that wait in a store for a meeting that it is called off."""
     store = reach_store(address, timeout)
     dist.PrefixStore(name, store).set(CALLED_OFF, why)  # type: ignore[attr-defined]
 
@@ -124,12 +124,12 @@ def join_beside(
     name: str,
     timeout: timedelta,
 ) -> dist.ProcessGroup:
-    """Make a group over processes of several worlds; the default group of each stays what it is.
+    """Create a group over processes of several worlds; their default groups stay unchanged.
 
-    A collective over those processes. The seat is that in the new group; no other group of this
-    process has the name, and no other use of the store its keys.
+    A collective over those processes. `seat` is the rank in the new group. `name` must be unique
+    among the groups of this process and the users of the store.
     """
-    # torch makes groups out of the default one alone, unless it takes this one for such a one.
+    # torch creates groups from the default one only; this private function does not need it.
     c10d: Any = dist.distributed_c10d
     made: tuple[dist.ProcessGroup, object] = c10d._new_process_group_helper(
         seat.world_size,
@@ -141,30 +141,30 @@ def join_beside(
         timeout=timeout,
     )
     group, _ = made
-    # Messages between two ranks look the ranks of their group up here.
+    # Point-to-point operations look up ranks of their group here.
     c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(seat.world_size)}
     return group
 
 
 class World:
-    """Some ranks of the default group that take themselves for all, as long as it is active.
+    """A subset of the default group's ranks that acts as the default group while active.
 
-    Their default group is their own then: ranks are counted in it, and groups are made of it.
+    Ranks are then counted within it, and new groups are made from it.
     """
 
     def __init__(
         self, platform: Platform, ranks: range, name: str, number: int, timeout: timedelta
     ) -> None:
-        """Meet the other ranks. A collective over them alone; `number` is no other world's."""
+        """Join the group. A collective over these ranks only; `number` is unique per world."""
         seat = Seat(rank=ranks.index(dist.get_rank()), world_size=len(ranks), local_device=0)
         self.group = join_beside(platform, own_store(name), seat, name, timeout)
-        # torch names groups by how many a process has made, which differs between worlds.
+        # torch names groups by a counter of the process, which differs between worlds.
         self.groups_made = number * _MOST_GROUPS
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Be the world; afterwards that is the one of before."""
-        # torch has no public way to change its default group.
+        """Make this the default group in the body, then restore the previous one."""
+        # torch has no public way to replace the default group.
         c10d: Any = dist.distributed_c10d
         before, count = c10d._world.default_pg, c10d._world.group_count
         if before is self.group:
@@ -181,5 +181,5 @@ class World:
 
 
 def leave_group(group: dist.ProcessGroup) -> None:
-    """Give a group up, whether or not its other ranks are still there."""
+    """Destroy a group, even if its other ranks have ended."""
     dist.destroy_process_group(group)

@@ -1,8 +1,8 @@
-"""Folders of a process for sockets and sessions, which the next process removes if it was killed.
+"""Folders of a process for sockets and sessions; the next process removes them after a kill.
 
-The owner holds a lock on a file in the folder. The kernel gives the lock back when the owner ends,
-however it ends; so a folder whose lock is free has no owner any more. A folder without such a file
-is another program's, and is left alone.
+The owner holds a lock on a file in the folder. The kernel releases the lock when the owner ends,
+however it ends; so a folder with an unlocked file has no owner. A folder without such a file
+belongs to another program and is not touched.
 """
 
 import fcntl
@@ -17,22 +17,22 @@ _LOCK = ".owner"
 
 
 class Scratch:
-    """A folder that belongs to this process until it ends."""
+    """A folder owned by this process until it ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Own a folder that is there; where the file system has no locks, nobody removes it."""
+        """Own an existing folder; on a file system without locks it is never removed."""
         self.folder = folder
         self._lock: int | None = None
         unready = folder / f"{_LOCK}.unready"
         with suppress(OSError):
             self._lock = os.open(unready, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under its own name it has been locked from the first moment on.
+            # Renamed after locking: under its final name it is never unlocked.
             unready.rename(folder / _LOCK)
 
     @classmethod
     def made(cls, prefix: str) -> Self:
-        """Make a folder among the temporary files, and remove those of dead owners there."""
+        """Create a temporary folder, and remove those of ended owners with this prefix."""
         remove_unowned(Path(tempfile.gettempdir()), f"{prefix}*")
         return cls(Path(tempfile.mkdtemp(prefix=prefix)))
 
@@ -45,7 +45,7 @@ class Scratch:
 
 
 def remove_unowned(parent: Path, pattern: str) -> None:
-    """Remove the folders of a pattern whose owners have ended."""
+    """Remove the folders matching a pattern whose owners have ended."""
     for lock in parent.glob(f"{pattern}/{_LOCK}"):
         with suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""An environment variable of the worker processes: its value, whose it is, why, and who says so."""
+"""An environment variable of the worker processes: value, rule, reason and source."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,35 +10,35 @@ from typing import Literal
 import yaml
 
 Rule = Literal["fixed", "default", "deterministic", "left", "refused"]
-"""Who decides. fixed: mindrl, always. default: mindrl, unless the user has set it. deterministic:
-mindrl, in a run that promises the same bits. left: the user. refused: no run starts with such a
-value."""
+"""How the value is chosen. fixed: mindrl sets it, always. default: mindrl sets it unless the user
+has. deterministic: mindrl sets it in a bitwise reproducible run. left: the user sets it. refused:
+no run starts with a matching value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What mindrl does about one variable, as environment.yaml says it."""
+    """Treatment of one variable, as listed in environment.yaml."""
 
     name: str
     rule: Rule
     value: str = ""
-    """What mindrl sets; of a left one, what its reader takes by itself. May be empty."""
+    """Value that mindrl sets; for `left`, the reader's default. May be empty."""
     pattern: str = ""
-    """Of a refused one: the values refused, as a regular expression that is searched for. Of a
-    left one: the values that the doctor speaks of."""
+    """Regular expression, searched for. `refused`: the refused values. `left`: values that the
+    doctor reports."""
     why: str
     source: str
-    """File and version, or document, that says so."""
+    """File and version, or document, that documents it."""
 
     def matches(self, environment: Mapping[str, str]) -> bool:
-        """Say whether the variable has a value of the pattern."""
+        """Return whether the variable's value matches the pattern."""
         found = environment.get(self.name)
         return bool(found is not None and self.pattern and re.search(self.pattern, found))
 
 
 @cache
 def settings_by_owner() -> Mapping[str, tuple[Setting, ...]]:
-    """Read what is done on every device, for the `engine`, and on each kind of device."""
+    """Read environment.yaml: settings of the `engine` (all devices) and of each device kind."""
     text = Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8")
     found: dict[str, list[Setting]] = {}
     for owner, rules in yaml.safe_load(text).items():
@@ -53,7 +53,7 @@ def settings_by_owner() -> Mapping[str, tuple[Setting, ...]]:
 def values(
     settings: Iterable[Setting], environment: Mapping[str, str], *, deterministic: bool
 ) -> dict[str, str]:
-    """Return what the workers of this process get; what it has set itself wins over defaults."""
+    """Return the variables for the workers of this process; the user's values replace defaults."""
     found = {}
     for setting in settings:
         match setting.rule:
@@ -67,7 +67,7 @@ def values(
 
 
 def refusals(settings: Iterable[Setting], environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable with a value that no run starts with."""
+    """Return a sentence for each variable with a refused value."""
     return [
         f"{setting.name}={environment[setting.name]}: {setting.why}; unset it or change it"
         for setting in settings

@@ -1,8 +1,7 @@
-"""What Ray starts in the place of a worker: it has the stem fork a process that becomes one.
+"""The program that Ray starts as a worker: it requests a forked worker from the stem.
 
-Run by path, with the arguments of Ray's own `setup_worker.py`, whose place it takes. It imports
-nothing of mindrl: a worker takes as long to be there as this does. Where no stem answers, it
-becomes what it stands for.
+Run by path, with the arguments of Ray's `setup_worker.py`, which it replaces. It imports nothing
+from mindrl, because its duration delays the worker. If no stem answers, it runs Ray's program.
 """
 
 import array
@@ -14,13 +13,13 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 STEM = "MINDRL_STEM"
-"""The variable that names the socket of the stem."""
+"""Variable with the path of the stem's socket."""
 _ENVIRONMENT = "--serialized-runtime-env-context="
-"""Of a worker that is to have an environment of its own, and so to begin anew."""
+"""Argument of a worker with its own environment, which needs a new interpreter."""
 
 
 def main() -> None:
-    """Hand the command line, the environment and the outputs of this process over."""
+    """Send the command line, environment and outputs of this process to the stem."""
     path = os.environ.get(STEM)
     if path and not any(each.startswith(_ENVIRONMENT) for each in sys.argv):
         with suppress(OSError):

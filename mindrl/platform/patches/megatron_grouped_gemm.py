@@ -1,11 +1,11 @@
 """Megatron-core's grouped experts without the package `grouped_gemm`: multiplied by torch.
 
 Upstream: megatron-core 0.12 to 0.16.1 (checked with 0.16.1), torch 2.13. Reason: `GroupedMLP`
-multiplies by `grouped_gemm`, a package that is published as CUDA source, and refuses to be built
-without it; torch has the same product on CPU and CUDA. It is no longer needed when Megatron finds
-a product without the package: tests/unit/platform checks for it.
+multiplies by `grouped_gemm`, a package published as CUDA source only, and raises without it; torch
+has the same product on CPU and CUDA. No longer needed when Megatron has a product without the
+package: tests/unit/platform checks for it.
 
-Shapes: T rows in the order of their experts, E experts, I input size, O output size.
+Shapes: T rows sorted by expert, E experts, I input size, O output size.
 """
 
 from importlib import import_module
@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 _ALIGNMENT = 16
-"""Bytes that the rows of every matrix must be a multiple of in torch's product."""
+"""Torch's product requires that the rows of every matrix are a multiple of these bytes."""
 
 
 class _Multiply(torch.autograd.Function):
-    """Rows of each expert times its matrix, in one kernel."""
+    """Multiply the rows of each expert by its matrix, in one kernel."""
 
     @staticmethod
     def forward(ctx: Any, rows_TI: Tensor, experts_EIO: Tensor, counts_E: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class _Multiply(torch.autograd.Function):
         of_rows_TI = grouped_mm(gradient_TO, experts_EIO.transpose(1, 2), offs=ends_E)
         of_experts_EIO = grouped_mm(rows_TI.T, gradient_TO, offs=ends_E)
         if ctx.idle:
-            # Some CUDA kernels never write there: https://github.com/pytorch/pytorch/issues/172439
+            # Some CUDA kernels leave it unset: https://github.com/pytorch/pytorch/issues/172439
             of_experts_EIO[ctx.idle] = 0
         return of_rows_TI, of_experts_EIO, None
 
@@ -45,9 +45,9 @@ class _Multiply(torch.autograd.Function):
 def multiply(
     rows_TI: Tensor, experts_EIO: Tensor, counts_E: Tensor, *, trans_b: bool = False
 ) -> Tensor:
-    """Multiply the rows of each expert by its matrix: `grouped_gemm.ops.gmm`, and its arguments.
+    """Multiply the rows of each expert by its matrix; replaces `grouped_gemm.ops.gmm`.
 
-    The counts are on the host; 0 is legal. Megatron never asks for `trans_b`.
+    The counts are on the host; 0 is legal. Megatron never passes `trans_b`.
     """
     assert not trans_b
     sizes = experts_EIO.shape[1:]
@@ -58,7 +58,7 @@ def multiply(
 
 
 def install() -> None:
-    """Give Megatron the product where it found none."""
+    """Install the product if Megatron found none."""
     util: Any = import_module("megatron.core.transformer.moe.grouped_gemm_util")
     if not util.grouped_gemm_is_available():
         util.grouped_gemm = util.ops = SimpleNamespace(gmm=multiply)

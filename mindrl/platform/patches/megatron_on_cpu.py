@@ -1,8 +1,8 @@
 """Megatron-core without an accelerator: an import hook that renames its device API.
 
 Upstream: megatron-core 0.12.1 to 0.16.1 (checked with 0.16.1). Reason: the package calls
-`torch.cuda` and writes `device="cuda"` in about seventy places, where plain CPU has no such
-device. The hook rewrites the syntax tree of `megatron.core.*` as it is imported:
+`torch.cuda` and writes `device="cuda"` in about seventy places, but a plain CPU has no such device.
+The hook rewrites the syntax tree of `megatron.core.*` as it is imported:
 
     torch.cuda               -> a namespace of this module, with CPU meanings
     "cuda", "cuda:0"         -> "cpu"
@@ -10,9 +10,8 @@ device. The hook rewrites the syntax tree of `megatron.core.*` as it is imported
     x.cuda(), x.pin_memory() -> x
     x.is_cuda                -> x.is_cpu
 
-torch itself stays as it is, so vLLM and transformers in the same process see the stock one.
-It is no longer needed when a GPT model trains on CPU without it: tests/unit/platform proves
-that it does not.
+torch itself is unchanged, so vLLM and transformers in the same process use the stock one. No longer
+needed when a GPT model trains on CPU without it: tests/unit/platform shows that it does not.
 """
 
 import ast
@@ -53,12 +52,12 @@ class _Event(torch.cpu.Event):
 
 
 class _Stream(torch.cpu.Stream):
-    """The one stream there is: Megatron compares streams and must find them equal."""
+    """The only stream: Megatron compares streams and must find them equal."""
 
     def __init__(self, *_: object, **__: object) -> None:
         """Ignore the device and the priority."""
 
-    # Work on a CPU is done when its call returns.
+    # On a CPU, work is done when its call returns.
     synchronize = wait_event = wait_stream = _nothing
 
     def record_event(self, event: object = None) -> object:  # type: ignore[override]
@@ -74,7 +73,7 @@ def _decorator(function: Any = None, **_: object) -> Any:
 
 
 def _device_namespace() -> types.ModuleType:
-    """Build what `torch.cuda` means inside megatron-core on a CPU."""
+    """Build the namespace that replaces `torch.cuda` inside megatron-core on a CPU."""
     module = types.ModuleType(_NAMESPACE)
     stream = _Stream()
     members: dict[str, object] = {
@@ -113,7 +112,7 @@ def _device_namespace() -> types.ModuleType:
 
 
 class _Renamer(ast.NodeTransformer):
-    """Rewrites device names; line numbers stay, so tracebacks stay right."""
+    """Renames devices; line numbers stay unchanged for tracebacks."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
@@ -151,7 +150,7 @@ class _Renamer(ast.NodeTransformer):
 class _Loader(SourceFileLoader):
     """Compiles the rewritten source; never reads or writes the package's own bytecode.
 
-    What it compiles is kept in a folder of its own, by all that it is made of.
+    Bytecode is cached in a separate folder, keyed by a hash of all inputs.
     """
 
     def get_code(self, fullname: str) -> types.CodeType:
@@ -176,12 +175,12 @@ class _Loader(SourceFileLoader):
 
 @cache
 def _kind() -> bytes:
-    """Return what besides the source decides what is compiled."""
+    """Return the inputs of compilation other than the source and its path."""
     return Path(__file__).read_bytes() + MAGIC_NUMBER
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a file that other processes may be writing too."""
+    """Write a file atomically, since other processes may write it too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
@@ -202,7 +201,7 @@ class _Finder(MetaPathFinder):
 
 @cache
 def install() -> None:
-    """Install the hook; repeated calls do nothing more."""
+    """Install the hook; repeated calls have no effect."""
     assert _PACKAGE not in sys.modules, "install the hook before megatron.core is imported"
     sys.modules[_NAMESPACE] = _device_namespace()
     sys.meta_path.insert(0, _Finder())

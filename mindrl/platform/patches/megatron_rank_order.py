@@ -1,11 +1,11 @@
 """Megatron-core's process groups for any numbering of the ranks.
 
 Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1). Reason: `initialize_model_parallel`
-numbers the ranks by one order of whole dimensions, the same for experts as for all else
-(its source says so). It cannot say that a dimension owns two digits of a
-rank, as in data 2, tensor 2, data 2, nor that the experts have an order of their own. Some
-reshards move fewer bytes in such an order. It is no longer needed when an order string, or an
-argument, can give those groups: tests/unit/platform checks all order strings.
+numbers the ranks by one order of whole dimensions, the same for experts and for all else (its
+source says so). It cannot express that a dimension has two digits of a rank, as in data 2, tensor
+2, data 2, nor that the experts have a separate order. Some reshards move fewer bytes in such an
+order. No longer needed when an order string or an argument can express those groups:
+tests/unit/platform checks all order strings.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -15,18 +15,18 @@ from types import SimpleNamespace
 from megatron.core import parallel_state
 
 GroupsOf = Callable[[Collection[str]], list[list[int]]]
-"""From dimensions to the groups of ranks that differ in these dimensions only."""
+"""Maps dimensions to the groups of ranks that differ only in them."""
 
 
 @contextmanager
 def rank_groups(dense: GroupsOf, experts: GroupsOf) -> Iterator[None]:
-    """Let `initialize_model_parallel` take its groups from two functions.
+    """Make `initialize_model_parallel` use groups from two functions.
 
-    They are asked in Megatron's words: `tp`, `cp`, `dp`, `pp` of the dense grid; `tp` (of each
+    Their arguments are Megatron's names: `tp`, `cp`, `dp`, `pp` of the dense grid; `tp` (of each
     expert), `ep`, `dp` (of each expert), `pp` of the experts.
     """
     upstream = parallel_state.RankGenerator
-    # Megatron makes the generator of the dense grid first.
+    # Megatron creates the generator of the dense grid first.
     waiting = [dense, experts]
 
     def generator(**_: object) -> SimpleNamespace:

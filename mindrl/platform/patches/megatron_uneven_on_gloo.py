@@ -1,10 +1,10 @@
 """Megatron-core's gather and reduce-scatter of uneven parts, for gloo.
 
-Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1) on torch 2.13. Reason: experts that
-are cut between ranks get unequal numbers of tokens from them, and Megatron passes parts of
-unequal size to `all_gather` and `reduce_scatter`, which NCCL and HCCL take and gloo refuses.
-Here such parts travel by `all_to_all_single`. It is no longer needed when gloo gathers tensors
-of different sizes: tests/unit/platform tries it.
+Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1) on torch 2.13. Reason: experts that are
+split between ranks receive unequal numbers of tokens, and Megatron passes parts of unequal size to
+`all_gather` and `reduce_scatter`, which NCCL and HCCL accept and gloo refuses. This patch uses
+`all_to_all_single` for such parts. No longer needed when gloo gathers tensors of different sizes:
+tests/unit/platform tries it.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def _exchange(
 
 
 def gather(part: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
-    """Return the parts of all ranks one behind the other; `sizes` are their lengths."""
+    """Return the concatenated parts of all ranks; `sizes` are their lengths."""
     ranks = group.size()
     return _exchange(torch.cat([part] * ranks), [len(part)] * ranks, sizes, group)
 
@@ -40,7 +40,7 @@ def reduce_scatter(parts: Tensor, group: dist.ProcessGroup, sizes: list[int]) ->
 
 @cache
 def install() -> None:
-    """Replace Megatron's two functions where sizes are given; repeated calls do nothing more."""
+    """Replace Megatron's two functions for calls with sizes; repeated calls have no effect."""
     mappings: Any = import_module("megatron.core.tensor_parallel.mappings")
     mappings._gather_along_first_dim = _either(mappings._gather_along_first_dim, gather)
     mappings._reduce_scatter_along_first_dim = _either(

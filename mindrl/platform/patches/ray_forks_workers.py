@@ -1,8 +1,8 @@
-"""Ray starts a worker by a program of ours, which may have it forked.
+"""Ray starts workers through a program of mindrl, which may fork them.
 
-Upstream: ray 2.60. Reason: a worker of Ray is a new interpreter that imports all it needs, and no
-option names another program for all workers of a cluster (`py_executable` of a runtime environment
-is that of the interpreter, behind an import of Ray). It is no longer needed when Ray forks workers,
+Upstream: ray 2.60. Reason: a worker of Ray is a new interpreter that imports everything it needs,
+and no option sets another program for all workers of a cluster (`py_executable` of a runtime
+environment sets the interpreter, after an import of Ray). No longer needed when Ray forks workers,
 or has an option for their program: tests/unit/platform checks for the name that is replaced.
 """
 
@@ -14,6 +14,6 @@ from mindrl.platform import stem_shoot
 
 
 def install() -> None:
-    """Name our program in the place of Ray's own, in whose folder it is looked for."""
-    # Joined to a folder, an absolute path stays what it is.
+    """Replace the name of Ray's program, which Ray joins to its own folder."""
+    # Joined to a folder, an absolute path stays unchanged.
     ray_constants.SETUP_WORKER_FILENAME = str(Path(stem_shoot.__file__).resolve())

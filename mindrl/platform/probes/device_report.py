@@ -1,4 +1,4 @@
-"""The devices and the driver of this machine, as the vendor's tool says: npu-smi, nvidia-smi."""
+"""Devices and driver of this machine, as reported by npu-smi or nvidia-smi."""
 
 import csv
 import re
@@ -13,14 +13,14 @@ from mindrl.platform.host_memory import text_of
 from mindrl.platform.npu_versions import CANN_VERSION
 
 _TOOL_SECONDS = 60
-"""A healthy tool answers in a few seconds; with a lost device it may never."""
+"""A healthy tool answers in a few seconds; with a lost device it may hang."""
 HEALTHY = "OK"
 _INSTALLED = "/usr/local/Ascend"
 _BY_HAND = "run it by hand: the driver is not loaded, or this user may not open the devices"
 
 # Two lines for each die, `NPU Name | Health | ...` above `Chip Phy-ID | Bus-Id | ...`, then a
-# second table of processes. Where a card has one die there is no Phy-ID, and the number of the
-# NPU is the one that counts. The last pair of numbers is the memory, on a 310P too.
+# second table of processes. Cards with one die have no Phy-ID; there the NPU number counts. The
+# last pair of numbers is the memory, on a 310P too.
 _DIE = re.compile(
     r"^ *\| *(\d+) +(\S+) *\| *([A-Za-z]+) *\|[^|\n]*\| *\n"
     r" *\| *(\d+)(?: +(\d+))? *\| *[0-9A-Fa-f]+:\S+ *\|[^|\n]*?(\d+) */ *(\d+) *\| *$",
@@ -39,25 +39,25 @@ class Device:
     """One device."""
 
     index: int
-    """As the variable of the visible devices counts."""
+    """Index in the variable of visible devices."""
     name: str
     health: str
-    """`HEALTHY`, or what is wrong in the words of the tool."""
+    """`HEALTHY`, or the problem as the tool names it."""
     total_mib: int
     used_mib: int
     processes: tuple[int, ...] = ()
-    """That hold memory of it; empty too where the tool does not see them."""
+    """Processes that use its memory; also empty if the tool cannot see them."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """Software of the vendor that pip does not install."""
+    """Vendor software that pip does not install."""
 
     name: str
     version: str | None
-    """None where it was not found."""
+    """None if it was not found."""
     needed: str | None
-    """The version that mindrl was read against; None where any will do."""
+    """Version that mindrl was checked against; None if any will do."""
     advice: str
 
 
@@ -66,17 +66,17 @@ class DeviceReport:
     """All devices of one kind."""
 
     tool: str
-    """Command that was asked; empty where the kind has none."""
+    """Command that was run; empty if the kind has none."""
     devices: tuple[Device, ...] = ()
     error: str = ""
     """Why the tool gave no answer."""
     advice: str = ""
-    """What to do then."""
+    """What to do about the error."""
     components: tuple[Component, ...] = ()
 
 
 def answer_of(*command: str) -> tuple[str, str]:
-    """Run a vendor's tool; return what it printed, and an error where it gave no answer."""
+    """Run a vendor's tool; return its output and, if it failed, an error."""
     program = shutil.which(command[0])
     if program is None:
         return "", "not on the PATH"
@@ -100,7 +100,7 @@ def answer_of(*command: str) -> tuple[str, str]:
 
 
 def parse_npu_smi(text: str) -> tuple[Device, ...]:
-    """Read the tables of `npu-smi info`."""
+    """Parse the tables of `npu-smi info`."""
     processes: defaultdict[tuple[str, str], tuple[int, ...]] = defaultdict(tuple)
     for npu, chip, process in _PROCESS.findall(text):
         processes[npu, chip] += (int(process),)
@@ -118,8 +118,8 @@ def parse_npu_smi(text: str) -> tuple[Device, ...]:
 
 
 def npu_report(environment: Mapping[str, str]) -> DeviceReport:
-    """Ask the tool and read the version files of the driver and of CANN."""
-    # As for the launch scripts.
+    """Run npu-smi and read the version files of the driver and of CANN."""
+    # Same variable as in the launch scripts.
     installed = Path(environment.get("ASCEND_INSTALL_DIR") or _INSTALLED)
     text, error = answer_of("npu-smi", "info")
     devices = parse_npu_smi(text)
@@ -160,20 +160,20 @@ def _folder(name: str | None) -> str | None:
 
 
 def driver_version(installed: Path) -> str | None:
-    """Read the version of the driver below the folder of the installation."""
+    """Return the version of the driver in the installation folder."""
     entries = _entries([installed / "driver" / "version.info"])
     return entries.get("package_version") or entries.get("Version")
 
 
 def toolkit_folders(environment: Mapping[str, str], installed: Path) -> list[Path]:
-    """List where CANN may be, the one in use first."""
+    """Return possible folders of CANN, the one in use first."""
     named = (environment.get(name) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"))
     usual = (installed / "ascend-toolkit" / "latest", installed / "cann")
     return [*(Path(folder) for folder in named if folder), *usual]
 
 
 def cann_version(folders: Iterable[Path]) -> str | None:
-    """Read the version of CANN in the first folder that has one."""
+    """Return the version of CANN in the first folder that has one."""
     for folder in folders:
         entries = _entries(folder.glob("*/ascend_toolkit_install.info"))
         if found := entries.get("version"):
@@ -186,14 +186,14 @@ def cann_version(folders: Iterable[Path]) -> str | None:
 
 
 def _entries(files: Iterable[Path]) -> dict[str, str]:
-    """Read lines of the form name=value of the first file that can be read."""
+    """Parse lines of the form name=value of the first readable file."""
     text = next(filter(None, map(text_of, files)), "")
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def parse_nvidia_smi(devices: str, processes: str) -> tuple[Device, ...]:
-    """Read the answers about devices and about the processes on them."""
+    """Parse the answers about devices and their processes."""
     holders: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
     for uuid, pid in _rows(processes):
         holders[uuid] += (_number(pid),)
@@ -211,7 +211,7 @@ def parse_nvidia_smi(devices: str, processes: str) -> tuple[Device, ...]:
 
 
 def nvidia_report() -> DeviceReport:
-    """Ask the tool."""
+    """Run nvidia-smi."""
     query = f"--query-gpu={_DEVICE_FIELDS}"
     text, error = answer_of("nvidia-smi", query, _FORMAT)
     processes, _ = answer_of("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", _FORMAT)
@@ -233,5 +233,5 @@ def _rows(text: str) -> Iterator[list[str]]:
 
 
 def _number(text: str) -> int:
-    """Read a count; what the tool does not know, such as `[N/A]`, is 0."""
+    """Parse a count; unknown values, such as `[N/A]`, are 0."""
     return int(text) if text.isdecimal() else 0

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Unpack
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +14,7 @@ from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.own_functions import being_imported
 from mindrl.config.run import RunConfig
+from mindrl.config.section_types import Sections
 from mindrl.errors import ConfigError, StopRequestedError
 from mindrl.launch.callbacks import Callback, Callbacks
 from mindrl.launch.interrupts import signals_as_errors
@@ -22,6 +24,7 @@ from mindrl.platform.garbage import no_collection
 from mindrl.preflight.hub import with_local_folders
 from mindrl.programs.compose import composed, override, run_config
 from mindrl.programs.from_python import Reward, RowSource, keep_rows, reward_values, rows_place
+from mindrl.programs.given_sections import check_arguments, checked_sections
 from mindrl.programs.train import check_and_train
 from mindrl.report.run_record import RunRecord, read_run
 
@@ -39,7 +42,7 @@ def train(
     eval_dataset: RowSource | None = None,
     callbacks: Sequence[Callback] = (),
     output_dir: str | Path | None = None,
-    **sections: Mapping[str, object],
+    **sections: Unpack[Sections],
 ) -> RunRecord:
     """Train as `mindrl train-grpo` does, with the same checks, and wait for the end.
 
@@ -57,7 +60,8 @@ def train(
             to stop, which is no failure.
         output_dir: Run folder; what has checkpoints there goes on. None: a new one by the time, in
             `outputs`.
-        **sections: Changes, such as `megatron_training={"train_iters": 4}`.
+        **sections: Sections whose keys change the configuration, such as
+            `megatron_training={"train_iters": 4}`.
 
     Returns:
         What the run folder holds: metrics, summary, configuration.
@@ -65,6 +69,15 @@ def train(
     Raises:
         MindrlError: The run cannot start, or failed; its class says why.
     """
+    check_arguments(
+        config=config,
+        reward_functions=reward_functions,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        callbacks=callbacks,
+        output_dir=output_dir,
+    )
+    changes = checked_sections(sections)
     _require_a_place_to_train()
     _driver()
     folder = Path(output_dir or time.strftime("outputs/%Y-%m-%d/%H-%M-%S")).resolve()
@@ -72,7 +85,7 @@ def train(
     datasets = {argument: rows for argument, rows in given.items() if rows is not None}
     places = {_KEYS[each]: rows_place(folder, each, rows) for each, rows in datasets.items()}
     rewards = reward_values(reward_functions) if reward_functions else {}
-    changed = (*sections.items(), ("megatron_training", places), ("rl_config", rewards))
+    changed = (*changes.items(), ("megatron_training", places), ("rl_config", rewards))
     overrides = [
         override(f"{section}.{key}", value)
         for section, values in changed

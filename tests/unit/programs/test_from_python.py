@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 import threading
 from ast import literal_eval
@@ -160,7 +161,25 @@ MISTAKES = {
     "train('grpo_tiny')": "has no configuration grpo_tiny; did you mean grpo_tiny_cpu?",
     "train('my.yaml')": "config='my.yaml': no file at ",
     "train(rl_config={'n_sample_per_prompt': 4})": "did you mean rl_config.n_samples_per_prompt?",
-    "train(rl_confg={'device': 'cpu'})": "did you mean rl_config?",
+    "train(rl_confg={'device': 'cpu'})": "did you mean 'rl_config'?",
+    "train(learning_rate=1e-5)": "no argument learning_rate; write actor_config={'lr': 1e-05}",
+    "train(train_iters=2)": "write megatron_training={'train_iters': 2}",
+    "train(num_npus=8)": "write rl_config={'actor_resource': {'num_npus': 8}}",
+    "train(model='x', adv_estimator='grpo')": (
+        "train() has no argument model; write actor_config={'load': 'x'}\n"
+        "train() has no argument adv_estimator; write rl_config={'adv_estimator': 'group_norm'}"
+    ),
+    "train(reward_funcs=[print])": "write reward_functions=[my_reward]",
+    "train(zzz=1)": "train() has no argument zzz; the sections are megatron_training, ",
+    "train(rl_config=None)": "rl_config=None must be a dict of keys, such as rl_config={'use_",
+    "train(rl_config={1: 2})": "rl_config={1: 2} must be a dict of keys",
+    "train(reward_functions=print)": "must be a list or a mapping with weights, such as reward_",
+    "train(reward_functions='math_verify')": "reward_functions='math_verify' must be a list",
+    "train(reward_functions={print: 'x'})": "must be functions with numbers, such as {my_reward:",
+    "train(callbacks=print)": "must be a list of functions, such as callbacks=[my_callback]",
+    "train(train_dataset=5)": "train_dataset=5 must be a data file or rows, such as ",
+    "train(config=None)": "config=None must be the name of a configuration or a YAML file",
+    "train(output_dir=5)": "output_dir=5 must be a folder",
     "train(rl_config={'n_samples_per_prompt': 'many'})": "n_samples_per_prompt",
     "train(reward_functions=['math_verifier'])": "did you mean 'math_verify'?",
 }
@@ -177,3 +196,10 @@ def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None:
     assert len(said) == len(MISTAKES), ended.stderr
     for words, (call, need) in zip(said, MISTAKES.items(), strict=True):
         assert need in literal_eval(words)[0], call
+
+
+def test_the_types_of_the_sections_are_those_of_the_configuration() -> None:
+    script = Path(__file__).parents[3] / "scripts" / "make_section_types.py"
+    command = [sys.executable, str(script), "--check"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -8,7 +8,6 @@ leaves nothing that looks complete. Imports no torch.
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from mindrl.checkpoint.step_names import step_name, step_of, steps_in
 from mindrl.errors import CheckpointError, OutputError
 from mindrl.observability.progress import tick
 from mindrl.observability.regular_files import open_regular, read_regular_text
@@ -31,7 +31,6 @@ MANIFEST = "manifest.json"
 STATE = "run_state.json"
 _VERSION = 1
 _REPORT = "rank-{}.json"
-_STEP = re.compile(r"step-(\d{8})")
 _HASHED_BYTES = 16 << 20
 _SYNCED_BYTES = 256 << 20
 _READERS = 8
@@ -177,9 +176,17 @@ class Commits:
                 _remove(self.root / step_name(step))
 
     def steps(self) -> list[int]:
-        """Return the committed steps, the newest first."""
-        found = reversed(steps_in(self.root))
-        return [step for step in found if (self.root / step_name(step)).is_dir()]
+        """Return the committed steps, the newest first.
+
+        Raises:
+            CheckpointError: The folder is there, and cannot be listed.
+        """
+        try:
+            found = steps_in(self.root)
+            return [step for step in reversed(found) if (self.root / step_name(step)).is_dir()]
+        except OSError as error:
+            why = error.strerror or error
+            raise CheckpointError(f"{self.root} cannot be listed: {why}") from error
 
     def read(self, step: int) -> Checkpoint:
         """Read the manifest of a checkpoint, and check the sizes of its files.
@@ -309,23 +316,6 @@ def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
     for part in parts:
         for start in range(0, len(part), _SYNCED_BYTES):
             yield memoryview(part)[start : start + _SYNCED_BYTES]
-
-
-def step_of(folder: Path) -> int | None:
-    """Return the step in the name of a checkpoint folder; None for other names."""
-    name = _STEP.fullmatch(folder.name)
-    return None if name is None else int(name[1])
-
-
-def steps_in(folder: Path, suffix: str = "") -> list[int]:
-    """Return the steps in the names of a folder's entries, ascending."""
-    names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
-    return sorted(int(found[1]) for found in map(_STEP.fullmatch, names) if found)
-
-
-def step_name(step: int) -> str:
-    """Return the name, without a suffix, of a step's file or folder."""
-    return f"step-{step:08}"
 
 
 def _check_size(folder: Path, file: WrittenFile) -> None:

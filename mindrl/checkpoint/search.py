@@ -1,9 +1,11 @@
 """Find the checkpoints at a path, or suggest the run that was probably meant."""
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
-from mindrl.checkpoint.commits import CHECKPOINTS, Commits, step_of
+from mindrl.checkpoint.commits import CHECKPOINTS, Commits
+from mindrl.checkpoint.step_names import step_of
 from mindrl.errors import CheckpointError
 
 
@@ -31,6 +33,12 @@ def find_checkpoints(path: Path) -> tuple[Commits, list[int]]:
     raise CheckpointError(f"{what}; did you mean {near_run}?" if near_run else what)
 
 
+def _has_checkpoints(folder: Path) -> bool:
+    with suppress(CheckpointError):
+        return bool(Commits(folder).steps())
+    return False
+
+
 def _nearest_run(folder: Path) -> Path | None:
     """Return the run folder with checkpoints, near this one, with the most similar path."""
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
@@ -39,7 +47,7 @@ def _nearest_run(folder: Path) -> Path | None:
         for place in (there, there.parent)
         for depth in ("", "*/", "*/*/")
         for found in place.glob(f"{depth}{CHECKPOINTS}")
-        if Commits(found).steps()
+        if _has_checkpoints(found)
     }
 
     def likeness(run: Path) -> tuple[float, str]:

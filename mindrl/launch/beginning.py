@@ -11,7 +11,9 @@ from mindrl.checkpoint.search import find_checkpoints
 from mindrl.config.resume import resume_findings
 from mindrl.config.run import RunConfig
 from mindrl.errors import CheckpointError
+from mindrl.observability.output_files import step_of_record
 from mindrl.observability.terminal import note
+from mindrl.report.run_record import raw_lines
 from mindrl.trainer.resumed_groups import gathering_state
 from mindrl.trainer.run_log import RunFolder
 
@@ -37,18 +39,37 @@ class Beginning:
 
 
 def beginning(config: RunConfig, folder: RunFolder) -> Beginning | None:
-    """Return what the run of a folder goes on from; None where it begins.
+    """Return what the run of a folder resumes from; None if it begins.
 
     Its own checkpoints come first, then those that its configuration names.
 
     Raises:
-        CheckpointError: The run must not go on with this configuration, or none of the checkpoints
-            is whole.
+        CheckpointError: The configuration does not match the checkpoint, no checkpoint is whole, or
+            those of a run that had some are gone.
     """
     own, place = Commits(folder.checkpoints), config.megatron_training.begins_from
-    if place is None or own.steps():
-        return _newest_whole(config, own, own.steps())
-    return _taken_over(config, _of_another(config, place))
+    if steps := own.steps():
+        return _newest_whole(config, own, steps)
+    _check_not_emptied(config, folder)
+    return None if place is None else _taken_over(config, _of_another(config, place))
+
+
+def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
+    """Refuse to begin a run in the place of one whose checkpoints are gone.
+
+    A disk that is not mounted looks so. A run that was killed before its first checkpoint may begin
+    again.
+    """
+    checkpoints, metrics = folder.checkpoints, folder.metrics
+    if not checkpoints.is_dir() or any(checkpoints.iterdir()):
+        return
+    steps = map(step_of_record, raw_lines(metrics))
+    last = max((step for step in steps if step is not None), default=0)
+    if last > config.megatron_training.save_interval:
+        raise CheckpointError(
+            f"{checkpoints} is empty, and {metrics} has {last} steps, which a new run would "
+            "replace: put the checkpoints back, or remove that empty folder to begin anew"
+        )
 
 
 def _of_another(config: RunConfig, place: str) -> Beginning:

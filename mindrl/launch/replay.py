@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mindrl.checkpoint.commits import Commits, step_name
+from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.step_names import step_name
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import read_data
 from mindrl.errors import CheckpointError, ConfigError

@@ -58,4 +58,10 @@ def _run(kind: Literal["train", "rollout"]) -> int:
         collect_again()
         (train_job if kind == "train" else rollout_job)(plan, platform, run_dir)
 
-    return run_program(start, default_config="grpo_tiny_cpu", has_critic=None, of_program=of_job)
+    return run_program(
+        start,
+        default_config="grpo_tiny_cpu",
+        has_critic=None,
+        of_program=of_job,
+        has_checkpoints=kind == "train",
+    )

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Unpack
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.halves import on_its_own_devices
@@ -18,13 +17,13 @@ from mindrl.config.section_types import Sections
 from mindrl.errors import ConfigError, StopRequestedError
 from mindrl.launch.callbacks import Callback, Callbacks
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.observability.output_files import output_errors
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import no_collection
 from mindrl.preflight.hub import with_local_folders
 from mindrl.programs.compose import composed, override, run_config
 from mindrl.programs.from_python import Reward, RowSource, keep_rows, reward_values, rows_place
 from mindrl.programs.given_sections import check_arguments, checked_sections
+from mindrl.programs.run_place import run_place
 from mindrl.programs.train import check_and_train
 from mindrl.report.run_record import RunRecord, read_run
 
@@ -93,10 +92,10 @@ def train(
     ]
     composition = _composition(config, overrides)
     run = with_local_folders(on_its_own_devices(run_config(composition)), downloads=True)
-    for argument, rows in datasets.items():
-        keep_rows(folder, argument, rows, goes_on=(folder / CHECKPOINTS).is_dir())
-    _keep_configuration(folder, composition, overrides)
-    _train(run, folder, Callbacks(callbacks))
+    with run_place(folder, composition, overrides):
+        for argument, rows in datasets.items():
+            keep_rows(folder, argument, rows, goes_on=(folder / CHECKPOINTS).is_dir())
+        _train(run, folder, Callbacks(callbacks))
     return read_run(folder)
 
 
@@ -120,15 +119,6 @@ def _composition(config: str | Path, overrides: Sequence[str]) -> DictConfig:
     if path.suffix == ".yaml" and not path.is_file():
         raise ConfigError(f"config={str(config)!r}: no file at {path.resolve()}")
     return composed(str(config), overrides)
-
-
-def _keep_configuration(folder: Path, composition: DictConfig, overrides: Sequence[str]) -> None:
-    """Write what a run is gone on with, where a program leaves it."""
-    hydra = folder / ".hydra"
-    with output_errors(hydra):
-        hydra.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(composition, hydra / "config.yaml")
-        (hydra / "overrides.yaml").write_text(yaml.safe_dump([*overrides]), encoding="utf-8")
 
 
 def _train(config: RunConfig, folder: Path, callbacks: Callbacks) -> None:

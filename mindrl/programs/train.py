@@ -25,7 +25,7 @@ from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.stems import stem_of
-from mindrl.observability.terminal import print_rows, say
+from mindrl.observability.terminal import note, print_rows, say
 from mindrl.platform.device import choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
@@ -36,8 +36,9 @@ from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.command_line import taken
 from mindrl.programs.compose import composing, located, run_config
 from mindrl.programs.exits import exit_code
+from mindrl.programs.run_place import require_checkpoint, run_place
 
-_DRY_RUN, _RESUME = "--dry-run", "--resume"
+_DRY_RUN, _RESUME, _ELSEWHERE = "--dry-run", "--resume", "--elsewhere"
 
 
 def train_grpo() -> int:
@@ -68,14 +69,18 @@ def run_program(
     default_config: str,
     has_critic: bool | None,
     of_program: Callable[[RunConfig], RunConfig] = lambda config: config,
+    has_checkpoints: bool = True,
 ) -> int:
     """Call `train` with the configuration of the command line and the run folder.
 
     Without `--config-name` it is the default one; `of_program` sets what the program itself says.
-    A program for which `has_critic` is None takes either. Returns the exit code.
+    A program for which `has_critic` is None takes either; one without checkpoints can resume any
+    run folder. Returns the exit code.
     """
     dry_run = _DRY_RUN in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != _DRY_RUN]
+    elsewhere = dry_run and _ELSEWHERE in sys.argv
+    flags = (_DRY_RUN, *((_ELSEWHERE,) if elsewhere else ()))
+    sys.argv = [argument for argument in sys.argv if argument not in flags]
     prepare_driver()
 
     # Hydra would print an error in its own words before it passes it on, and an error of the run
@@ -88,15 +93,18 @@ def run_program(
             config = with_local_folders(config, downloads=not dry_run)
             _check_program(config, has_critic=has_critic)
             if dry_run:
-                explain(config)
+                explain(config, elsewhere=elsewhere)
             else:
-                train(config, Path(HydraConfig.get().runtime.output_dir))
+                hydra = HydraConfig.instance().cfg.hydra
+                run_dir = Path(hydra.runtime.output_dir)
+                with run_place(run_dir, composed, hydra.overrides.task, hydra):
+                    train(config, run_dir)
         except Exception as error:  # noqa: BLE001 - raised again where Hydra does not see it
             errors.append(error)
 
     @signals_as_errors()
     def checked() -> int:
-        _start(task, default_config, dry_run=dry_run)
+        _start(task, default_config, dry_run=dry_run, has_checkpoints=has_checkpoints)
         for error in errors:
             raise error
         return 0
@@ -116,38 +124,51 @@ def _check_program(config: RunConfig, *, has_critic: bool | None) -> None:
         raise ConfigError(f"rl_config.adv_estimator={found}: {what}; for {found} there is {other}")
 
 
-def explain(config: RunConfig) -> None:
+def explain(config: RunConfig, *, elsewhere: bool = False) -> None:
     """Validate a configuration without a cluster and print what follows from it.
+
+    Of a run that is for another machine, devices and files may be missing here.
 
     Raises:
         ConfigError: The configuration cannot run.
     """
-    platform = planned_platform(config.rl_config.device)
-    missing = check_without_files(config, platform)
+    platform, missing = planned_platform(config.rl_config.device), []
+    if elsewhere:
+        missing = check_without_files(config, platform)
+    else:
+        check(config, platform, here=True)
     print_rows(derived_numbers(config, platform).items())
     say(*(f"not here, so not checked: {finding}" for finding in missing))
-    note_shipped_sizes(config)
-    for line in _data_lines(config):
+    if elsewhere:
+        note_shipped_sizes(config)
+    missing += [] if missing else [*_unread(config)]
+    say(*(f"rows and rewards not tried: {each}" for each in missing[:1]))
+    for line in () if missing else _data_lines(config):
         say(line)
-    say("the configuration is valid")
+    say(f"the configuration is valid{' but for what is not here' if missing else ''}")
+
+
+def _unread(config: RunConfig) -> Iterator[str]:
+    """Name what keeps rows from being read here."""
+    trusts = config.generate_config.trust_remote_code
+    if not data_is_here(config):
+        yield "a data file is not here"
+    if not has_vocabulary(config.tokenizer_path, trust_remote_code=trusts):
+        yield f"there is no tokenizer in {config.tokenizer_path}"
 
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
-    trusts = config.generate_config.trust_remote_code
-    if not (
-        data_is_here(config) and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)
-    ):
-        yield "rows and chat template not checked: a data file or the tokenizer is not here"
-        return
+    """Read the rows and try the rewards; yields what is to be said of them."""
     # Imported late: they bring transformers and sympy along.
-    from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
+    from mindrl.data.run_data import data_lines, few_prompts, read_data  # noqa: PLC0415
     from mindrl.launch.reward_trials import try_all_rewards  # noqa: PLC0415
 
     # Their compiled parts count what is left of them when the program ends.
     collect_again()
     data = read_data(config)
     yield from data_lines(data)
-    try_all_rewards(config, data)
+    for warning in (*few_prompts(config, data), *try_all_rewards(config, data)):
+        note(str(warning))
 
 
 def require_engines(config: RunConfig | None = None) -> None:
@@ -190,7 +211,7 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
     """Check a run and train it to its end; raises as `check`, and as `mindrl.launch.train`."""
     require_engines(config)
     platform = choose_platform(config.rl_config.device)
-    plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
+    plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=True)
     with stem_of(config, platform) or nullcontext() as stem:
         # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
         from mindrl.launch.train import train  # noqa: PLC0415
@@ -199,13 +220,21 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
         train(plan, platform, run_dir, callbacks=callbacks, stem=stem)
 
 
-def _start(task: Callable[[DictConfig], None], default_config: str, *, dry_run: bool) -> None:
+def _start(
+    task: Callable[[DictConfig], None],
+    default_config: str,
+    *,
+    dry_run: bool,
+    has_checkpoints: bool,
+) -> None:
     """Let Hydra compose the configuration that the command line names, and call the task."""
     name = taken("--config-name", "-cn")
     # Hydra would look for one of them beside this file, and for the other behind configs/.
     own_folder = taken("--config-dir", "-cd", "--config-path", "-cp")
     if (resumed := taken(_RESUME)) is not None:
         going_on = run_folder(_RESUME, resumed)
+        if has_checkpoints:
+            require_checkpoint(_RESUME, going_on)
         sys.argv.append(f"hydra.run.dir='{going_on}'")
         if name is None:
             name, own_folder = "config", str(going_on / ".hydra")
@@ -216,7 +245,9 @@ def _start(task: Callable[[DictConfig], None], default_config: str, *, dry_run: 
             with initialize_config_dir(folder, version_base="1.3"):
                 task(compose(name, overrides=[*sys.argv[1:], *more]))
             return
-        sys.argv += more
+        # The task writes the files of .hydra itself, once it holds the folder.
+        own = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+        sys.argv += [*more, *own]
         program = hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)
         try:
             program()

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import xxhash
 
 from mindrl.errors import SpoolError, StopRequestedError
+from mindrl.observability.holder import this_process
 from mindrl.spool.files import remove, sealed, unsealed, write_over
 from mindrl.spool.header import agree
-from mindrl.spool.leases import Leases, this_process
+from mindrl.spool.leases import Leases
 from mindrl.spool.records import Records
 from mindrl.spool.weights import WeightFolders
 

@@ -7,55 +7,16 @@ clocks of machines are not compared. What two processes do in a rare race has to
 
 import json
 import os
-import socket
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
-import psutil
-
+from mindrl.observability.holder import Holder
 from mindrl.spool.files import remove, write_new
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A process, told from all others."""
-
-    host: str
-    """Machine and its space of process numbers."""
-    pid: int
-    started: float
-    what: str
-
-    def __str__(self) -> str:
-        """Name it to a person."""
-        return f"{self.what}, process {self.pid} on {self.host.partition(' ')[0]}"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it is known to be dead; of another machine nothing is known."""
-        if self.host != _this_machine():
-            return False
-        try:
-            return psutil.Process(self.pid).create_time() != self.started
-        except psutil.NoSuchProcess:
-            return True
-
-
-def this_process(what: str) -> Holder:
-    """Return who asks."""
-    own = psutil.Process()
-    return Holder(host=_this_machine(), pid=own.pid, started=own.create_time(), what=what)
-
-
-@cache
-def _this_machine() -> str:
-    return f"{socket.gethostname()} {Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mindrl.checkpoint.commits import Commits, SavedFiles
 from mindrl.config.megatron_training import MegatronTrainingConfig
-from mindrl.errors import OutputError
+from mindrl.errors import CheckpointError, OutputError
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.run_log import RunLog
@@ -157,7 +157,7 @@ class Checkpoints:
         """Write, or remove what there is of a step, and go on without it where that is wanted."""
         try:
             write()
-        except OutputError as error:
+        except (CheckpointError, OutputError) as error:
             self.commits.abandon(step)
             if self.training.on_save_failure == "stop":
                 raise

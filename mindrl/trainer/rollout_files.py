@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindrl.batch.prompts import Prompt, sample_numbers
 from mindrl.batch.rollouts import Responses, Rollouts
-from mindrl.checkpoint.commits import step_name, steps_in
+from mindrl.checkpoint.step_names import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
 from mindrl.observability.output_files import output_errors, replace_file
@@ -40,7 +40,8 @@ class RolloutFiles:
 
     def steps(self) -> list[int]:
         """Return the steps that there are files of, the first one first."""
-        return steps_in(self.root, _SUFFIX)
+        with output_errors(self.root):
+            return steps_in(self.root, _SUFFIX)
 
     def write(self, step: int, batch: RatedBatch, kept: int) -> None:
         """Write the file of a step, whole or not at all, and keep those of the last `kept` steps.

@@ -84,6 +84,24 @@ def test_its_own_checkpoints_come_first_and_are_taken_over_whole(
         assert (found.folder, found.step, found.updates) == (own, 30, {"actor": 60})
 
 
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(begin: Begin, tmp_path: Path) -> None:
+    folder = RunFolder(root=tmp_path / "new")
+    folder.checkpoints.mkdir(parents=True)
+    folder.metrics.write_text('{"step": 3}\n')
+    # It was killed before its first checkpoint.
+    assert begin(save_interval=3) is None
+    for resume in ("auto", str(tmp_path / "old")):
+        with pytest.raises(CheckpointError, match=r"is empty, and .*metrics.jsonl has 3 steps"):
+            begin(save_interval=2, resume=resume)
+    folder.checkpoints.rmdir()
+    assert begin(save_interval=2) is None
+    for make in (Path.touch, lambda path: path.symlink_to("nowhere")):
+        make(folder.checkpoints)
+        with pytest.raises(CheckpointError, match=r"checkpoints cannot be listed"):
+            begin(save_interval=2)
+        folder.checkpoints.unlink()
+
+
 def test_a_damaged_checkpoint_of_the_other_run_is_passed_over_and_one_that_is_named_is_not(
     begin: Begin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

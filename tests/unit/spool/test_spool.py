@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import SpoolError, StopRequestedError
+from mindrl.observability.holder import Holder, this_process
 from mindrl.spool.duties import Duties
 from mindrl.spool.files import forget_building, sealed, unsealed, when_there_is_room, write_new
 from mindrl.spool.folder import HowFar, Spool, SpoolLimits
 from mindrl.spool.header import FORMAT
-from mindrl.spool.leases import Holder, Leases, this_process
+from mindrl.spool.leases import Leases
 from mindrl.spool.reader import StepReader
 from mindrl.spool.records import Place, Record
 

@@ -1,0 +1,69 @@
+"""The folder that a training program writes into: it is held, and keeps its configuration."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from mindrl.checkpoint.commits import CHECKPOINTS, Commits
+from mindrl.errors import ConfigError
+from mindrl.observability.output_files import output_errors
+from mindrl.observability.run_lock import run_lock
+
+HYDRA = ".hydra"
+"""Subfolder of a run folder: what its run was started with."""
+
+
+def require_checkpoint(option: str, folder: Path) -> None:
+    """Refuse to resume a run that has no checkpoint: it would begin anew, in place of the old one.
+
+    Raises:
+        ConfigError: The folder has none.
+        CheckpointError: Its checkpoints cannot be listed.
+    """
+    if not Commits(folder / CHECKPOINTS).steps():
+        raise ConfigError(
+            f"{option} {folder}: {CHECKPOINTS}/ in it holds no checkpoint to resume from. Start a "
+            f"new run instead, for example with --config-name {folder}/{HYDRA}/config.yaml"
+        )
+
+
+@contextmanager
+def run_place(
+    folder: Path,
+    composition: DictConfig,
+    overrides: Sequence[str],
+    hydra: DictConfig | None = None,
+) -> Iterator[None]:
+    """Hold a run folder, and write what `--resume` starts its run with.
+
+    A run that is refused before it begins leaves the files as they were.
+
+    Raises:
+        OutputError: Another process holds the folder, or it cannot be written.
+    """
+    place, summary = folder / HYDRA, folder / "summary.json"
+    with run_lock(folder):
+        with output_errors(place):
+            place.mkdir(exist_ok=True)
+            before = {path: path.read_bytes() for path in place.glob("*.yaml") if path.is_file()}
+        written = _time_of(summary)
+        with output_errors(place):
+            OmegaConf.save(composition, place / "config.yaml")
+            (place / "overrides.yaml").write_text(yaml.safe_dump([*overrides]), encoding="utf-8")
+            if hydra is not None:
+                OmegaConf.save({"hydra": hydra}, place / "hydra.yaml")
+        try:
+            yield
+        except BaseException:
+            # A run that has begun writes its summary however it ends.
+            has_begun = _time_of(summary) != written
+            for path, content in () if has_begun else before.items():
+                path.write_bytes(content)
+            raise
+
+
+def _time_of(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.is_file() else None

@@ -1,0 +1,126 @@
+"""The folder of a run: resumed with checkpoints alone, held by one process, kept when refused."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mindrl.checkpoint.commits import Commits
+from mindrl.errors import ConfigError, OutputError
+from mindrl.programs.compose import composed
+from mindrl.programs.run_place import require_checkpoint, run_place
+from mindrl.programs.train import run_program, train_grpo
+
+_HOLDS = """\
+import sys
+from pathlib import Path
+from mindrl.observability.run_lock import run_lock
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+Said = Callable[[list[str], Callable[[], int]], tuple[int, str]]
+
+
+def committed(run: Path) -> None:
+    commits = Commits(run / "checkpoints")
+    commits.begin(4)
+    commits.commit(4, [], {})
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run of some steps, as `--resume` finds it."""
+    (tmp_path / "run/.hydra").mkdir(parents=True)
+    OmegaConf.save(composed("grpo_tiny_cpu", []), tmp_path / "run/.hydra/config.yaml")
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    def answer(arguments: list[str], start: Callable[[], int]) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["train_grpo.py", *arguments])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        code = start()
+        return code, capsys.readouterr().err
+
+    return answer
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed_and_keeps_its_files(
+    run: Path, said: Said
+) -> None:
+    for has_folder in (False, True):
+        if has_folder:
+            (run / "checkpoints").mkdir()
+        before = contents(run)
+        code, text = said(["--resume", str(run)], train_grpo)
+        assert code == 2
+        assert f"error: --resume {run}: checkpoints/ in it holds no checkpoint" in text
+        assert f"--config-name {run}/.hydra/config.yaml" in text
+        assert contents(run) == before
+    with pytest.raises(ConfigError):
+        require_checkpoint("--resume", run)
+    committed(run)
+    require_checkpoint("--resume", run)
+
+
+def test_a_job_without_checkpoints_resumes_all_the_same(run: Path, said: Said) -> None:
+    def start() -> int:
+        return run_program(
+            lambda _, folder: found.append(folder),
+            default_config="grpo_tiny_cpu",
+            has_critic=None,
+            has_checkpoints=False,
+        )
+
+    found: list[Path] = []
+    assert said(["--resume", str(run)], start) == (0, "")
+    assert found == [run]
+
+
+@pytest.mark.parametrize("option", ["--resume", "hydra.run.dir"])
+def test_a_folder_that_another_run_writes_into_is_refused_before_a_file_changes(
+    option: str, run: Path, said: Said
+) -> None:
+    def start() -> int:
+        return run_program(
+            lambda *_: pytest.fail("it began"), default_config="grpo_tiny_cpu", has_critic=None
+        )
+
+    committed(run)
+    arguments = [option, str(run)] if option == "--resume" else [f"{option}={run}"]
+    command = [sys.executable, "-c", _HOLDS, str(run)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        before = contents(run)
+        code, text = said([*arguments, "megatron_training.train_iters=5"], start)
+        assert (code, contents(run)) == (1, before)
+        assert f"is in use by a run, process {other.pid} on " in text
+
+
+def test_a_run_that_is_refused_leaves_the_configuration_of_the_one_before(run: Path) -> None:
+    before, other = contents(run), OmegaConf.create({"megatron_training": {"train_iters": 5}})
+    with pytest.raises(OutputError), run_place(run, other, ["megatron_training.train_iters=5"]):
+        raise OutputError("no room")
+    assert contents(run)[".hydra/config.yaml"] == before[".hydra/config.yaml"]
+
+    def begin() -> None:
+        (run / "summary.json").write_text("{}")
+        raise OutputError("it has begun")
+
+    with pytest.raises(OutputError), run_place(run, other, []):
+        begin()
+    assert OmegaConf.load(run / ".hydra/config.yaml") == other

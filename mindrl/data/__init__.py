@@ -1,1 +1,1 @@
-"""From data files to token ids."""
+"""Load data files and convert them to token ids."""

@@ -1,4 +1,4 @@
-"""Which columns of a data set hold prompt, answer and source."""
+"""Columns of a data set that hold prompt, answer and source."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from mindrl.data.rows import Row
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Columns by what they hold, with dots where one lies in another."""
+    """Names of the columns; a dot separates a nested column from its parent."""
 
     prompt: str
     answer: str | None
-    """None where rows have no reference answer."""
+    """None if rows have no reference answer."""
     source: str | None = None
-    """Of the `data_source`, where the form of the rows says it."""
+    """Column of the `data_source`, if the format of the rows defines it."""
     told: str = ""
-    """What is said of columns that no key names."""
+    """Note about columns that were not configured."""
 
 
 def columns_of(training: MegatronTrainingConfig, first: Row) -> Columns:
-    """Return the columns by the keys, or as verl has them where rows are its own and keys unset."""
+    """Return the configured columns, or verl's if the keys are unset and rows have verl's form."""
     named = (training.prompt_column, training.answer_column)
     unset = (MegatronTrainingConfig.prompt_column, MegatronTrainingConfig.answer_column)
     inside = first.values.get("reward_model")

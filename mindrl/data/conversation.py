@@ -1,4 +1,4 @@
-"""What a person and a model have said to each other, as the model reads it."""
+"""Messages of a user and a model, rendered as the model's input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ from mindrl.errors import DataError
 
 @dataclass(kw_only=True)
 class Conversation:
-    """Messages in the tokenizer's chat template, or text behind text where there is none."""
+    """Messages in the tokenizer's chat template, or concatenated if `is_plain`."""
 
     tokenizer: PreTrainedTokenizerBase
     is_plain: bool = False
     system: str | None = None
-    """What the model is told first."""
+    """System prompt."""
     messages: list[ChatMessage] = field(default_factory=list)
 
     def ask(self, text: str) -> Sequence[int]:
-        """Add what a person says; returns all of it as token ids.
+        """Append a user message; return the whole conversation as token ids.
 
         Raises:
-            DataError: The chat template refuses it, or it is no text.
+            DataError: The chat template refuses it, or it is not valid text.
         """
         self.messages.append({"role": "user", "content": text})
         try:
@@ -37,21 +37,21 @@ class Conversation:
         except UnicodeEncodeError as error:
             self.take_back()
             raise DataError(f"the prompt is no text ({error})") from error
-        # As the prompts of a training are read.
+        # Tokenised like the prompts of a training run.
         first = plain_prefix(self.tokenizer) if self.is_plain else []
         token_ids: list[int] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return [*first, *token_ids]
 
     def hear(self, answer: str) -> None:
-        """Add what the model has answered."""
+        """Append an answer of the model."""
         self.messages.append({"role": "assistant", "content": answer})
 
     def take_back(self) -> None:
-        """Forget what was said last."""
+        """Remove the last message."""
         self.messages.pop()
 
     def reset(self) -> None:
-        """Forget all that was said."""
+        """Remove all messages."""
         self.messages.clear()
 
     def _rendered(self) -> str:

@@ -1,4 +1,4 @@
-"""From rows to conversations that are learned from, and which of their tokens are learned."""
+"""Convert rows to conversations for supervised training, and mark the target tokens."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ from mindrl.data.tokenizer import plain_prefix
 from mindrl.errors import DataError
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""With which a chat template says what of it the model generates."""
+"""Marks in a chat template around the model's part."""
 _FIELD = "sft_config.response_column"
 
 
@@ -41,11 +41,11 @@ def load_demonstrations(
 ) -> PromptSet:
     """Read data files, and render whole conversations with the tokenizer's chat template.
 
-    A token of an answer is learned, and the one that ends it; no other is.
+    Targets are the tokens of answers and the token that ends each answer.
 
     Raises:
-        DataError: The file or one of its rows breaks the stated format, it cannot be told which
-            tokens are learned, or a conversation is too long where that is an error.
+        DataError: The file or one of its rows breaks the stated format, the target tokens cannot be
+            determined, or a conversation is too long and the policy is "error".
     """
     training, sft = config.megatron_training, config.sft_config
     assert sft is not None, "the run is supervised"
@@ -85,14 +85,14 @@ def load_demonstrations(
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """Renders conversations, and says which tokens of them are learned."""
+    """Renders conversations and marks their target tokens."""
 
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: Collection[int]
-    """A response ends behind the first of these, so one ends each answer here."""
+    """Tokens that end a response, and so an answer here."""
     turns: Literal["all", "last"]
     is_plain: bool = False
-    """Question and answer stand one behind the other, without a template."""
+    """Concatenate question and answer without a template."""
 
     def demonstration(
         self, messages: list[ChatMessage], place: str, *, uid: int, source: str
@@ -100,7 +100,7 @@ class Lesson:
         """Render a conversation that ends with an answer of the assistant.
 
         Raises:
-            DataError: It does not, or it cannot be told which tokens are learned.
+            DataError: It ends otherwise, or the target tokens cannot be determined.
         """
         if messages[-1]["role"] != "assistant":
             need = f"needed an answer of the assistant, or its column in {_FIELD}"
@@ -128,7 +128,7 @@ class Lesson:
         )
 
     def _plain(self, messages: list[ChatMessage], place: str) -> tuple[list[int], list[bool]]:
-        """Learn what stands behind a question, cut into tokens as it is asked, and an end."""
+        """Tokenise question and answer separately, as in rollouts; targets are answer and end."""
         if len(messages) != 2:
             need = f"megatron_training.chat_template={PLAIN} needs text, or one message"
             raise DataError(f"{place}: {len(messages) - 1} messages; {need}")
@@ -153,7 +153,7 @@ class Lesson:
         return text
 
     def _by_marks(self, messages: list[ChatMessage]) -> tuple[list[int], list[bool]]:
-        """Learn what the template itself marks."""
+        """Return the token ids and the mask of the template's own marks."""
         found = self.tokenizer.apply_chat_template(
             messages, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -162,7 +162,7 @@ class Lesson:
     def _by_prefixes(
         self, messages: list[ChatMessage], text: str, place: str
     ) -> tuple[list[int], list[bool]]:
-        """Learn what comes between a question as it is asked and the same with its answer."""
+        """Mark the text that each answer adds to the rendered conversation before it."""
         if not self.tokenizer.is_fast:
             need = "needed a fast one, which says where its tokens lie, or {% generation %} marks"
             raise DataError(f"{place}: {type(self.tokenizer).__name__} is slow; {need}")
@@ -171,7 +171,7 @@ class Lesson:
             self._span(messages, at, text, place)
             for at in (answers[-1:] if self.turns == "last" else answers)
         ]
-        # The template has placed every special token, so the tokenizer must not add its own.
+        # The template contains every special token, so the tokenizer must not add more.
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         marked = [
             any(start < last and end > first for first, last in spans)
@@ -180,7 +180,7 @@ class Lesson:
         return found["input_ids"], marked
 
     def _span(self, messages: list[ChatMessage], at: int, text: str, place: str) -> tuple[int, int]:
-        """Return between which letters a message lies."""
+        """Return the start and end of a message in characters."""
         asked = self._rendered(messages[:at], place, asks=True)
         answered = self._rendered(messages[: at + 1], place)
         if not (text.startswith(answered) and answered.startswith(asked)):
@@ -194,10 +194,10 @@ class Lesson:
         return len(asked), len(answered)
 
     def _with_ends(self, token_ids: list[int], marked: list[bool], place: str) -> list[bool]:
-        """Learn of each answer what it has up to the token that ends it, and that token."""
+        """Mark each answer up to and including the token that ends it."""
         targets, runs = [False] * len(marked), [*_runs(marked)]
         for first, last in runs[-1:] if self.turns == "last" else runs:
-            # What a template writes behind the end of an answer is never drawn.
+            # The model never generates what a template writes after the end of an answer.
             ends = [at for at in range(first, last) if token_ids[at] in self.stop_token_ids]
             if not ends and last < len(token_ids) and token_ids[last] in self.stop_token_ids:
                 ends = [last]
@@ -214,7 +214,7 @@ class Lesson:
 
 
 def _runs(marked: list[bool]) -> Iterator[tuple[int, int]]:
-    """Return where each run of tokens begins and ends."""
+    """Yield the start and end of each run of marked tokens."""
     at = 0
     for is_marked, run in groupby(marked):
         end = at + sum(1 for _ in run)

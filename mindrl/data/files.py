@@ -1,4 +1,4 @@
-"""Which files the paths of a configuration name: files, folders, patterns. Reads no row."""
+"""Expand the paths of a configuration (files, folders, patterns). Reads no rows."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -10,16 +10,16 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import DataError
 
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
-"""Beginnings of the names of files that hold a part of a data set."""
+"""Prefixes of file names that mark a split of a data set."""
 
 
 def files_of(paths: DataPath | None) -> tuple[str, ...]:
     """Return the data files that paths name, in their order.
 
-    Those of a folder, or of a pattern such as `data/train-*.parquet`, come sorted by name.
+    Files of a folder, or of a pattern such as `data/train-*.parquet`, are sorted by name.
 
     Raises:
-        DataError: One names none, or a folder holds what trains beside what tests.
+        DataError: A path names no file, or a folder mixes training and test files.
     """
     found = tuple(chain.from_iterable(map(_files_at, paths_of(paths))))
     if twice := [path for path in dict.fromkeys(found) if found.count(path) > 1]:
@@ -28,7 +28,7 @@ def files_of(paths: DataPath | None) -> tuple[str, ...]:
 
 
 def data_is_here(config: RunConfig) -> bool:
-    """Say whether all files that a configuration names are on this machine."""
+    """Return whether all data files of a configuration exist on this machine."""
     try:
         files = [file for key in data_keys(config) for file in files_of(config.value_of(key))]
     except DataError:
@@ -66,7 +66,7 @@ def _split_of(file: Path) -> str | None:
 
 
 def _below(folder: Path) -> str:
-    """Say which folders below one hold data: a data set of the hub has one for each subset."""
+    """Return a hint that lists subfolders with data: hub data sets have one per subset."""
     found = {each.parent for each in folder.glob("*/*") if _is_data(each)}
     return f"; below it {', '.join(sorted(map(str, found)))} do" if found else ""
 

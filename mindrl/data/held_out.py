@@ -1,4 +1,4 @@
-"""Which prompts are tests, and that none of them is trained on."""
+"""Select test prompts, and exclude them from training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,13 +12,13 @@ from mindrl.errors import DataError
 def hold_out(
     sets: Sequence[PromptSet], fraction: float, seed: int
 ) -> tuple[tuple[PromptSet, ...], PromptSet]:
-    """Divide training sets into what is trained on and what is tested on.
+    """Split training sets into training prompts and test prompts.
 
-    Of each set the share of its different prompts is held out that has the smallest hash with the
-    seed: equal prompts stay together, and the order of the rows does not matter.
+    From each set, the fraction of distinct prompts with the smallest hashes of seed and text is
+    held out: equal prompts stay together, and the order of the rows does not matter.
 
     Raises:
-        DataError: A set has too few different prompts to be divided.
+        DataError: A set has too few distinct prompts to be split.
     """
     trained, tests = [], []
     for each in sets:
@@ -31,7 +31,7 @@ def hold_out(
             )
         trained.append(each.without({*texts[:count]}))
         held_out = each.without({*texts[count:]})
-        # What its other rows are is said of the training set.
+        # Its other rows are reported with the training set.
         path = f"{fraction:g} of {each.path}"
         tests.append(replace(held_out, path=path, tests=0, dropped=0, filtered=0, told=""))
     return tuple(trained), joined(tests)
@@ -40,7 +40,7 @@ def hold_out(
 def without_tests(
     data: DataConfig, train: Sequence[PromptSet], tests: Mapping[str, PromptSet]
 ) -> tuple[PromptSet, ...]:
-    """Do what the policy says of training prompts that are tests too.
+    """Apply `data_config.test_overlap_policy` to training prompts that are also test prompts.
 
     Raises:
         DataError: The policy is "error" and there are some, or no training prompt is left.

@@ -1,4 +1,4 @@
-"""In which order a run visits the prompts of its sets."""
+"""Order in which a run visits the prompts of its sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,38 +13,38 @@ from mindrl.data.prompts import PromptSet
 
 @dataclass(frozen=True)
 class PromptOrder:
-    """Visits every prompt once per epoch, each epoch in an order of its own.
+    """Visits every prompt once per epoch, in a different order in each epoch.
 
-    A pure function of the seed and the place: a resumed run needs no more than that to go on
-    where it was. The last prompts of an epoch may share a step with the first of the next.
+    A pure function of the seed and the position: a resumed run needs only these to continue. A step
+    may contain the last prompts of an epoch and the first of the next.
     """
 
     count: int
-    """Prompts, at least 1."""
+    """Number of prompts, at least 1."""
     seed: int
     """0 or more."""
     shuffle: bool
-    """False visits them one after the other."""
+    """False visits them in sequence."""
     stream: int = 0
-    """Of the random numbers: sets of one length are not shuffled alike."""
+    """Random stream: sets of equal length are shuffled differently."""
     sequence: tuple[int, ...] = ()
-    """All prompts in the order that is shuffled; empty is that of the file."""
+    """All prompts in the order before shuffling; empty means the order of the file."""
     stages: int = 1
-    """Parts of it that are shuffled each by itself."""
+    """Number of parts of it that are shuffled separately."""
 
     def indices(self, place: int, count: int) -> list[int]:
-        """Return the `count` prompts from a place on; places count from 0, over all epochs."""
+        """Return the `count` prompts from `place` on; places count from 0, over all epochs."""
         places = [divmod(each, self.count) for each in range(place, place + count)]
         orders = {epoch: self._epoch(epoch) for epoch in {epoch for epoch, _ in places}}
         found = [int(orders[epoch][position]) for epoch, position in places]
         return [self.sequence[each] for each in found] if self.sequence else found
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order of an epoch, as places of the sequence."""
+        """Return the order of an epoch, as indices into the sequence."""
         order = np.arange(self.count)
         if not self.shuffle:
             return order
-        # What is zero at the end of a seed is as if it were not there.
+        # Trailing zeros of a seed have no effect, so `stream` is last.
         generator = np.random.default_rng([self.seed, epoch, self.stream])
         parts = np.array_split(order, self.stages)
         return np.concatenate([part[generator.permutation(len(part))] for part in parts])
@@ -52,10 +52,10 @@ class PromptOrder:
 
 @dataclass(frozen=True)
 class MixedOrder:
-    """Visits the prompts of several sets, which lie end to end, by their weights.
+    """Visits the prompts of several concatenated sets in proportion to their weights.
 
-    The set of each place is the one that Webster's method gives the next seat: behind any place
-    each set has had its share of the prompts to within about one. A pure function of the place.
+    Webster's method assigns a set to each place: up to any place, each set has had its share of the
+    prompts to within about one. A pure function of the place.
     """
 
     orders: Sequence[PromptOrder]
@@ -63,7 +63,7 @@ class MixedOrder:
     """Above 0."""
 
     def indices(self, place: int, count: int) -> list[int]:
-        """Return the `count` prompts from a place on; places count from 0."""
+        """Return the `count` prompts from `place` on; places count from 0."""
         drawn = self.drawn(place)
         chosen, before = [], list(drawn)
         for _ in range(count):
@@ -77,9 +77,9 @@ class MixedOrder:
         return [ends[which] + next(taken[which]) for which in chosen]
 
     def drawn(self, place: int) -> list[int]:
-        """Count the prompts of each set before a place."""
+        """Return the number of prompts of each set before a place."""
         total, sets = sum(self.weights), len(self.weights)
-        # No set can have fewer; the last few are given one by one.
+        # Lower bounds of the counts; the last few are assigned one by one.
         shares = [weight / total for weight in self.weights]
         counts = [max(0, int(share * (place - sets / 2) - 1)) for share in shares]
         while sum(counts) < place:

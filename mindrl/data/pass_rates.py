@@ -1,4 +1,4 @@
-"""A data file once more, with a column that says how often a model answers each row right."""
+"""Copy a data file with an added column: the fraction of a model's answers that are correct."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ _FORMS = (".jsonl", ".parquet")
 
 
 def check_new_file(data: str, output: str) -> None:
-    """Refuse a new file that is there already, or has another form than the data.
+    """Refuse an output file that exists or differs in format from the data.
 
-    Rows are told by their place in one file, so it has to be one.
+    Rows are identified by their index in one file, so `data` must be one file.
 
     Raises:
-        ConfigError: With what is needed.
+        ConfigError: With what is required.
     """
     suffix = Path(data).suffix.lower()
     if suffix not in _FORMS:
@@ -32,17 +32,17 @@ def check_new_file(data: str, output: str) -> None:
 
 
 def write_pass_rates(data: str, output: str, column: str, rates: Mapping[int, float]) -> None:
-    """Write a data file with a column of pass rates, whole or not at all.
+    """Write a data file with a column of pass rates, atomically.
 
     Args:
         data: A `.jsonl` or `.parquet` file.
-        output: The new file, of the same form.
-        column: One that is there already is replaced.
-        rates: By place of the row, from 0; rows without one are left out.
+        output: The new file, of the same format.
+        column: Replaced if it exists.
+        rates: By row index, from 0; rows without a rate are left out.
 
     Raises:
         DataError: The file cannot be read.
-        OutputError: The new one cannot be written.
+        OutputError: The new file cannot be written.
     """
     if Path(data).suffix.lower() == ".parquet":
         content = _parquet(data, column, rates)

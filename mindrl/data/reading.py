@@ -1,4 +1,4 @@
-"""What is read of a row besides its prompt and its answer."""
+"""Fields to read from a row besides prompt and answer."""
 
 import math
 from collections.abc import Sequence
@@ -12,29 +12,29 @@ from mindrl.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Columns of a set by `data_config`; None reads none."""
+    """Columns of a set in `data_config`; None reads none."""
 
     first_uid: int = 0
-    """Of its first row."""
+    """Uid of its first row."""
     source: str = ""
-    """Of all its rows, where no column says it."""
+    """Source of all its rows, unless a column has it."""
     source_column: str | None = None
     order_column: str | None = None
     pass_rate_column: str | None = None
     pass_rates: tuple[float, float] = (0.0, 1.0)
-    """The least and the largest that stay."""
+    """Minimum and maximum of the rows that are kept."""
     rewards: RewardColumns = field(default_factory=RewardColumns)
 
     def by_form(self, source_column: str | None) -> "Reading":
-        """Take the source from the column of a known form, where nothing else says it."""
+        """Set the source column of a known row format, unless a source is configured."""
         says = self.source or self.source_column
         return self if says else replace(self, source_column=source_column)
 
     def chosen(self, path: str, rows: Sequence[Row]) -> dict[int, Row]:
-        """Return the rows with a pass rate within its bounds, by place in the file.
+        """Return the rows with a pass rate within the bounds, by row index.
 
         Raises:
-            DataError: There is none, or a row has no pass rate.
+            DataError: No row is left, or a row has no pass rate.
         """
         column, (low, high) = self.pass_rate_column, self.pass_rates
         if column is None:
@@ -53,7 +53,7 @@ class Reading:
         """Return the `data_source` of a row.
 
         Raises:
-            DataError: Its column has none.
+            DataError: Its column has no value.
         """
         if self.source_column is None:
             return self.source
@@ -63,10 +63,10 @@ class Reading:
         return value
 
     def rank_of(self, row: Row) -> float | None:
-        """Return the number that a row is ordered by; None where it is not.
+        """Return the number that a row is sorted by; None without an order column.
 
         Raises:
-            DataError: Its column has none.
+            DataError: Its column has no number.
         """
         if self.order_column is None:
             return None
@@ -75,7 +75,7 @@ class Reading:
     def row_of(
         self, row: Row, messages: Sequence[ChatMessage], *, is_chat: bool
     ) -> PromptRow | None:
-        """Return what rewards take of a row; None where they take nothing."""
+        """Return the fields of a row that rewards use; None if they use none."""
         asked = self.rewards
         names = row.values.keys() if asked.names is None else asked.names & row.values.keys()
         if not names and not asked.takes_chat:

@@ -1,4 +1,4 @@
-"""The rows of a data file, whatever its format, and what stands in their columns."""
+"""Read rows of data files of all formats, and values of their columns."""
 
 import csv
 import json
@@ -20,20 +20,20 @@ from mindrl.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_FIELD = 1 << 30
-"""Letters of a CSV field."""
+"""Maximum length of a CSV field in characters."""
 
 
 class Row(NamedTuple):
     """One row of a data file."""
 
     place: str
-    """For messages: file and line, or file and row."""
+    """File and line, or file and row, for messages."""
     values: dict[str, Any]
     """Column name to value."""
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Yield the rows of a file, whose suffix says its format: one of `SUFFIXES`.
+    """Yield the rows of a file; its suffix, one of `SUFFIXES`, selects the format.
 
     Raises:
         DataError: The file is missing, unreadable, of another format, or malformed.
@@ -65,8 +65,8 @@ def count_rows(path: str) -> int:
 def _read_jsonl(file: Path) -> Iterator[Row]:
     """Yield one row per line that is not blank.
 
-    The JSON reader of `datasets` is not used: it loses line numbers, turns text that
-    looks like a date into a timestamp, and rounds whole numbers above 2**63.
+    The JSON reader of `datasets` is not used: it loses line numbers, converts text that looks like
+    a date to a timestamp, and rounds integers above 2**63.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -77,7 +77,7 @@ def _read_jsonl(file: Path) -> Iterator[Row]:
 
 
 def _read_json(file: Path) -> Iterator[Row]:
-    """Yield the objects of a list; a file that holds none has an object a line, as often is so."""
+    """Yield the objects of a list; other files are read as one object per line."""
     content = file.read_bytes().removeprefix(_BYTE_ORDER_MARK)
     if not content.lstrip().startswith(b"["):
         yield from _read_jsonl(file)
@@ -132,7 +132,7 @@ def _read_csv(file: Path) -> Iterator[Row]:
 
 
 def _records(file: Path, records: Any) -> Iterator[Row]:
-    """Yield the records behind the names of the columns; blank lines are none."""
+    """Yield the records after the header line; skip blank lines."""
     names: list[str] = next(records, [])
     line = records.line_num + 1
     for values in records:
@@ -145,7 +145,7 @@ def _records(file: Path, records: Any) -> Iterator[Row]:
 
 
 def _read_parquet(file: Path) -> Iterator[Row]:
-    # The cache of `datasets` goes by name and time stamp; a fresh one cannot be stale.
+    # The cache of `datasets` is keyed by name and time stamp; a fresh one cannot be stale.
     with tempfile.TemporaryDirectory() as cache, _no_progress_bars():
         try:
             table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
@@ -176,12 +176,12 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def column_of(row: Row, column: str, field: str) -> tuple[str, Any]:
-    """Return the place of a value, for messages, and the value.
+    """Return the location of a value, for messages, and the value.
 
-    Dots lead into a column with columns of its own, unless a column has that whole name.
+    Dots select nested columns, unless a column has that whole name.
 
     Raises:
-        DataError: There is none, with those that there are.
+        DataError: The column is missing; lists the existing ones.
     """
     where = f"{row.place}: column {column!r}"
     if column in row.values:
@@ -199,11 +199,11 @@ def column_of(row: Row, column: str, field: str) -> tuple[str, Any]:
 
 
 _MOST_COLUMNS = 30
-"""Named in a message."""
+"""Maximum number of columns in a message."""
 
 
 def _names(values: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Name columns, and those inside them by dots."""
+    """Yield the names of columns; nested ones are joined by dots."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _names(value, f"{place}{name}.")
@@ -212,6 +212,6 @@ def _names(values: Mapping[str, Any], place: str = "") -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """Quote a value as JSON, cut to 60 characters."""
+    """Format a value as JSON, cut to 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,7 +14,7 @@ from mindrl.errors import ModelError
 from mindrl.observability.regular_files import read_regular_text
 
 _ANSWER = "mindrl"
-"""Stands for an answer where the template is asked what comes behind one."""
+"""Placeholder answer to find what the template appends to an answer."""
 
 
 def load_tokenizer(
@@ -22,7 +22,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer with a chat template from a local Hugging Face folder.
 
-    `chat_template` is that of `megatron_training`: a file, `plain` for none, or None.
+    `chat_template` is `megatron_training.chat_template`: a file, `plain` for none, or None.
 
     Raises:
         ModelError: The folder is missing or unreadable, or has no vocabulary or chat template.
@@ -66,11 +66,11 @@ def _template(file: Path) -> str:
 def stop_token_ids(
     tokenizer: PreTrainedTokenizerBase, model_path: str, more: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Return the tokens that end a response, by id.
+    """Return the ids of the tokens that end a response.
 
-    What the chat template puts behind an answer, the tokenizer's end of sequence, what the
-    model folder names for generation, and `more`. A base model's end of sequence is often not the
-    first.
+    They are the token that the chat template puts after an answer, the tokenizer's end of sequence,
+    the ones that the model folder names for generation, and `more`. A base model's end of sequence
+    often differs from the first.
 
     Raises:
         ModelError: There is none, the tokenizer does not have one of `more`, or the folder's file
@@ -94,7 +94,7 @@ def stop_token_ids(
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the special token that the chat template puts behind an answer, if there is one."""
+    """Return the special token that the chat template puts after an answer, if any."""
     if not tokenizer.chat_template:
         return None
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
@@ -109,7 +109,7 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _named_for_generation(model_path: str) -> list[int]:
-    """Return `eos_token_id` of the first of two files that is there, as the engine does."""
+    """Return `eos_token_id` of the first of two files that exists, as the engine does."""
     files = [Path(model_path, name) for name in ("generation_config.json", "config.json")]
     if not (file := next(filter(Path.is_file, files), None)):
         return []
@@ -124,6 +124,6 @@ def _named_for_generation(model_path: str) -> list[int]:
 
 
 def plain_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return what a tokenizer puts before a text that no template has placed: mostly one token."""
+    """Return the tokens that a tokenizer prepends without a template: at most a BOS token."""
     first: list[int] = tokenizer("")["input_ids"][:1]
     return first if first == [tokenizer.bos_token_id] else []

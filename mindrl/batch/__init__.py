@@ -1,1 +1,1 @@
-"""The typed batches that travel between the stages of a step."""
+"""Typed batches passed between the stages of a step."""

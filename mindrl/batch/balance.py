@@ -1,4 +1,4 @@
-"""How sequences are dealt: to ranks, so that they finish together, and to micro-batches.
+"""Balanced distribution of sequences to ranks and to micro-batches.
 
 Pure functions of lengths and costs. Imports no torch.
 """
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 Group = tuple[float, tuple[int, ...]]
-"""A sum of costs and the indices that it is made of."""
+"""A sum of costs and the indices of its terms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatching:
-    """How the sequences of a rank are cut into micro-batches."""
+    """How the sequences of a rank are divided into micro-batches."""
 
     sequences: int
-    """Sequences of a micro-batch; has no meaning where `tokens` is set."""
+    """Sequences per micro-batch; ignored if `tokens` is set."""
     tokens: int | None = None
-    """Most tokens of a micro-batch; each micro-batch then has as many sequences as fit."""
+    """Maximum tokens of a micro-batch, which then has as many sequences as fit."""
 
     def cut(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of each micro-batch, from the tokens of each sequence.
+        """Return the indices of each micro-batch, from the number of tokens of each sequence.
 
-        Under a budget of tokens they are few and balanced. First-fit decreasing says how many there
-        are: at most 11/9 of the fewest possible, and one. They are balanced where that keeps the
-        budget; otherwise they are those of first fit.
+        With a token budget, first-fit decreasing determines the number of micro-batches: at most
+        11/9 of the minimum, plus one. They are then balanced, unless that exceeds the budget; in
+        that case the first-fit result is returned.
 
         Raises:
             ValueError: A sequence is longer than `tokens`.
@@ -44,12 +44,12 @@ class MicroBatching:
 
 
 def partition(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Deal the indices of costs, not negative, to groups whose largest sum is small.
+    """Partition the indices of non-negative costs into groups with a small maximum sum.
 
-    Karmarkar and Karp's largest differencing, then swaps between the largest and the smallest
-    group. The largest and the smallest sum differ by at most the largest cost, and no group is
-    empty where there are as many costs as groups. The groups come by their first index, and the
-    indices of each ascend: the same for equal input.
+    Uses Karmarkar and Karp's largest differencing method, then swaps between the largest and the
+    smallest group. The largest and the smallest sum differ by at most the largest cost, and no
+    group is empty if there are at least as many costs as groups. Groups are sorted by first index,
+    and so are the indices of each: equal input gives equal output.
     """
     assert parts >= 1, "there is no way to deal to nobody"
     groups = [list(indices) for _, indices in _differencing(costs, parts)]
@@ -61,13 +61,13 @@ def partition(costs: Sequence[float], parts: int) -> list[list[int]]:
 def sequence_costs(lengths: Sequence[int], *, linear: float, quadratic: float) -> list[float]:
     """Return the cost of each sequence: `linear * T + quadratic * T**2` for T tokens.
 
-    In floating-point operations, or any unit that both share; attention adds the square.
+    In floating-point operations, or any other common unit; attention is the quadratic term.
     """
     return [linear * length + quadratic * length**2 for length in lengths]
 
 
 def _first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Put each sequence, longest first, into the first group that has room for it."""
+    """Put each sequence, longest first, into the first group with enough room."""
     room: list[int] = []
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -82,12 +82,12 @@ def _first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def _differencing(costs: Sequence[float], parts: int) -> list[Group]:
-    """Join the two least balanced divisions until one is left.
+    """Merge the two least balanced divisions until one is left.
 
-    A division is a list of groups that are not empty, largest sum first. Joined with the largest
-    groups of one to the smallest of the other, two divisions are as balanced as the worse of them.
+    A division is a list of non-empty groups, largest sum first. Merging pairs the largest groups of
+    one with the smallest of the other; the result is at least as balanced as the worse one.
     """
-    # No two divisions have their least index in common, so divisions are never compared.
+    # Least indices are unique, so the heap never compares divisions.
     alone: list[list[Group]] = [[(cost, (at,))] for at, cost in enumerate(costs)]
     heap = [(_spread(division, parts), at, division) for at, division in enumerate(alone)]
     heapify(heap)
@@ -115,9 +115,9 @@ def _spread(groups: list[Group], parts: int) -> float:
 
 
 def _swap(groups: list[list[int]], costs: Sequence[float]) -> None:
-    """Let the largest and the smallest group trade while that brings them nearer."""
+    """Exchange indices of the largest and the smallest group while that reduces their gap."""
     sums = [sum(costs[index] for index in group) for group in groups]
-    # The bound is for sums that differ by rounding only, which could trade for ever.
+    # The bound stops endless exchanges between sums that differ by rounding only.
     for _ in range(4 * len(groups)):
         large, small = sums.index(max(sums)), sums.index(min(sums))
         trade = _best_trade(groups[large], groups[small], costs, sums[large] - sums[small])
@@ -133,7 +133,7 @@ def _swap(groups: list[list[int]], costs: Sequence[float]) -> None:
 def _best_trade(
     large: list[int], small: list[int], costs: Sequence[float], gap: float
 ) -> tuple[int, list[int]] | None:
-    """Return the index to give and what to take for it that come nearest to half the gap."""
+    """Return the index to give and those to take that move closest to half the gap."""
     offers = sorted((costs[index], index) for index in small)
     best, found = gap / 2, None
     for given in sorted(large):
@@ -147,5 +147,5 @@ def _best_trade(
 
 
 def _in_order(groups: list[list[int]]) -> list[list[int]]:
-    """Sort each group, and the groups by their first index; the empty ones come last."""
+    """Sort each group, then the groups by their first index; empty groups come last."""
     return sorted((sorted(group) for group in groups), key=lambda group: (not group, group))

@@ -1,4 +1,4 @@
-"""Rollouts with everything that an update needs, and the sequences of one optimizer step.
+"""Rollouts with the inputs of an update, and the sequences of one optimizer step.
 
 Shapes: B sequences, T positions.
 """
@@ -13,7 +13,7 @@ from mindrl.batch.sequences import Sequences
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience(Rollouts):
-    """The rollouts of one step with their log-probs and advantages."""
+    """Rollouts of one step with their log-probs and advantages."""
 
     old_logprobs_BT: Tensor | None
     advantages_BT: Tensor
@@ -22,7 +22,7 @@ class Experience(Rollouts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValuedExperience(Experience):
-    """The rollouts of one step with what their critic said of them, and should have said."""
+    """Rollouts of one step with the critic's values and their targets."""
 
     old_values_BT: Tensor
     returns_BT: Tensor
@@ -30,43 +30,43 @@ class ValuedExperience(Experience):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Minibatch(Sequences):
-    """The sequences of one optimizer step of the actor, over all data-parallel ranks."""
+    """Sequences of one optimizer step of the actor, over all data-parallel ranks."""
 
     old_logprobs_BT: Tensor | None
-    """float32; of the policy that the update starts from. None takes those that the update itself
-    finds."""
+    """float32; from the policy at the start of the update. With None the update uses the log-probs
+    that it computes itself."""
     advantages_BT: Tensor
-    """float32; how much better than expected the choice of a token was."""
+    """float32; advantage of each token."""
     token_weights_BT: Tensor
     """float32; 0 outside the response; sums to 1 over the whole update."""
     ref_logprobs_BT: Tensor | None
-    """float32; of the reference. None where the run has no KL term."""
+    """float32; from the reference model. None without a KL term."""
     rollout_logprobs_BT: Tensor | None = None
-    """float32; of the engine that drew the tokens. None where nothing makes up for it."""
+    """float32; from the engine that sampled the tokens. None without a correction for the
+    mismatch."""
     picked_BT: Tensor | None = None
-    """bool; the tokens that the loss holds back. None of a loss that holds none."""
+    """bool; tokens that the loss restrains. None if the loss restrains none."""
     entropy_coef_B: Tensor | None = None
-    """float32; the weight of the entropy bonus, once for each sequence. None takes that of the
-    loss."""
+    """float32; weight of the entropy bonus of each sequence. None uses the weight of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyUpdate:
-    """What an optimizer step of the actor says."""
+    """Result of an optimizer step of the actor."""
 
     metrics: dict[str, float]
     logprobs_BT: Tensor | None
-    """float32, nats; of the tokens of this replica's responses before the step, 0 elsewhere. None
-    where nobody asks, and on ranks without the head."""
+    """float32, nats; of this replica's response tokens before the step, 0 elsewhere. None if not
+    requested, and on ranks without the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticMinibatch(Sequences):
-    """The sequences of one optimizer step of the critic, over all data-parallel ranks."""
+    """Sequences of one optimizer step of the critic, over all data-parallel ranks."""
 
     old_values_BT: Tensor
-    """float32; of the critic that the updates start from."""
+    """float32; from the critic at the start of the updates."""
     returns_BT: Tensor
-    """float32; what the critic should have said."""
+    """float32; targets of the values."""
     token_weights_BT: Tensor
     """float32; 0 outside the response; sums to 1 over the whole update."""

@@ -1,4 +1,4 @@
-"""Prompts, as token ids, on their way to the rollout engine."""
+"""Prompts as token ids, as passed to the rollout engine."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,51 +11,51 @@ ChatMessage = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRow:
-    """What rewards take of a row of the data besides."""
+    """Fields of a data row that rewards use, besides the answer."""
 
     columns: Mapping[str, Any]
-    """As they are in the file."""
+    """Values as in the file."""
     messages: tuple[ChatMessage, ...] = ()
-    """What the chat template got, where a reward takes it."""
+    """Messages given to the chat template, if a reward uses them."""
     is_chat: bool = False
-    """The file has messages, and no text."""
+    """Whether the file has messages instead of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One question with its right answer.
+    """One question with its reference answer.
 
-    Token ids are made once, by the model's own chat template, and are the only
-    currency from here on: no text is tokenised again on the way to a loss.
+    The model's chat template produces the token ids once; no later stage tokenises text again
+    before the loss.
     """
 
     uid: int
-    """Row of the data file, counted from 0 and on over several; stable over a run."""
+    """Index of the row, counted from 0 over all data files; stable over a run."""
     token_ids: tuple[int, ...]
-    """The rendered chat, generation prompt included."""
+    """Rendered chat, including the generation prompt."""
     text: str
-    """The rendered chat as text, for people to read."""
+    """Rendered chat as text, for people to read."""
     answer: str
-    """The right answer, which the reward compares with."""
+    """Reference answer for the reward."""
     source: str = ""
-    """Its `data_source`, which chooses the reward; empty where the run has no such thing."""
+    """Its `data_source`, which selects the reward; empty without one."""
     row: PromptRow | None = None
-    """None where no reward takes any of it."""
+    """None if no reward uses any of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration(Prompt):
-    """A conversation that is learned from: its token ids and its text are all of it."""
+    """A conversation for supervised training; its token ids and text include the answers."""
 
     targets: tuple[bool, ...]
-    """Of each token, whether it is learned: those of answers, and what ends them. Never the
-    first."""
+    """For each token, whether it is a target: tokens of answers and the tokens that end them. Never
+    true for the first."""
 
 
 def sample_numbers(uids: Iterable[int]) -> list[int]:
-    """Count the responses to each prompt, from 0; `uids` says which each response answers.
+    """Number the responses to each prompt from 0; `uids` are the prompts of the responses.
 
-    A step that goes over the end of an epoch may hold a prompt twice, which goes on counting.
+    A step that crosses the end of an epoch may contain a prompt twice; its numbers continue.
     """
     drawn: Counter[int] = Counter()
     numbers = []
@@ -66,10 +66,10 @@ def sample_numbers(uids: Iterable[int]) -> list[int]:
 
 
 def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int, drawn: int = 0) -> int:
-    """Derive the seed of one sequence, 0 to 2 ** 63 - 1: the same however the run is laid out.
+    """Return the seed of one sequence, 0 to 2 ** 63 - 1, independent of the run's layout.
 
-    `step` is the one that begins it. One that goes on with `drawn` tokens has another seed, for the
-    engine begins its random numbers anew.
+    `step` is the one that starts the sequence. A sequence continued after `drawn` tokens has
+    another seed, because the engine restarts its random numbers.
     """
     text = f"{run_seed}/{step}/{uid}/{sample}" + (f"/{drawn}" if drawn else "")
     return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 1

@@ -1,7 +1,7 @@
-"""Sampled sequences, as they come from the rollout engine.
+"""Sequences sampled by the rollout engine.
 
-Shapes: B sequences, T positions of the longest sequence, prompt and response together.
-A sequence is its prompt followed at once by its response, padded on the right.
+Shapes: B sequences, T positions of the longest sequence, prompt and response together. A sequence
+is its prompt, directly followed by its response, padded on the right.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from mindrl.batch.sequences import Sequences
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Responses:
-    """What the rollout engine answers, end to end: the N tokens of B responses.
+    """Responses of the rollout engine, concatenated: the N tokens of B responses.
 
-    Tensors from the engine on: a step of 67 million tokens has no time for as many objects.
+    Tensors, not lists: a step of 67 million tokens must not create as many objects.
     """
 
     token_ids_N: Tensor
     """int64."""
     logprobs_N: Tensor
-    """float32; the engine's log-prob of each of its own tokens, in nats."""
+    """float32; the engine's log-prob of each sampled token, in nats."""
     lengths_B: Tensor
-    """int64; tokens of each response."""
+    """int64; number of tokens of each response."""
     finished_B: Tensor
-    """bool; it ended by itself rather than at the length limit."""
+    """bool; whether it ended by itself, not at the length limit."""
 
     def __post_init__(self) -> None:
-        """Check that each token has its log-prob, and each response its tokens."""
+        """Check that there is a log-prob per token, and that the lengths add up to the tokens."""
         assert len(self.token_ids_N) == len(self.logprobs_N), "one log-prob for each token"
         assert len(self.token_ids_N) == int(self.lengths_B.sum()), "lengths add up to the tokens"
         assert len(self.lengths_B) == len(self.finished_B), "each response ended or was cut"
@@ -45,7 +45,7 @@ class Responses:
         logprobs: Sequence[Sequence[float]],
         finished: Sequence[bool],
     ) -> Self:
-        """Take lists as an engine gives them; all three have B entries."""
+        """Convert an engine's lists; all three have B entries."""
         return cls(
             token_ids_N=torch.tensor([*chain.from_iterable(token_ids)], dtype=torch.int64),
             logprobs_N=torch.tensor([*chain.from_iterable(logprobs)], dtype=torch.float32),
@@ -55,7 +55,7 @@ class Responses:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put the responses of all replicas into one, in order."""
+        """Concatenate the responses of all replicas, in order."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
@@ -66,7 +66,7 @@ class Responses:
         return [*zip(tokens, torch.split(self.logprobs_N, lengths), strict=True)]
 
     def in_order(self, places: Sequence[int]) -> Self:
-        """Put each response to its place among all, of which there are as many."""
+        """Return the responses permuted: response i moves to index `places[i]`."""
         rows = torch.tensor(places, dtype=torch.int64).argsort().tolist()
         each = self.each()
         return type(self)(
@@ -79,23 +79,23 @@ class Responses:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollouts(Sequences):
-    """Sequences sampled from the current policy: the response is what the policy chose."""
+    """Sequences sampled from the current policy; the response is the sampled part."""
 
     rollout_logprobs_BT: Tensor
-    """float32; nats under the response mask, 0 elsewhere."""
+    """float32; nats where the response mask is true, 0 elsewhere."""
     group_B: Tensor
-    """int64; which prompt of the step a sequence answers."""
+    """int64; index of the prompt of the step that a sequence answers."""
     finished_B: Tensor
-    """bool; the response ended by itself."""
+    """bool; whether the response ended by itself."""
     ages_BT: Tensor | None = None
-    """int64; steps between the one whose weights drew a token and the one that trains on it. None
-    where all were drawn in the same."""
+    """int64; steps between the step whose weights sampled a token and the step that trains on it.
+    None if one step sampled all of them."""
 
     @classmethod
     def from_responses(
         cls, prompts: Sequence[Sequence[int]], responses: Responses, group: Sequence[int]
     ) -> Self:
-        """Lay out the token ids of prompts with B responses; `group` says which each answers."""
+        """Combine the token ids of prompts with B responses; `group` is the prompt of each."""
         assert len(group) == len(responses.lengths_B), "each response answers a prompt"
         prompts_P = [torch.tensor(prompt) for prompt in prompts]
         asked = [prompts_P[index] for index in group]
@@ -104,7 +104,7 @@ class Rollouts(Sequences):
         positions_T = torch.arange(int(lengths_B.max()))
         prompt_mask_BT = positions_T < asked_B[:, None]
         mask_BT = (positions_T < lengths_B[:, None]) & ~prompt_mask_BT
-        # A mask is filled row by row: what lies end to end falls where it belongs.
+        # masked_scatter_ fills a mask row by row, so concatenated tokens reach their places.
         tokens_BT = torch.zeros(mask_BT.shape, dtype=torch.int64)
         tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat(asked))
         tokens_BT.masked_scatter_(mask_BT, responses.token_ids_N)
@@ -120,14 +120,14 @@ class Rollouts(Sequences):
         )
 
     def with_ages(self, ages_N: Tensor) -> Self:
-        """Say how old each response token is, end to end."""
+        """Set the age of each response token, given concatenated."""
         mask_BT = self.response_mask_BT
         ages_BT = torch.zeros(mask_BT.shape, dtype=torch.int64).masked_scatter_(mask_BT, ages_N)
         return replace(self, ages_BT=ages_BT)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put batches one below the other; the groups of each come behind those before."""
+        """Concatenate batches; group indices continue from one batch to the next."""
         longest = max(part.tokens_BT.size(1) for part in parts)
         columns = {}
         assert all(part.ages_BT is None for part in parts), "of one step"
@@ -141,7 +141,7 @@ class Rollouts(Sequences):
         return cls(**columns | {"group_B": torch.cat(groups)})
 
     def sequences(self) -> Sequences:
-        """Return the sequences alone, as a model scores them."""
+        """Return only the sequences, as input of a model."""
         return self.into(Sequences)
 
     def response_tokens(self, row: int) -> list[int]:
@@ -150,7 +150,7 @@ class Rollouts(Sequences):
         return chosen
 
     def metrics(self) -> dict[str, float]:
-        """Say how long the responses are and how many ran into the limit."""
+        """Return the lengths of the responses and the fraction that reached the limit."""
         response_lengths_B = self.response_mask_BT.sum(dim=1).double()
         return {
             "rollout/response_tokens": response_lengths_B.sum().item(),

@@ -1,7 +1,7 @@
-"""Sequences, and what models say of them.
+"""Sequences, and the outputs of models for them.
 
-Shapes: B sequences, T positions. Log-probs at position t are those of the token at t, and so is
-the value: what is expected before the token at t is chosen.
+Shapes: B sequences, T positions. Log-probs at position t are those of the token at t, and the value
+at t is the expected return before the token at t is chosen.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,21 +14,21 @@ StageT = TypeVar("StageT", bound="Sequences")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """Token sequences whose log-probs are asked for."""
+    """Token sequences whose log-probs are to be computed."""
 
     tokens_BT: Tensor
     """int64, padded on the right."""
     lengths_B: Tensor
     """int64, tokens of each sequence."""
     response_mask_BT: Tensor
-    """bool; True where a log-prob is wanted. Never True at position 0."""
+    """bool; True for tokens that need a log-prob. Never True at position 0."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
         return len(self.lengths_B)
 
     def rows(self, index: Tensor | slice) -> Self:
-        """Take some sequences, in the order of `index`, cut to the longest of them."""
+        """Select sequences in the order of `index`, cut to the longest of them."""
         longest = int(self.lengths_B[index].max())
         columns: dict[str, Any] = {}
         for field in fields(self):
@@ -40,7 +40,7 @@ class Sequences:
         return replace(self, **columns)
 
     def into(self, stage: type[StageT], **columns: Tensor | None) -> StageT:
-        """Make a batch of another stage: of the columns that both have, and of new ones."""
+        """Create a batch of another stage from the columns that both have, and new ones."""
         own = {field.name for field in fields(self)}
         shared = own & {field.name for field in fields(stage)} - columns.keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in shared} | columns
@@ -54,12 +54,12 @@ class Logprobs:
     logprobs_BT: Tensor
     """float32, nats."""
     entropy_BT: Tensor
-    """float32, nats, of the distribution that the token was drawn from."""
+    """float32, nats, of the distribution from which the token was sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """What a critic says of a batch of sequences, on the host."""
+    """A critic's values of a batch of sequences, on the host."""
 
     values_BT: Tensor
     """float32, in units of reward; 0 outside the response."""
@@ -67,7 +67,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceScores:
-    """What a reward model says of a batch of sequences, on the host."""
+    """A reward model's scores of a batch of sequences, on the host."""
 
     rewards_B: Tensor
-    """float32, one for each whole sequence."""
+    """float32, one per sequence."""

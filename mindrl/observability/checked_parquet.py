@@ -1,4 +1,4 @@
-"""Parquet files that hold their own checksum, so that a flipped bit is never read as data."""
+"""Parquet files that contain their own checksum, so that a flipped bit is never read as data."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -6,15 +6,15 @@ import xxhash
 
 _NAME = b"mindrl.checksum"
 _BLANK = b"0" * 32
-"""Stands for the checksum while it is computed: XXH3 of 128 bits, in hexadecimal digits."""
+"""Placeholder while the checksum is computed: XXH3 of 128 bits, in hexadecimal digits."""
 _VALUE = len(_NAME) + 2
-"""Bytes from the name to the value in the file's footer: the field of the value and its length."""
+"""Bytes from the name to the value in the file's footer: the value's field and length."""
 _UNCHECKED_KEYS = frozenset({b"ARROW:schema", b"mindrl.scores"})
-"""Metadata of the files that earlier versions wrote, which have no checksum."""
+"""Metadata keys of files without a checksum, written by earlier versions."""
 
 
 def checked_parquet(table: pa.Table) -> bytes:
-    """Return a table as the bytes of a Parquet file, with their checksum in the metadata."""
+    """Return a table as the bytes of a Parquet file with a checksum in the metadata."""
     output = pa.BufferOutputStream()
     with pq.ParquetWriter(output, table.schema) as writer:
         writer.write_table(table)
@@ -29,7 +29,7 @@ def read_checked_parquet(content: bytes) -> pa.Table:
     """Return the table in the bytes of a Parquet file.
 
     Raises:
-        ValueError: The bytes differ from what was written, or they are no Parquet file.
+        ValueError: The bytes do not match their checksum, or they are not a Parquet file.
         OSError: Part of the file is missing.
     """
     if (start := content.rfind(_NAME) + _VALUE) >= _VALUE:

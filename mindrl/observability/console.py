@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run for the user: a live bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from mindrl.observability.terminal import printable
 
 NARROWEST_CELL = 7
 _UNFOLDED = 10_000
-"""Columns of what has no width."""
+"""Width in columns of an output without a width."""
 ROWS_PER_HEADER = 20
 
 COLUMNS = (
@@ -28,13 +28,13 @@ COLUMNS = (
     ("update s", "seconds/update", ".1f"),
     ("step s", "seconds/step", ".1f"),
 )
-"""Of the step lines: a label, the metric, and its format as for the built-in `format`."""
+"""Columns of the step lines: label, metric, and format as for the built-in `format`."""
 MORE = (
     ("failed", "reward/failed_share", ".0%"),
     ("timed out", "reward/timeouts", ".0f"),
     ("probed tokens", "logprob_gap/probe_tokens", ".0f"),
 )
-"""Follow the columns in steps in which they are above 0."""
+"""Appended to the step lines in which they are above 0."""
 SUPERVISED_COLUMNS = (
     ("loss", "sft/loss", ".4f"),
     ("norm", "update/grad_norm", ".3f"),
@@ -43,7 +43,7 @@ SUPERVISED_COLUMNS = (
     ("tok/s", "throughput/tokens_per_second", ".0f"),
     ("step s", "seconds/step", ".1f"),
 )
-"""The same of supervised fine-tuning."""
+"""Columns for supervised fine-tuning."""
 
 
 class StepConsole:
@@ -83,12 +83,12 @@ class StepConsole:
             self._progress.stop()
 
     def stage(self, name: str) -> None:
-        """Say what the run does from now on, where there is a place for it; it may be nothing."""
+        """Show the current stage on the live bar, if there is one; the name may be empty."""
         if self._progress is not None:
             self._progress.enter(name)
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Show that a step is done."""
+        """Show a finished step."""
         labels = [label for label, _, _ in self._columns]
         cells = [
             format(metrics[name], spec) if name in metrics else "-"
@@ -116,23 +116,23 @@ class StepConsole:
         self.measured(step, f"accuracy {accuracy:.3f}")
 
     def measured(self, step: int, text: str) -> None:
-        """Show what an evaluation has measured after a step; step 0 is before training."""
+        """Show the result of an evaluation after a step; step 0 is before training."""
         self._line(f"eval {self._position(step)}  {text}", "cyan")
 
     def note(self, text: str) -> None:
-        """Show a line of text; control characters and rich markup in it do nothing."""
+        """Show a line of text; control characters and rich markup in it have no effect."""
         self._line(printable(text))
 
     def show(self, renderable: RenderableType, *, folds: bool = True) -> None:
-        """Show anything that rich can lay out, such as a sample.
+        """Show any rich renderable, such as a sample.
 
-        What does not fold keeps its lines whole where no terminal has a width, so that what reads
-        them, a program or a search, finds a path in one piece.
+        With `folds=False`, lines stay whole unless the output is a terminal, so that a program or a
+        search finds each path in one piece.
         """
         console = self._console
         if not folds and not console.is_terminal:
             console = Console(file=self._stream, highlight=False, width=_UNFOLDED)
-        # A reader that has gone, or a full disk behind the stream, must not end a run.
+        # A closed pipe, or a full disk, must not end a run.
         with suppress(OSError):
             console.print(renderable)
             self._stream.flush()
@@ -155,7 +155,7 @@ class StepConsole:
         return "  ".join((first.rjust(max(len("step"), len(self._position(0)))), *padded))
 
     def _time_left(self, step: int) -> str:
-        """Estimate from the steps after the first, which also pays for warming up."""
+        """Estimate the time left from the steps after the first, which includes warm-up."""
         now = time.perf_counter()
         if self._first_step is None or step <= self._first_step[0]:
             self._first_step = (step, now)
@@ -166,5 +166,5 @@ class StepConsole:
 
 
 def _shown(value: float, spec: str) -> str:
-    """Return a number above 0 by its format; no share of it reads `0%`."""
+    """Format a number above 0; a fraction below 1 % becomes `<1%`, not `0%`."""
     return "<1%" if spec.endswith("%") and value < 0.01 else format(value, spec)

@@ -1,4 +1,4 @@
-"""Read a growing file of lines by what it has gained, and see when it is another file."""
+"""Read a growing file of lines incrementally, and detect that it was replaced."""
 
 import os
 from collections.abc import Iterator
@@ -10,22 +10,22 @@ from mindrl.observability.regular_files import open_regular
 
 _CHUNK_BYTES = 1 << 20
 _MARK_BYTES = 64
-"""Read again at each look: the end of what was read, which must not have changed."""
+"""Bytes before the offset that are read again at each check; they must not have changed."""
 
 
 class LineTail:
-    """Return the lines that a file has gained since the last call."""
+    """Reads the lines that a file has gained since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.read_bytes = 0
-        """Offset behind the last whole line that was read."""
+        """Offset after the last complete line that was read."""
         self._file: tuple[int, int] | None = None
-        """Device and inode; None before the file was seen."""
+        """Device and inode; None before the first read."""
         self._mark = b""
 
     def is_restarted(self) -> bool:
-        """Return whether the file was replaced, shortened, removed or written anew.
+        """Return whether the file was replaced, shortened, removed or rewritten.
 
         Raises:
             OutputError: The file cannot be read.
@@ -45,10 +45,9 @@ class LineTail:
             raise _unreadable(self.path, error) from error
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the offset and the content of each new whole line, with its line feed.
+        """Yield the offset and the content of each new complete line, with its line feed.
 
-        A line without its end is being written: it is yielded by a later call. A file that is not
-        there has no lines.
+        An incomplete last line is yielded by a later call. A missing file has no lines.
 
         Raises:
             OutputError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""What stands below the lines of a run on a terminal: how far it is, what it does, how it fares."""
+"""Live bar below the lines of a run on a terminal: progress, stage, rewards, memory."""
 
 import math
 import re
@@ -16,14 +16,14 @@ from mindrl.observability.units import gib_text
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 4, 40
-"""Of a sparkline, in columns."""
+"""Minimum and maximum width of a sparkline in columns."""
 _REWARD = "reward/mean"
 _DEVICE = re.compile(r"memory/worker_\d+/device_peak_bytes")
 _HOST = re.compile(r"memory/worker_\d+/rss_bytes")
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draw values as blocks, from the least of them to the largest; a gap is one not finite."""
+    """Draw values as blocks, scaled from their minimum to maximum; non-finite ones as gaps."""
     finite = [value for value in values if math.isfinite(value)]
     least = min(finite, default=0.0)
     span = max(finite, default=0.0) - least
@@ -31,7 +31,7 @@ def sparkline(values: Sequence[float]) -> str:
     def block(value: float) -> str:
         if not math.isfinite(value):
             return " "
-        # Where all are equal none is low.
+        # Equal values are drawn at half height.
         share = (value - least) / span if span else 0.5
         return _BLOCKS[round(share * (len(_BLOCKS) - 1))]
 
@@ -39,10 +39,10 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 class LiveBar(Progress):
-    """A bar with the time left, and below it a line that follows the newest step."""
+    """A progress bar with the time left, and below it a line about the newest step."""
 
     def __init__(self, console: Console) -> None:
-        """Lay it out; nothing is drawn before `start`."""
+        """Build the layout; nothing is drawn before `start`."""
         self.stage, self.since = "start", time.monotonic()
         self.rewards: deque[float] = deque(maxlen=_WIDEST)
         self.newest: Metrics = {}
@@ -53,23 +53,23 @@ class LiveBar(Progress):
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
-            # rich forgets steps older than 30 s by default, and one step may take minutes.
+            # By default rich forgets steps older than 30 s, but a step may take minutes.
             speed_estimate_period=float("inf"),
             refresh_per_second=2,
         )
 
     def enter(self, stage: str) -> None:
-        """Say what the run does from now on; nothing is between two stages."""
+        """Set the stage that is shown; empty between two stages."""
         self.stage, self.since = stage, time.monotonic()
 
     def take(self, metrics: Metrics) -> None:
-        """Take the metrics of a step."""
+        """Update the line with the metrics of a step."""
         self.newest = metrics
         if _REWARD in metrics:
             self.rewards.append(metrics[_REWARD])
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the bar, and the line below it."""
+        """Yield the bar and the line below it."""
         yield self.make_tasks_table(self.tasks)
         yield Text(self._line(), no_wrap=True, overflow="ellipsis", style="dim")
 
@@ -87,7 +87,7 @@ class LiveBar(Progress):
         return "  ".join([*parts, *rest])
 
     def _workers(self) -> list[str]:
-        """Say how many workers there are, and what the fullest has and all have of memory."""
+        """Return the number of workers, the maximum device memory, and the total host memory."""
         device = [value for name, value in self.newest.items() if _DEVICE.fullmatch(name)]
         host = [value for name, value in self.newest.items() if _HOST.fullmatch(name)]
         parts = [f"{len(host)} worker{'s' if len(host) > 1 else ''}"] if host else []

@@ -1,4 +1,4 @@
-"""Log files: of the driver, and of worker processes with all that libraries print."""
+"""Log files of the driver, and of worker processes with all output of libraries."""
 
 import faulthandler
 import io
@@ -22,9 +22,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def configure_logging(
     path: Path, *, level: int | str = logging.INFO, rank: int | None = None
 ) -> None:
-    """Send every log record of this process to the end of one file, and nowhere else.
+    """Append all log records of this process to one file, and send them nowhere else.
 
-    A line reads `time level [rank] logger: message`. A second call moves on to its own file.
+    A line reads `time level [rank] logger: message`. A second call switches to its own file.
 
     Raises:
         OutputError: if the file cannot be opened.
@@ -42,10 +42,10 @@ def configure_logging(
 
 
 def redirect_output(path: Path) -> None:
-    """Append all that this process and its children print to one file, line by line.
+    """Append all output of this process and its children to one file, line by line.
 
-    Works on file descriptors 1 and 2, so that libraries written in C are caught as well.
-    For worker processes; there is no way back.
+    Replaces file descriptors 1 and 2, so that output of C libraries is captured too. For worker
+    processes; it cannot be undone.
 
     Raises:
         OutputError: if the file cannot be opened.
@@ -63,9 +63,9 @@ def redirect_output(path: Path) -> None:
 
 
 def stacks_on_signal() -> None:
-    """Print the Python stacks of all threads, the main one last, whenever SIGUSR1 comes.
+    """Print the Python stacks of all threads, the main one last, on every SIGUSR1.
 
-    Also while the main thread spins, or waits in compiled code: Python has no part in it.
+    Also works while the main thread loops, or waits in compiled code.
     """
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
 
@@ -73,8 +73,8 @@ def stacks_on_signal() -> None:
 def tail(path: Path, lines: int = 20) -> str:
     """Return the last lines that are not blank, safe to show on a terminal.
 
-    Reads at most the last 256 KiB. Colours are dropped, carriage returns of progress bars end
-    a line, bytes that are not UTF-8 are replaced. A file that cannot be read is said to be so.
+    Reads at most the last 256 KiB. Colours are removed, carriage returns of progress bars end a
+    line, bytes that are not UTF-8 are replaced. For an unreadable file, returns the error.
     """
     try:
         with open_regular(path) as file:
@@ -94,7 +94,7 @@ class _LogHandler(logging.FileHandler):
 
 
 class _LogFile(io.FileIO):
-    """Loses what does not go to the disk: a full one must not end whoever writes a log."""
+    """Drops output that cannot be written: a full disk must not end a process that logs."""
 
     def write(self, data: Any) -> int:
         with suppress(OSError):
@@ -103,6 +103,6 @@ class _LogFile(io.FileIO):
 
 
 def _text(file: io.FileIO) -> io.TextIOWrapper:
-    """Write lines of text to a file; a lone surrogate must not cost the line."""
+    """Return a line-buffered text file; a lone surrogate is escaped, not refused."""
     buffer = io.BufferedWriter(file)
     return io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True)

@@ -11,14 +11,14 @@ _OF_CARRYING_OUT = ("seconds/", "bytes/", "memory/", "throughput/")
 
 
 def computed(metrics: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Leave out what says how a step was carried out, which differs from one time to the next."""
+    """Return the metrics without times, bytes, memory and throughput, which vary between runs."""
     return {name: value for name, value in metrics.items() if not name.startswith(_OF_CARRYING_OUT)}
 
 
 def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
-    """Average each name over the parts, all of which must hold the same names.
+    """Return the mean of each name over the parts, which must have the same names.
 
-    A NaN or inf in a part stays visible in the mean.
+    A NaN or inf in a part makes the mean NaN or inf.
     """
     assert parts, "the mean of no metrics"
     names = parts[0].keys()
@@ -28,10 +28,10 @@ def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
 
 
 def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
-    """Average the optimizer steps of a step, as `<model>/<name>`, and count those not taken.
+    """Average the optimizer steps of a step, as `<model>/<name>`, and count the skipped ones.
 
-    `<model>/skipped` is that count. Only steps that were taken enter the means: where none was,
-    the count stands alone.
+    `<model>/skipped` is that count. Only steps that were taken enter the means: if all were
+    skipped, only the count is returned.
     """
     taken = [update for update in updates if not update["skipped"]]
     means = mean_metrics(taken) if taken else {}
@@ -40,7 +40,7 @@ def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
 
 
 def merge(*parts: Metrics) -> Metrics:
-    """Join metrics into one, in order; a name may come from one part only."""
+    """Merge metrics, in order; each name may occur in one part only."""
     merged: Metrics = {}
     for part in parts:
         duplicates = merged.keys() & part.keys()
@@ -50,18 +50,18 @@ def merge(*parts: Metrics) -> Metrics:
 
 
 def measured(metrics: Metrics) -> Metrics:
-    """Leave out what could not be measured, where a count under `nonfinite/` says why."""
+    """Return the metrics without non-finite values if counts under `nonfinite/` explain them."""
     if not any(name.startswith("nonfinite/") for name in metrics):
         return metrics
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def nonfinite_causes(metrics: Metrics) -> str:
-    """Say what was not finite, and on which worker; empty where nothing is counted."""
+    """Return what was not finite, and on which worker; empty if no count is present."""
     places = [name.split("/")[:0:-1] for name in metrics if name.startswith("nonfinite/")]
     return ", ".join(" of ".join(place) for place in sorted(places))
 
 
 def nonfinite_keys(metrics: Metrics) -> tuple[str, ...]:
-    """Return the names, sorted, whose value is NaN or infinite."""
+    """Return the sorted names whose value is NaN or infinite."""
     return tuple(sorted(name for name, value in metrics.items() if not math.isfinite(value)))

@@ -1,4 +1,4 @@
-"""Files as mindrl writes them: strict JSON, whole records, one wording where a disk refuses."""
+"""Output files: strict JSON, complete records, and one wording of disk errors."""
 
 import errno
 import json
@@ -12,12 +12,12 @@ from mindrl.errors import OutputError
 from mindrl.observability.regular_files import read_regular
 
 _UNFINISHED = ".tmp"
-"""How the name of a file ends that is to replace another."""
+"""Suffix of a temporary file that is to replace another."""
 
 
 @contextmanager
 def output_errors(path: Path, need: str = "") -> Iterator[None]:
-    """Turn an OSError of the body into an OutputError that names the path and the need."""
+    """Convert an OSError in the body to an OutputError with the path and the requirement."""
     try:
         yield
     except OSError as error:
@@ -26,10 +26,10 @@ def output_errors(path: Path, need: str = "") -> Iterator[None]:
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
-    """Return `value` as JSON text, with null for NaN and inf, which JSON does not have.
+    """Return `value` as JSON text, with null for NaN and inf, which JSON cannot represent.
 
-    Paths become strings. ASCII only, so that no prompt or response can reach the terminal
-    of a person who prints the file.
+    Paths become strings. ASCII only, so that a prompt or response cannot send control characters to
+    a terminal that prints the file.
     """
     return json.dumps(_nulled(value), allow_nan=False, default=os.fspath, indent=indent)
 
@@ -47,21 +47,21 @@ def _nulled(value: object) -> object:
 
 
 def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
-    """Write the mapping so that a reader, or a crash, finds the old file or the new one whole.
+    """Write the mapping atomically: a reader, or a crash, finds the old file or the new one.
 
     Raises:
-        OutputError: if the file cannot be written; what was there before is kept.
+        OutputError: if the file cannot be written; the old file is kept.
     """
     replace_file(path, (json_text(mapping, indent=2) + "\n").encode("ascii"))
 
 
 def replace_file(path: Path, content: bytes | memoryview, *, waits: bool = True) -> None:
-    """Write a file so that a reader, or a crash, finds the old one or the new one whole.
+    """Write a file atomically: a reader, or a crash, finds the old file or the new one.
 
-    One that does not wait for the disk may be lost, or empty, if the machine itself fails.
+    With `waits=False` the file may be lost, or empty, if the machine itself fails.
 
     Raises:
-        OutputError: if it cannot be written; what was there before is kept.
+        OutputError: if it cannot be written; the old file is kept.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
     with output_errors(path):
@@ -81,7 +81,7 @@ def _write(path: Path, content: bytes | memoryview, *, waits: bool) -> None:
 
 
 def forget_unfinished(folder: Path) -> None:
-    """Remove what writers that were killed while they replaced files of a folder left there.
+    """Remove temporary files that killed writers left in a folder.
 
     Raises:
         OutputError: if one cannot be removed.
@@ -92,9 +92,9 @@ def forget_unfinished(folder: Path) -> None:
 
 
 class AppendedFile:
-    """A file that grows by whole records, and stays readable if the run is killed or the disk full.
+    """A file of complete records, readable after a kill or on a full disk.
 
-    Each record is handed to the kernel before `write` returns. An existing file is continued.
+    Each record is passed to the kernel before `write` returns. An existing file is continued.
 
     Raises:
         OutputError: from any method, if the file cannot be written.
@@ -104,11 +104,11 @@ class AppendedFile:
         self._path = path
         with output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: what a full disk refused must not be tried again by `close`.
+            # Unbuffered: `close` must not retry what a full disk refused.
             self._file = path.open("ab", buffering=0)
 
     def write(self, record: bytes) -> None:
-        """Append all of a record, or nothing where there is no room for all."""
+        """Append a whole record, or nothing if there is no room for all of it."""
         with output_errors(self._path):
             before = os.fstat(self._file.fileno()).st_size
             if self._file.write(record) < len(record):
@@ -117,27 +117,27 @@ class AppendedFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file; a second call has no effect."""
         with output_errors(self._path):
             self._file.close()
 
 
 class JsonLinesFile(AppendedFile):
-    """A file that grows by one JSON record a line."""
+    """A file of JSON records, one per line."""
 
     def append(self, *records: Mapping[str, object]) -> None:
-        """Write each record as one line, all of them or none."""
+        """Write each record as one line: all of them or none."""
         self.write("".join(f"{json_text(record)}\n" for record in records).encode("ascii"))
 
 
 def forget_later_steps(path: Path, step: int) -> list[int]:
     """Drop the records of later steps from a file of JSON lines.
 
-    A line without an integer `step` stays where a record that stays follows it. The last line may
-    be half a record, of a run that was killed.
+    A line without an integer `step` is kept if a kept record follows it. The last line may be
+    incomplete after a kill.
 
     Returns:
-        The numbers, from 1, of the lines without a step that stay.
+        The numbers, from 1, of the kept lines without a step.
 
     Raises:
         OutputError: if the file cannot be read or written.
@@ -153,7 +153,7 @@ def forget_later_steps(path: Path, step: int) -> list[int]:
 
 
 def step_of_record(line: bytes) -> int | None:
-    """Return the step of a JSON line; None where the line is no record with an integer `step`."""
+    """Return the step of a JSON line; None if it is no record with an integer `step`."""
     try:
         found = json.loads(line)["step"]
     except (ValueError, LookupError, TypeError, RecursionError):

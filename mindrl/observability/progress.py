@@ -1,8 +1,8 @@
-"""Whether a process gets on: its hot loops tick, and another process reads the count.
+"""Progress of a process: its hot loops increment a counter that another process reads.
 
-The count lies in a page of memory without a name, which goes with the process; a process of the
-same user reads it through /proc. So nothing is written to a disk, and nothing is asked of a
-process that may be stopped, or hold its interpreter's lock for ever.
+The counter is in an anonymous page of memory that is freed with the process; a process of the same
+user reads it through /proc. So nothing is written to a disk, and the observed process need not
+respond: it may be stopped, or hold its interpreter's lock forever.
 """
 
 import mmap
@@ -16,39 +16,39 @@ from threading import get_ident
 
 _BYTES = mmap.PAGESIZE
 STAGES = ("", "imports libraries", "meets the others", "builds the models", "starts the engine")
-"""What a worker does before it is there, by the number in its page; nothing is behind it."""
-_MEMORY = "/dev/shm"  # noqa: S108 - what is made there has no name
+"""Stages of a worker's start, indexed by the number in its page; empty after the start."""
+_MEMORY = "/dev/shm"  # the file has no name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ticks:
-    """What a page says."""
+    """Content of a page."""
 
     ticks: int
-    """Since the process began."""
+    """Ticks since the process started."""
     work: int
-    """Since the call began that it is in."""
+    """Ticks since the current call started."""
     is_steady: bool
-    """It ticks by itself, whatever other processes do."""
+    """Whether it ticks independently of other processes."""
     stage: str = ""
-    """Of `STAGES`."""
+    """One of `STAGES`."""
 
 
 class Progress:
-    """The count of a process, which nobody else sees before it is shared."""
+    """Counter of a process, private until it is shared."""
 
     def __init__(self) -> None:
-        """Begin at 0."""
+        """Start at 0."""
         self.cells = memoryview(bytearray(_BYTES)).cast("Q")
         self.thread: int | None = None
         self.waits = False
         self.stages: dict[str, float] = {}
-        """Seconds of each stage that is over."""
+        """Seconds of each finished stage."""
         self.entered = 0.0
 
     def share(self) -> int:
-        """Let other processes read the count of this thread; returns the descriptor of its page."""
-        # Not every Python for Linux has os.memfd_create, which would do the same.
+        """Let other processes read this thread's count; return the descriptor of the page."""
+        # os.memfd_create would do the same, but some Python builds for Linux lack it.
         page = os.open(_MEMORY, os.O_TMPFILE | os.O_RDWR, 0o600)
         os.ftruncate(page, _BYTES)
         self.cells = memoryview(mmap.mmap(page, _BYTES)).cast("Q")
@@ -56,7 +56,7 @@ class Progress:
         return page
 
     def tick(self) -> None:
-        """Count one more thing done: a step, a message, a tensor. Costs a fraction of 1 us."""
+        """Count one unit of work: a step, a message, a tensor. Costs a fraction of 1 us."""
         if self.thread is None or self.thread == get_ident():
             self.cells[0] += 1
         elif self.waits:
@@ -64,24 +64,24 @@ class Progress:
             self.cells[1] += 1
 
     def begin(self) -> None:
-        """Count the beginning of a call."""
+        """Count the start of a call."""
         self.tick()
         self.cells[1] = self.cells[0]
 
     def enter(self, stage: str) -> None:
-        """Begin a stage, which ends the one before; nothing ends the last."""
+        """Start a stage, which ends the one before; the last stage stays open."""
         before, now = STAGES[self.cells[3]], time.monotonic()
         if before:
             self.stages[before] = self.stages.get(before, 0.0) + now - self.entered
         self.cells[3], self.entered = STAGES.index(stage), now
 
     def done(self) -> int:
-        """Return the ticks since the call began."""
+        """Return the ticks since the current call started."""
         return self.cells[0] - self.cells[1]
 
     @contextmanager
     def steady(self) -> Iterator[None]:
-        """Tick by itself for a while: silence is then no waiting for others who get on."""
+        """Mark the body as ticking by itself: silence in it is not waiting for other processes."""
         self.cells[2] = 1
         try:
             yield
@@ -90,7 +90,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Take what other threads do for progress, if not for work of the call."""
+        """Count ticks of other threads in the body as progress, but not as work of the call."""
         self.waits = True
         try:
             yield
@@ -102,17 +102,17 @@ class ProgressPage:
     """The page of another process."""
 
     def __init__(self, pid: int, page: int) -> None:
-        """Open it; it can be read for as long as this object is there.
+        """Map the page; it stays readable while this object exists.
 
         Raises:
-            OSError: The process is gone, or of another user.
+            OSError: The process has ended, or belongs to another user.
         """
         with Path(f"/proc/{pid}/fd/{page}").open("rb") as file:
             memory = mmap.mmap(file.fileno(), _BYTES, prot=mmap.PROT_READ)
         self.cells = memoryview(memory).cast("Q")
 
     def read(self) -> Ticks:
-        """Return what it says now."""
+        """Return the current content."""
         ticks, begun, is_steady, stage = self.cells[:4]
         return Ticks(
             ticks=ticks, work=ticks - begun, is_steady=bool(is_steady), stage=STAGES[stage]
@@ -120,5 +120,5 @@ class ProgressPage:
 
 
 PROGRESS = Progress()
-"""Of this process."""
+"""The counter of this process."""
 tick = PROGRESS.tick

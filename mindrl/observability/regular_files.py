@@ -1,4 +1,4 @@
-"""Read regular files only: a FIFO or a device in their place would hold a program up for ever."""
+"""Read regular files only: a FIFO or a device in their place would block a program forever."""
 
 import os
 import stat
@@ -22,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO:
             file is not opened.
     """
     _check(path.stat())
-    # A FIFO that replaces the file from here on would block a plain open.
+    # A FIFO that replaces the file after the check would block a plain open.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _check(os.fstat(descriptor))
@@ -33,7 +33,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what another library would have to open; raises as `open_regular`."""
+    """Raise as `open_regular` does, for files that another library opens."""
     _check(path.stat())
 
 

@@ -1,4 +1,4 @@
-"""The folders a run writes into, checked before anything expensive starts."""
+"""Output folders of a run, checked before anything expensive starts."""
 
 import os
 import shutil
@@ -14,21 +14,21 @@ from mindrl.observability.units import mib_text
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is going to be written into a folder."""
+    """Required room in a folder."""
 
     folder: Path
     needed_bytes: int
     what: str
-    """For people, such as `logs and samples`."""
+    """For messages, such as `logs and samples`."""
 
 
 def best_folder(model: Path) -> Path:
-    """Return the folder of the best exported model, beside that of the newest."""
+    """Return the folder of the best exported model, next to that of the newest."""
     return model.with_name(f"{model.name}_best")
 
 
 def check_room(needs: Sequence[Need]) -> None:
-    """Create the folders and prove that they take files, and each disk all that is to lie on it.
+    """Create the folders, check that they are writable and that each disk has enough room.
 
     Raises:
         OutputError: if a folder is a file, or cannot be created or written, or if a disk has less

@@ -1,10 +1,10 @@
-"""The lock of a run folder: one process at a time writes into it.
+"""The lock of a run folder: only one process at a time writes into it.
 
-The kernel's lock on `.lock` ends with its process, however that ends, and holds between the
-machines of a file system that shares locks. Some shared file systems keep locks to one machine, or
-have none: so `.owner.json` names the process, and the process renews the file's time. Another
-machine takes the lock only after it has seen no renewal for `_SILENT_SECONDS` of its own clock; the
-clocks of machines are not compared.
+The kernel's lock on `.lock` is released when its process ends, however that ends, and works across
+machines if their file system shares locks. Some shared file systems keep locks per machine, or have
+none: so `.owner.json` names the process, and the process renews the file's time. Another machine
+takes the lock only after it has seen no renewal for `_SILENT_SECONDS` of its own clock; the clocks
+of machines are not compared.
 """
 
 import errno
@@ -27,7 +27,7 @@ from mindrl.observability.terminal import note
 _LOCK, _OWNER = ".lock", ".owner.json"
 _RENEWAL_SECONDS = 5.0
 _SILENT_SECONDS = 30.0
-"""Six renewals, which a busy file server may delay."""
+"""Six renewals, since a busy file server may delay some."""
 _LOOK_SECONDS = 0.5
 _HELD = frozenset({errno.EACCES, errno.EAGAIN})
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -36,7 +36,7 @@ _UNKNOWN = Holder(host="an unknown machine", pid=0, started=0.0, what="a run")
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold a run folder, which is created, for this process; nothing in it has been changed before.
+    """Create and lock a run folder for this process, before anything in it is changed.
 
     Raises:
         OutputError: Another process writes into the folder, or the folder cannot be written.
@@ -44,18 +44,18 @@ def run_lock(folder: Path) -> Iterator[None]:
     path, own = folder / _LOCK, this_process("a run")
     with output_errors(folder, "a run needs a folder that takes files"):
         folder.mkdir(parents=True, exist_ok=True)
-    # To close the file a second time in one process would release the lock.
+    # Closing the file a second time in one process would release the lock.
     if _owner(folder) == own:
         raise _in_use(folder, own)
     with output_errors(path):
-        # Not flock: it would live on in every process that is forked from this one.
+        # Not flock: every process forked from this one would keep it.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         has_locked = _has_locked(folder, descriptor)
         _wait_for_silence(folder, own, has_locked=has_locked)
         write_json_atomically(folder / _OWNER, asdict(own))
         if not has_locked:
-            # Of two processes that came at once the last to write has it.
+            # If two processes arrive together, the last writer has it.
             time.sleep(_LOOK_SECONDS)
             if (other := _owner(folder)) != own:
                 raise _in_use(folder, other)
@@ -63,7 +63,7 @@ def run_lock(folder: Path) -> Iterator[None]:
             with _renewed(folder / _OWNER):
                 yield
         finally:
-            # A folder may have been removed or replaced meanwhile.
+            # The folder may have been removed or replaced meanwhile.
             if _owner(folder) == own:
                 (folder / _OWNER).unlink(missing_ok=True)
     finally:
@@ -71,7 +71,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def _has_locked(folder: Path, descriptor: int) -> bool:
-    """Take the kernel's lock; returns False where the file system has no locks.
+    """Take the kernel's lock; return False if the file system has no locks.
 
     Raises:
         OutputError: Another process has the lock.
@@ -88,10 +88,10 @@ def _has_locked(folder: Path, descriptor: int) -> bool:
 
 
 def _wait_for_silence(folder: Path, own: Holder, *, has_locked: bool) -> None:
-    """Return once the owner on record is known to have ended, or has not renewed its record.
+    """Return once the recorded owner has ended, or has stopped renewing its record.
 
     Raises:
-        OutputError: The owner runs.
+        OutputError: The owner still runs.
     """
     other = _owner(folder)
     if other is None or other.is_gone or (has_locked and other.shares_our_kernel):
@@ -110,7 +110,7 @@ def _wait_for_silence(folder: Path, own: Holder, *, has_locked: bool) -> None:
 
 
 def _owner(folder: Path) -> Holder | None:
-    """Return the process on record; None without a record."""
+    """Return the recorded process; None without a record."""
     try:
         return Holder(**json.loads(read_regular(folder / _OWNER)))
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def _owner(folder: Path) -> Holder | None:
 
 
 def _renewal(folder: Path) -> int | None:
-    """Return when the record was renewed; None without a record."""
+    """Return the time of the last renewal in ns; None without a record."""
     with suppress(FileNotFoundError):
         return (folder / _OWNER).stat().st_mtime_ns
     return None
@@ -128,7 +128,7 @@ def _renewal(folder: Path) -> int | None:
 
 @contextmanager
 def _renewed(record: Path) -> Iterator[None]:
-    """Renew the time of a record meanwhile."""
+    """Renew the time of a record while the body runs."""
     ended = Event()
 
     def renew() -> None:

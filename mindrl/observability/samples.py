@@ -1,4 +1,4 @@
-"""What the model wrote: a log of prompts and responses for people to read."""
+"""A log of prompts and responses for people to read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from mindrl.observability.terminal import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One response with its reward; its fields are the keys of its record."""
+    """One response with its reward; the fields are the keys of its record."""
 
     prompt: str
     response: str
     reference: str
-    """The right answer, which the reward compared with."""
+    """Reference answer that the reward compared with."""
     reward: float
     parts: Mapping[str, float]
-    """What the reward is made of, by name."""
+    """Parts of the reward, by name."""
     finished: bool
-    """False if the response was cut off at its longest length."""
+    """False if the response was cut at its maximum length."""
     response_tokens: int
     data_source: str = ""
-    """Which chose the reward; empty where the run has none."""
+    """Selects the reward; empty without one."""
 
 
 class SampleLog(JsonLinesFile):
-    """Write one JSON line per sample, with its step."""
+    """Writes one JSON line per sample, with its step."""
 
     def log(self, step: int, samples: Sequence[Sample]) -> None:
-        """Append the samples, whole even if the process is killed right after."""
+        """Append the samples, complete even if the process is killed right after."""
         self.append(*({"step": step, **vars(sample)} for sample in samples))
 
 
 def render(sample: Sample) -> RenderableType:
-    """Lay a sample out for a terminal; its text can neither command nor style it."""
+    """Lay out a sample for a terminal; control characters and markup in its text are inert."""
     length = f"{sample.response_tokens} tokens" + ("" if sample.finished else ", cut off")
     parts = "  ".join(f"{name} {value:.3f}" for name, value in sample.parts.items())
     sections = {

@@ -1,4 +1,4 @@
-"""Timelines of steps in the format of Chrome's traces, which Perfetto opens too."""
+"""Timelines of steps in Chrome's trace format, which Perfetto opens too."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,24 +14,24 @@ _MAIN = "MainThread"
 
 
 class StepTraces:
-    """Records the first steps of a run, those that a range names, and the next one on request."""
+    """Records the first steps of a run, those of a range, and the next one on request."""
 
     def __init__(
         self, folder: Path, tell: Callable[[str], None], *, first: int, also: range = range(0)
     ) -> None:
-        """Take the folder for the files, and how many steps at the start are recorded.
+        """Set the folder of the files, and the number of steps recorded at the start.
 
-        `tell` takes a line about each that was asked for.
+        `tell` is called with a line about each requested recording.
         """
         self.folder, self.tell, self.first, self.also = folder, tell, first, also
         self.asked = False
 
     def ask(self) -> None:
-        """Have the next step that begins recorded."""
+        """Request a recording of the next step that begins."""
         self.asked = True
 
     def forget_later(self, step: int) -> None:
-        """Remove the timelines of steps behind one, which are made anew.
+        """Remove the timelines of steps after `step`, which are repeated.
 
         Raises:
             OutputError: One cannot be removed.
@@ -44,7 +44,7 @@ class StepTraces:
     def steps(
         self, keep: Callable[[object, Callable[[], None]], object], steps: Iterable[int]
     ) -> Iterator[int]:
-        """Pass steps on, and record what is done between one and the next; `keep` writes it."""
+        """Yield the steps, and record the time between one and the next; `keep` writes it."""
         for step in steps:
             was_asked, self.asked = self.asked, False
             is_recorded = was_asked or step <= self.first or step in self.also
@@ -67,11 +67,11 @@ class StepTraces:
 def trace_record(
     step: int, found: TracePart, others: Mapping[str, ProcessSpans]
 ) -> dict[str, object]:
-    """Put together what the driver and other processes recorded of a step.
+    """Combine the spans that the driver and other processes recorded for a step.
 
-    Times count from where the driver began it, in microseconds.
+    Times are in microseconds from the driver's start of the step.
     """
-    # Worker 10 behind worker 9, replicas behind workers.
+    # Worker 10 after worker 9, replicas after workers.
     rest = sorted(others.items(), key=lambda each: (len(each[0]), each[0]))
     processes = {DRIVER: ProcessSpans(spans=found.spans), **dict(rest)}
     events: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _ended(spans: list[Span], end: int) -> Iterator[Span]:
-    """Let each that has no end last until another follows it."""
+    """Extend each span without an end to the next one of another name."""
     open_span: Span | None = None
     for each in spans:
         if each.end is not None:

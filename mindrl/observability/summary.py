@@ -1,4 +1,4 @@
-"""The end of a run, as a table for people."""
+"""Summary table at the end of a run."""
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -29,7 +29,7 @@ PLACES = (
 
 
 def render_summary(summary: Mapping[str, object]) -> RenderableType:
-    """Lay out the end of a run for a person, without what is absent or None.
+    """Lay out the summary of a run; entries that are missing or None are left out.
 
     Keys: status ("completed", "stopped" by a callback, "interrupted" or "failed"), accuracy_before
     and accuracy_after (0 to 1), evaluations (before and after, by set and name), steps, seconds,
@@ -49,7 +49,7 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
         path, step = summary.get(key), summary.get(f"{key}_step")
         if path is not None:
             behind = "" if step is None else f" (step {step})"
-            # Text, since a path may hold brackets that rich would take for markup.
+            # Text, since rich would parse brackets in a path as markup.
             table.add_row(label, Text(f"{printable(str(path))}{behind}"))
     for label, text in _trackers(summary):
         table.add_row(label, Text(printable(text)))
@@ -59,7 +59,7 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
 
 
 def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield what should not have happened, if it has."""
+    """Yield problems of the run."""
     failures = summary.get("reward_failures")
     if isinstance(failures, Mapping):
         for function, counts in failures.items():
@@ -72,7 +72,7 @@ def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _trackers(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield where each tracker has the run, and how much of it it lacks."""
+    """Yield the location of the run in each tracker, and the number of missed records."""
     trackers = summary.get("trackers")
     for name, found in trackers.items() if isinstance(trackers, Mapping) else ():
         missed = f" (without {found['missed']} records)" if found["missed"] else ""
@@ -80,7 +80,7 @@ def _trackers(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _evaluations(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield what was measured on each set, first and last, with the last one's 95 % interval."""
+    """Yield the first and last result of each set, with the 95 % interval of the last."""
     sets = summary.get("evaluations")
     for name, found in sets.items() if isinstance(sets, Mapping) else ():
         before, after = found.get("before", {}), found.get("after", {})

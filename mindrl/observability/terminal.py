@@ -1,4 +1,4 @@
-"""What programs show on a terminal: lines, rows, notes; the text of others made safe."""
+"""Terminal output of programs: lines, rows, notes; foreign text is made safe."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -7,34 +7,40 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+_WIDEST = 1 << 16
+"""Columns of a table that no terminal shows."""
+
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines as they are, however long."""
+    """Print lines unchanged, without wrapping."""
     console = Console(stderr=to_stderr)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def print_rows(rows: Iterable[Sequence[str]], *columns: Column) -> None:
-    """Print rows of markup below each other, with a line of titles where the columns have any."""
+    """Print rows of markup as a table, with a header if the columns have any."""
     titled = any(column.header for column in columns)
     table = Table(*columns, box=None, show_header=titled, header_style="", pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    # A pipe or a file has no width to wrap at.
+    wide = console if console.is_terminal else Console(width=_WIDEST)
+    wide.print(table)
 
 
 def note(text: str) -> None:
-    """Print what a user should know though nothing is wrong, on stderr."""
+    """Print information for the user on stderr; it is not an error."""
     line = f"[bold yellow]note:[/] {escape(text)}"
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
 
 
 def printable(text: str) -> str:
-    r"""Spell out, as `\x1b`, every character that could command a terminal or hide text.
+    r"""Escape, as `\x1b`, every character that could control a terminal or hide text.
 
-    Those are Unicode's "Other" (control, format such as right-to-left override, lone
-    surrogates, unassigned) and its line and paragraph separators. Newlines and tabs stay.
+    These are Unicode's "Other" (control, format such as right-to-left override, lone surrogates,
+    unassigned) and its line and paragraph separators. Newlines and tabs are kept.
     """
     return "".join(
         char.encode("unicode_escape").decode("ascii")

@@ -1,4 +1,4 @@
-"""The memory timeline of workers: what lay on each device, moment by moment."""
+"""Memory timeline of workers: regions on each device at each moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,34 +6,34 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySnapshot:
-    """The regions on a device at a moment, by their names."""
+    """Regions on a device at a moment, by name."""
 
     label: str
-    """The move that had just been made, or the phase."""
+    """The move that was just made, or the phase."""
     phase: str
-    """Where the moment belongs to, the way into that phase included."""
+    """Phase of the moment; moves into a phase belong to it."""
     region_bytes: Mapping[str, int]
     total_bytes: int = field(init=False)
-    """Bytes of all regions."""
+    """Total bytes of all regions."""
 
     def __post_init__(self) -> None:
-        """Add the regions up."""
+        """Compute the total."""
         object.__setattr__(self, "total_bytes", sum(self.region_bytes.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSnapshot(MemorySnapshot):
-    """What a worker found, and what had been predicted."""
+    """Measured regions of a worker, and the prediction."""
 
     host_bytes: Mapping[str, int] = field(default_factory=dict)
-    """What lay on the host alone. A region that is in neither place was released for good."""
+    """Regions on the host only. A region in neither place was released permanently."""
     seconds: float = 0.0
-    """Since the worker began."""
+    """Seconds since the worker started."""
     allocated_bytes: int | None = None
-    """By the allocator of the device, the most since the moment before; None where it has none."""
+    """Peak of the device's allocator since the previous moment; None without one."""
     predicted_bytes: int | None = None
-    """What a plan says of all regions together; None where it does not speak of this moment."""
+    """Planned total of all regions; None if the plan lacks this moment."""
 
 
 Timelines = Mapping[str, Sequence[MeasuredSnapshot]]
-"""The moments of each worker, in order, by the name that people know it by: `worker 0`."""
+"""Moments of each worker, in order, by name, such as `worker 0`."""

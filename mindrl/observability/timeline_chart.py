@@ -1,6 +1,6 @@
-"""The memory timeline in files: as data, and as a picture of stacked regions, moment by moment.
+"""Files of the memory timeline: data, and a chart of stacked regions over the moments.
 
-Moments are equally wide: a move takes milliseconds and a phase minutes, and both matter alike.
+Moments are equally wide: a move takes milliseconds and a phase minutes, but both matter equally.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _COLOURS = {
     "kv_cache": "#8fcf9f",
     "staging": "#4d4d4d",
 }
-"""By region, from the bottom to the top: one hue for each role."""
+"""Colours of regions, from the bottom to the top: one hue for each role."""
 _OTHER_COLOURS = ("#c9b458", "#7f7f7f", "#17a2a2", "#bcbd22")
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _INCHES_A_MOMENT, _LEAST_INCHES, _PANEL_INCHES = 0.3, 6.0, 2.4
@@ -34,14 +34,14 @@ _LABELS_INCHES, _LEGEND_INCHES = 1.5, 2.6
 _NAME_INCHES = 0.55
 _HEADROOM = 1.08
 _MOST_PANELS = 8
-"""Workers that are drawn; the data has all."""
+"""Maximum number of workers drawn; the data has all."""
 
 
 def write_timeline(folder: Path, workers: Timelines, *, capacity_bytes: int | None) -> None:
-    """Write `memory.jsonl`, which grows where it is there, and `memory.png`.
+    """Append to `memory.jsonl`, and write `memory.png`.
 
-    A capacity of a device is drawn as a line; None draws none. The picture shows the first workers,
-    a panel each, all with the same phases; it needs no display.
+    The capacity of a device is drawn as a line unless it is None. The picture shows the first
+    workers in one panel each, all with the same phases; it needs no display.
 
     Raises:
         OutputError: A file cannot be written.
@@ -74,7 +74,7 @@ def _draw(path: Path, workers: Timelines, capacity_bytes: int | None) -> None:
     for panel, moments in zip(panels, workers.values(), strict=True):
         _draw_phases(panel, moments, named=panel is panels[0])
     _name_moments(panels[-1], longest)
-    # In the order of the stack, from the top to the bottom.
+    # In the order of the stack, from top to bottom.
     handles, labels = (each[::-1] for each in panels[0].get_legend_handles_labels())
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
     figure.suptitle("memory on the device, moment by moment", fontsize=11, x=0.02, ha="left")
@@ -104,7 +104,7 @@ def _draw_worker(
 
 
 def _draw_phases(panel: Axes, moments: Sequence[MeasuredSnapshot], *, named: bool) -> None:
-    """Mark where phases begin and, above the first panel, name them."""
+    """Mark the start of each phase and, above the first panel, name them."""
     inches = max(_INCHES_A_MOMENT, _LEAST_INCHES / len(moments))
     panel.set_xlim(-0.5, len(moments) - 0.5)
     panel.set_ylim(0, panel.dataLim.y1 * _HEADROOM)
@@ -132,7 +132,7 @@ def _draw_phases(panel: Axes, moments: Sequence[MeasuredSnapshot], *, named: boo
 
 
 def _name_moments(panel: Axes, moments: Sequence[MeasuredSnapshot]) -> None:
-    """Name the moves below the last panel; phases, in which the time passes, in bold."""
+    """Label the moments below the last panel; phases, which take most of the time, in bold."""
     labels = [
         moment.label.replace("bring ", "+ ").replace("release ", "- ").replace("_", " ")
         for moment in moments
@@ -144,7 +144,7 @@ def _name_moments(panel: Axes, moments: Sequence[MeasuredSnapshot]) -> None:
 
 
 def _regions(moments: Sequence[MeasuredSnapshot]) -> dict[str, str]:
-    """Return the regions that have bytes anywhere, and their colours."""
+    """Return the regions with bytes at any moment, and their colours."""
     sizes = chain.from_iterable(moment.region_bytes.items() for moment in moments)
     found = dict.fromkeys(region for region, size in sizes if size)
     known = {region: colour for region, colour in _COLOURS.items() if region in found}

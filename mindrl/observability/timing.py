@@ -9,15 +9,15 @@ from mindrl.observability.trace import TRACE
 
 
 class StageTimer:
-    """Add up the seconds spent under each name: `with timer("rollout"): ...`.
+    """Accumulates the seconds spent under each name: `with timer("rollout"): ...`.
 
-    Stages may nest; an outer stage includes its inner ones. A name used twice adds up,
-    but cannot be inside itself. A stage counts at its end, an exception included. The trace of the
-    process has the same stages.
+    Stages may nest; an outer stage includes its inner ones. Uses of one name add up, but must not
+    nest. A stage counts when it ends, also by an exception. The stages are also recorded in the
+    trace of the process.
     """
 
     def __init__(self, enters: Callable[[str], None] = lambda _: None) -> None:
-        """Begin at 0; `enters` hears of the innermost stage whenever it is another, or empty."""
+        """Start at 0; `enters` is called with each new innermost stage, or empty."""
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
         self._enters = enters
@@ -39,7 +39,7 @@ class StageTimer:
             self._enters(self._open[-1] if self._open else "")
 
     def flush(self) -> Metrics:
-        """Return `{"seconds/<name>": seconds}` of the stages ended since the last flush."""
+        """Return `{"seconds/<name>": seconds}` of the stages that ended since the last flush."""
         metrics = {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
         self._seconds.clear()
         return metrics

@@ -1,4 +1,4 @@
-"""What a process does, moment by moment, while that is recorded."""
+"""Recorder of the timed spans of a process."""
 
 import threading
 import time
@@ -10,85 +10,85 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 PHASE = "phase"
-"""The track of a process that says which phase has its device."""
+"""Track with the phase that uses the device."""
 _THINNED_FROM = 10
-"""In powers of two: spans of one name in one recording of which all are kept."""
+"""log2 of the number of spans of one name up to which all are kept."""
 _NOTHING = nullcontext()
 
 
 class Span(NamedTuple):
-    """Something that was done. On its way it is a bare tuple, which costs a fraction."""
+    """A timed span. In transit it is a bare tuple, which costs a fraction."""
 
     track: str
-    """The thread that did it, or another row of the process."""
+    """Thread of the span, or another row of the process."""
     name: str
     start: int
     """Nanoseconds since the epoch."""
     end: int | None
-    """None: until the next of its track."""
+    """None: until the next span of its track."""
     about: Mapping[str, object] | None
-    """What else is to be known of it."""
+    """Further attributes."""
 
 
 class TracePart(NamedTuple):
-    """What a process recorded for somebody else."""
+    """Spans that a process recorded for another one."""
 
     start: int
     end: int
     spans: list[tuple[Any, ...]]
-    """Of a `Span` each."""
+    """Fields of a `Span` each."""
 
 
 @dataclass
 class ProcessSpans:
-    """What is known of one process, on its own clock."""
+    """Spans of one process on its own clock, and bounds of its clock's offset."""
 
     spans: list[tuple[Any, ...]] = field(default_factory=list)
     earliest: int | None = None
-    """The least ns that its clock is to be put forward by: nothing begins before it is asked."""
+    """Lower bound in ns: its work starts after the request."""
     latest: int | None = None
-    """And the most: an answer is not there before it is given."""
+    """Upper bound in ns: its work ends before the answer."""
 
     @property
     def shift(self) -> int:
-        """Return by how much its clock is wrong at the least; 0 on the asker's own host."""
+        """Smallest clock correction within the bounds in ns; 0 on the caller's own host."""
         if self.earliest is None or self.latest is None:
             return 0
         return max(self.earliest, min(0, self.latest))
 
 
 class Trace:
-    """The recorder of a process: off, until it is told which step to record.
+    """Records spans of a process; off until `begin` is called with a step.
 
-    Any thread may add to it. While it is off, all that it costs is to look whether it is.
+    Any thread may add spans. While off, the cost is one check.
     """
 
     def __init__(self) -> None:
-        """Be off."""
+        """Start switched off."""
         self.step: int | None = None
-        """That is recorded; None while nothing is."""
+        """The step being recorded; None while off."""
         self.began = 0
         self.spans: list[tuple[Any, ...]] = []
         self.others: defaultdict[str, ProcessSpans] = defaultdict(ProcessSpans)
-        """What other processes recorded for this one, by their names."""
+        """Spans that other processes recorded for this one, by name."""
         self._counts: dict[str, int] = {}
         self._to_epoch = _epoch_of_clock()
 
     def now(self) -> int:
-        """Return nanoseconds since the epoch, by a clock that never goes back."""
+        """Return nanoseconds since the epoch, by a monotonic clock."""
         return time.perf_counter_ns() + self._to_epoch
 
     def begin(self, step: int | None) -> None:
-        """Record from now on, and forget what was recorded; None records nothing."""
+        """Discard all spans and start recording; None records nothing."""
         self.spans, self.others = [], defaultdict(ProcessSpans)
         self._counts.clear()
         if step is not None:
-            # Anew: one clock is corrected while the other runs on.
+            # Again for each step: the epoch clock is adjusted, the monotonic one is not.
             self._to_epoch = _epoch_of_clock()
         self.began, self.step = self.now(), step
 
     def end(self) -> TracePart | None:
-        """Record no longer; returns what was recorded here, None where nothing was to be."""
+        """Stop recording; return the spans of this process, None if nothing was recorded."""
         if self.step is None:
             return None
         self.step = None
@@ -101,10 +101,10 @@ class Trace:
     def add(
         self, name: str, start: int, end: int, about: Mapping[str, object] | None = None
     ) -> None:
-        """Record what this thread did between two times of `time.perf_counter_ns`.
+        """Record a span of this thread between two times of `time.perf_counter_ns`.
 
-        Of thousands of one name fewer and fewer are kept, evenly over them: behind 1024 every
-        second, behind 2048 every fourth, and so on.
+        Of many spans of one name fewer are kept, evenly spaced: after 1024 every second, after 2048
+        every fourth, and so on.
         """
         if self.step is None:
             return
@@ -115,12 +115,12 @@ class Trace:
         self.spans.append((thread, name, start + shift, end + shift, about))
 
     def mark(self, name: str) -> None:
-        """Record that another phase has the device from now on."""
+        """Record that another phase uses the device from now on."""
         if self.step is not None:
             self.spans.append((PHASE, name, self.now(), None, None))
 
     def take(self, process: str, found: TracePart | None, *, asked: int) -> None:
-        """Take what another process recorded in a call that was `asked` of it, and is answered."""
+        """Add the spans that another process recorded in a call made at `asked`, now answered."""
         if self.step is None or found is None:
             return
         its, now = self.others[process], self.now()
@@ -149,13 +149,13 @@ class _OpenSpan:
 
 
 def _epoch_of_clock() -> int:
-    """Return what turns `time.perf_counter_ns` into nanoseconds since the epoch."""
-    # Whoever is stopped between the two looks finds another difference.
+    """Return the offset from `time.perf_counter_ns` to nanoseconds since the epoch."""
+    # A pause between the two readings distorts the offset; the shortest interval is used.
     looks = [(time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()) for _ in range(5)]
     first, epoch, last = min(looks, key=lambda look: look[2] - look[0])
     return epoch - (first + last) // 2
 
 
 TRACE = Trace()
-"""Of this process."""
+"""The recorder of this process."""
 span = TRACE.span

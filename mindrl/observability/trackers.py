@@ -1,4 +1,4 @@
-"""Where the metrics of each step are kept: JSON lines and TensorBoard."""
+"""Storage of the metrics of each step: JSON lines and TensorBoard."""
 
 import os
 import socket
@@ -15,23 +15,23 @@ from mindrl.observability.output_files import AppendedFile, JsonLinesFile
 
 
 class JsonlTracker(JsonLinesFile):
-    """Write one line `{"step": ..., name: value, ...}` per call; NaN and inf become null."""
+    """Writes one line `{"step": ..., name: value, ...}` per call; NaN and inf become null."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Append one line, whole even if the process is killed right after."""
+        """Append one line, complete even if the process is killed right after."""
         assert "step" not in metrics, "the name 'step' is taken by the step itself"
         self.append({"step": step, **metrics})
 
 
 class TensorboardTracker(AppendedFile):
-    """Write TensorBoard scalars into an event file of the directory, one record a step.
+    """Writes TensorBoard scalars into an event file of the directory, one record per step.
 
-    TensorBoard's own writer does it in a thread, which a full disk ends with a traceback on the
+    TensorBoard's own writer uses a thread, which ends on a full disk with a traceback on the
     terminal.
     """
 
     def __init__(self, directory: Path, first_step: int = 0) -> None:
-        """Begin a file; what files before it say of steps from `first_step` on counts no more."""
+        """Start a file; it supersedes earlier files from `first_step` on."""
         goes_on = any(directory.glob("events.*"))
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         super().__init__(directory / name)
@@ -51,18 +51,18 @@ class TensorboardTracker(AppendedFile):
 
 
 class Tracker(Protocol):
-    """A place that keeps metrics."""
+    """Stores metrics."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Keep the metrics of a step, or of an evaluation behind it.
+        """Store the metrics of a step, or of an evaluation after it.
 
         Raises:
-            OutputError: They cannot be kept.
+            OutputError: They cannot be stored.
         """
 
     def close(self) -> None:
-        """Keep nothing more.
+        """Finish storing.
 
         Raises:
-            OutputError: What is to be kept cannot be.
+            OutputError: Pending metrics cannot be stored.
         """

@@ -1,4 +1,4 @@
-"""Bytes in the units that people read, and foreign values on one line."""
+"""Formats of bytes, and foreign values on one line."""
 
 import reprlib
 
@@ -9,28 +9,28 @@ _DECIMAL = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def mib_text(nbytes: int) -> str:
-    """Spell bytes of a memory in MiB, however many, to be compared with others."""
+    """Format bytes of memory in MiB, whatever the size, for comparison with others."""
     return f"{nbytes / MIB:,.1f} MiB"
 
 
 def gib_text(nbytes: int) -> str:
-    """Spell bytes of a machine's memory or disk in GiB, however few."""
+    """Format bytes of a machine's memory or disk in GiB, whatever the size."""
     return f"{nbytes / GIB:.1f} GiB"
 
 
 def memory_text(nbytes: int) -> str:
-    """Spell bytes of a memory in GiB, or in MiB where they are fewer."""
+    """Format bytes of memory in GiB, or in MiB if below 1 GiB."""
     size, unit = unit_of(nbytes)
     return f"{nbytes / size:,.2f} {unit}"
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
-    """Return the bytes of the unit that suits a size of memory, and its name."""
+    """Return the bytes and the name of the unit that suits a size of memory."""
     return next((each for each in _BINARY if nbytes >= each[0]), _BINARY[-1])
 
 
 def traffic_text(nbytes: int) -> str:
-    """Spell bytes that travel or lie in files, in units of a thousand."""
+    """Format bytes of messages or files in decimal units."""
     for size, unit in _DECIMAL:
         if nbytes >= size:
             return f"{nbytes / size:,.2f} {unit}"
@@ -38,7 +38,7 @@ def traffic_text(nbytes: int) -> str:
 
 
 def quoted(value: object) -> str:
-    """Show a foreign value in at most 200 characters on one line: its head and its tail."""
+    """Format a foreign value in at most 200 characters on one line: its head and its tail."""
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = _SHOWN_CHARACTERS
     return shortener.repr(value)[:_SHOWN_CHARACTERS]

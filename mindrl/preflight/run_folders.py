@@ -1,10 +1,12 @@
 """The folders of a run: what they must not hold yet, and the room that their disks must have."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from math import prod
 from pathlib import Path
 
+from mindrl.checkpoint.commits import CHECKPOINTS, Commits
+from mindrl.checkpoint.step_names import step_name
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
@@ -87,7 +89,9 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
     needs += [
         Need(
             folder=folder.parent,
-            needed_bytes=copies * export_bytes(plan, role),
+            needed_bytes=_still_needed(
+                copies, export_bytes(plan, role), [folder, best_folder(folder)]
+            ),
             what=f"{copies} x the exported {role}",
         )
         for role, folder in exports.items()
@@ -95,9 +99,33 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
     if training.save_interval:
         # One is written beside those that stay.
         count = training.keep_last + training.keep_best + 1
-        needed = count * sum(state_bytes(plan, role) for role in plan.config.changing_roles)
+        one = sum(state_bytes(plan, role) for role in plan.config.changing_roles)
+        needed = _still_needed(count, one, _replaced_checkpoints(plan, root))
         needs.append(Need(folder=root, needed_bytes=needed, what=f"{count} checkpoints"))
     check_room([*needs, *spool_needs(plan)])
+
+
+def _still_needed(copies: int, nbytes: int, there: Iterable[Path]) -> int:
+    """Return the bytes of so many copies, less those of the folders that they will replace.
+
+    The next copy is always written next to them.
+    """
+    # A best model shares the files of the newest by hard links.
+    found = {
+        (entry.st_dev, entry.st_ino): entry.st_size
+        for folder in there
+        if folder.is_dir()
+        for entry in (path.stat() for path in folder.rglob("*") if path.is_file())
+    }
+    return max(copies * nbytes - sum(found.values()), nbytes)
+
+
+def _replaced_checkpoints(plan: RunPlan, root: Path) -> Iterator[Path]:
+    """Yield the checkpoints of a run folder that do not stay for ever."""
+    commits, every = Commits(root / CHECKPOINTS), plan.config.megatron_training.keep_every
+    for step in commits.steps():
+        if not every or step % every:
+            yield commits.root / step_name(step)
 
 
 def spool_needs(plan: RunPlan) -> Iterator[Need]:

@@ -1,5 +1,6 @@
 """The room that a run asks for before it starts: that of its exports, not a guess."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,41 @@ def test_checkpoints_that_stay_and_the_next_one_are_counted_by_12_bytes_a_parame
     asked = room_asked_for(run_config(model, changes), tmp_path, monkeypatch)
     # Of float32 weights and two moments of each, five times.
     assert f"{5 * 3 * weights_of(model) / 2**20:,.1f} MiB for 5 checkpoints in {tmp_path}" in asked
+
+
+def test_what_a_resumed_run_has_written_already_is_not_asked_for_again(
+    random_model_of: MakeModel,
+    run_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_model_of("qwen3")
+    keys = {"save_interval": 3, "keep_last": 4, "keep_every": 6, "export_interval": 1}
+    changes = {f"megatron_training.{key}": value for key, value in keys.items()}
+    config = run_config(model, changes | {"megatron_training.test_data_path": "test.jsonl"})
+    export, state = weights_of(model), 3 * weights_of(model)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_bytes(bytes(export))
+    # The best one is the newest, and takes no room of its own.
+    (tmp_path / "model_best").mkdir()
+    (tmp_path / "model_best/model.safetensors").hardlink_to(tmp_path / "model/model.safetensors")
+
+    def needed(steps: int) -> tuple[float, float]:
+        for step in range(3, 3 * steps + 1, 3):
+            folder = tmp_path / f"checkpoints/step-{step:08}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "actor-00000.safetensors").write_bytes(bytes(state))
+        full = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
+        with pytest.raises(OutputError) as caught:
+            check_folders(plan_of(config), tmp_path, {"actor": tmp_path / "model"})
+        parts = re.findall(r"([0-9.]+) MiB for (?:3 x|5 check)", str(caught.value))
+        return tuple(float(part) for part in parts)  # type: ignore[return-value]
+
+    mib = 2**20
+    for steps, copies in ((0, 5), (1, 4), (3, 3), (7, 1), (12, 1)):
+        expected = (2 * export / mib, copies * state / mib)
+        assert needed(steps) == pytest.approx(expected, abs=0.06), steps
 
 
 @pytest.mark.parametrize(

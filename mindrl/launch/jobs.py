@@ -193,6 +193,6 @@ def _part_of(spool: Spool, name: str, what: str) -> Iterator[Leases]:
         SpoolError: Another has the name.
     """
     with spool.leases(what) as leases:
-        if (other := leases.take(name)) is not None:
+        if (other := leases.take_or_wait(name)) is not None:
             raise SpoolError(f"{spool.root} has this job already: {other}")
         yield leases

@@ -27,12 +27,17 @@ class Holder:
     @property
     def is_gone(self) -> bool:
         """Whether the process is known to have ended; of another machine nothing is known."""
-        if self.host != this_machine():
+        if not self.is_here:
             return False
         try:
             return psutil.Process(self.pid).create_time() != self.started
         except psutil.NoSuchProcess:
             return True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process can see if that one has ended."""
+        return self.host == this_machine()
 
     @property
     def shares_our_kernel(self) -> bool:

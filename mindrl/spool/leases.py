@@ -16,7 +16,12 @@ from threading import Event, Thread
 from typing import Self
 
 from mindrl.observability.holder import Holder
-from mindrl.spool.files import remove, write_new
+from mindrl.observability.regular_files import read_regular
+from mindrl.observability.terminal import note
+from mindrl.spool.files import remove, write_new, write_over
+
+_UNKNOWN = Holder(host="an unknown machine", pid=0, started=0.0, what="an unknown job")
+"""Holder of a damaged lease."""
 
 
 @dataclass
@@ -28,6 +33,8 @@ class Leases:
     """Without a sign of life, until a lease of another machine is taken for dead."""
     holder: Holder
     held: set[Path] = field(default_factory=set)
+    reported: set[Path] = field(default_factory=set)
+    """Damaged leases."""
     seen: dict[Path, tuple[int, float]] = field(default_factory=dict)
     """When each lease of others was last renewed, and when that was first seen here."""
 
@@ -54,8 +61,8 @@ class Leases:
         Raises:
             OSError: The folder cannot be written.
         """
-        path, content = self.root / name, json.dumps(asdict(self.holder)).encode("ascii")
-        while not write_new(path, content):
+        path = self.root / name
+        while not write_new(path, self._content):
             other = self.holder_of(name)
             if other is not None and not self._is_dead(path, other):
                 return other
@@ -64,6 +71,18 @@ class Leases:
         self.held.add(path)
         return None
 
+    def take_or_wait(self, name: str) -> Holder | None:
+        """Take a lease as `take`; one of another machine is watched until it is renewed or dead."""
+        deadline = time.monotonic() + self.seconds + 1
+        other, path = self.take(name), self.root / name
+        renewed = self.seen.get(path)
+        while other is not None and not other.is_here and time.monotonic() < deadline:
+            if self.seen.get(path) != renewed:
+                return other
+            time.sleep(min(1.0, self.seconds / 5))
+            other = self.take(name)
+        return other
+
     def give_back(self, name: str) -> None:
         """Let others take a lease; one that others have taken meanwhile stays theirs."""
         self.held.discard(self.root / name)
@@ -71,10 +90,23 @@ class Leases:
             remove(self.root / name)
 
     def holder_of(self, name: str) -> Holder | None:
-        """Return who has a lease; None where nobody has."""
-        with suppress(FileNotFoundError):
-            return Holder(**json.loads((self.root / name).read_bytes()))
-        return None
+        """Return who has a lease; None where nobody has.
+
+        A damaged lease is reported once, and has an unknown holder.
+        """
+        path = self.root / name
+        try:
+            return Holder(**json.loads(read_regular(path)))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            if path not in self.reported:
+                self.reported.add(path)
+                note(
+                    f"{path} is damaged ({error}): it is taken for expired unless its holder "
+                    f"renews it within {self.seconds:g} s"
+                )
+            return _UNKNOWN
 
     def living(self, prefix: str) -> list[Holder]:
         """Return who has the leases whose names begin so, and is not known to be dead."""
@@ -107,5 +139,15 @@ class Leases:
     def _beat(self) -> None:
         while not self.ended.wait(self.seconds / 5):
             for path in [*self.held]:
-                with suppress(OSError):
-                    os.utime(path)
+                self._renew(path)
+
+    def _renew(self, path: Path) -> None:
+        """Renew a lease that is held; a damaged one, which would expire for others, is replaced."""
+        with suppress(OSError):
+            if self.holder_of(path.name) == _UNKNOWN:
+                write_over(path, self._content)
+            os.utime(path)
+
+    @property
+    def _content(self) -> bytes:
+        return json.dumps(asdict(self.holder)).encode("ascii")

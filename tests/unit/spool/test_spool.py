@@ -89,6 +89,44 @@ def test_a_lease_is_taken_from_the_dead_alone(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"living"}
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"host": "other 1"}', b"\xff"])
+def test_a_damaged_lease_expires_and_is_reported_once(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leases = Leases(tmp_path, 0.1, this_process("a rollout job"))
+    path = tmp_path / "step"
+    path.write_bytes(content)
+    other = leases.take("step")
+    assert other is not None
+    assert [str(each) for each in leases.living("s")] == [str(other)]
+    assert leases.take_or_wait("step") is None
+    assert leases.holder_of("step") == leases.holder
+    assert capsys.readouterr().err.count(f"{path} is damaged") == 1
+
+
+def test_a_holder_makes_its_damaged_lease_again(tmp_path: Path) -> None:
+    others = Leases(tmp_path, 10.0, ELSEWHERE)
+    with Leases(tmp_path, 0.1, this_process("a rollout job")) as leases:
+        assert leases.take("step") is None
+        (tmp_path / "step").write_bytes(b"")
+        deadline = time.monotonic() + 20
+        while others.holder_of("step") != leases.holder:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_job_of_another_machine_is_watched_before_it_is_refused_or_replaced(
+    tmp_path: Path,
+) -> None:
+    leases = Leases(tmp_path, 0.3, this_process("the train job"))
+    assert Leases(tmp_path, 0.3, ELSEWHERE).take("train") is None
+    assert leases.take_or_wait("train") is None
+    with Leases(tmp_path, 0.3, ELSEWHERE) as living:
+        assert living.take("rollout") is None
+        assert leases.take_or_wait("rollout") == ELSEWHERE
+
+
 def test_a_lease_that_another_was_faster_to_take_stays_its_own(tmp_path: Path) -> None:
     """Both see that it is dead; the slower one finds a fresh lease where the dead one was."""
     slow, fast = (Leases(tmp_path, 0.1, this_process(what)) for what in ("slow", "fast"))

@@ -61,6 +61,10 @@ class OutputError(MindrlError):
     """An output folder that cannot be written, or has no space left."""
 
 
+class CallbackError(MindrlError):
+    """A callback of the user's raised; its exception is the cause."""
+
+
 class CheckpointError(MindrlError):
     """A checkpoint that is damaged, incomplete or of another run."""
 

@@ -252,7 +252,9 @@ def try_rewards(
         return []
     responses = [text for prompt in prompts for text in (_ANSWERED % prompt.answer, "")]
     asked = [prompt for prompt in prompts for _ in range(2)]
-    plan = PoolPlan(rewards=tuple(map(inputs.named, own)), timeout_seconds=seconds, processes=1)
+    plan = PoolPlan(
+        rewards=tuple(map(inputs.named, own)), timeout_seconds=seconds, processes=1, is_trial=True
+    )
     service, rows = RewardService(plan), range(len(responses))
     answered = Answered(
         prompts=asked,

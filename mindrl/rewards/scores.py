@@ -43,6 +43,8 @@ class PoolPlan:
     processes: int
     prints: Path | None = None
     """File that takes what functions print; None drops it."""
+    is_trial: bool = False
+    """A list of another length fails for all its responses: it is a mistake to be told of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,7 +147,7 @@ class WorkerPool:
         futures = [(chunk, self._schedule(chunk, asked)) for chunk in chunks]
         longest = max(self._seconds(chunk) for chunk, _ in futures)
         self._wait([future for _, future in futures], longest + STALL_SECONDS)
-        return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
+        return [(chunk, self._result(chunk, future)) for chunk, future in futures]
 
     def _start(self) -> ProcessPool:
         pool = ProcessPool(
@@ -208,12 +208,15 @@ class WorkerPool:
                 self._replace()
                 return
 
-    def _result(self, function: str, future: Future[Scored]) -> ChunkResult:
+    def _result(self, chunk: Chunk, future: Future[Scored]) -> ChunkResult:
         if not future.done():
             return None
         match future.exception():
             case None:
-                return future.result()
+                found = future.result()
+                if self._plan.is_trial and isinstance(found, Failure) and found.kind == "value":
+                    return [found] * len(chunk.indices)
+                return found
             case TimeoutError():
                 detail = f"no score within {self._plan.timeout_seconds:g} s"
                 failure = Failure(kind="timeout", detail=detail)
@@ -222,7 +225,9 @@ class WorkerPool:
                 failure = Failure(kind="crash", detail=detail)
             case _:
                 return None
-        return replace(failure, detail=f"{detail} ({load_reward(self._rewards[function]).place})")
+        return replace(
+            failure, detail=f"{detail} ({load_reward(self._rewards[chunk.function]).place})"
+        )
 
 
 def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list[Chunk]]:

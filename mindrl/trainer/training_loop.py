@@ -12,6 +12,7 @@ from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import (
+    CallbackError,
     ClusterError,
     NonfiniteError,
     NoSignalError,
@@ -29,7 +30,10 @@ from mindrl.trainer.minibatches import MinibatchT
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
-_ENDS = (NonfiniteError, NoSignalError, RewardError, SkippedUpdatesError, StopRequestedError)
+_ENDS = (
+    *(CallbackError, NonfiniteError, NoSignalError, RewardError),
+    *(SkippedUpdatesError, StopRequestedError),
+)
 """What ends a run whose weights are as good as before."""
 
 
@@ -73,10 +77,11 @@ class TrainingLoop(ABC):
     def run(self, heed: Callable[[], None] = lambda: None) -> None:
         """Train from the first step to the last, evaluate, and export what was trained.
 
-        `heed` raises StopRequestedError where the run has been asked to stop; what has been learned
-        is then exported first.
+        `heed` raises StopRequestedError where the run has been asked to stop, and CallbackError
+        where a callback raised; what has been learned is then exported first.
 
         Raises:
+            CallbackError: A callback raised.
             LogprobGapError: The rollout engine did not have the trainer's weights.
             RewardError: A reward function failed for all responses of a step.
             NoSignalError: No prompt of the data has anything to teach.

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from user_programs import python
 
 import mindrl
-from mindrl.errors import ConfigError, StopRequestedError
+from mindrl.errors import CallbackError, ConfigError, InterruptedRunError, StopRequestedError
 from mindrl.launch.callbacks import Callbacks, StepView
 from mindrl.programs.compose import override
 from mindrl.programs.from_python import keep_rows, reward_name, reward_values
@@ -135,6 +135,36 @@ def test_a_callback_sees_metrics_that_it_cannot_change_and_may_stop_the_run() ->
         seen[0].metrics["reward/mean"] = 1.0  # type: ignore[index]
     with pytest.raises(StopRequestedError, match="behind step 2"):
         callbacks.heed()
+
+
+def test_a_callback_that_fails_is_named_once_its_record_is_written_and_none_is_called_again() -> (
+    None
+):
+    seen: list[StepView] = []
+
+    def judge(view: StepView) -> None:
+        if view.step == 2:
+            raise KeyError("reward/brevity")
+
+    callbacks = Callbacks([judge, seen.append])
+    for step in (1, 2, 3):
+        callbacks.log(step, {"reward/mean": 0.5})
+    assert [each.step for each in seen] == [1]
+    said = r"judge raised KeyError behind step 2: 'reward/brevity'$"
+    for ends in (callbacks.heed, callbacks.require):
+        with pytest.raises(CallbackError, match=said) as error:
+            ends()
+        assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_a_signal_that_arrives_in_a_callback_is_no_failure_of_it() -> None:
+    def interrupted(_: StepView) -> None:
+        raise InterruptedRunError("stopped by SIGTERM")
+
+    callbacks = Callbacks([interrupted])
+    with pytest.raises(InterruptedRunError, match="SIGTERM"):
+        callbacks.log(1, {})
+    callbacks.require()
 
 
 def test_training_is_refused_where_it_could_not_be_interrupted_or_would_wait_for_itself(

@@ -230,6 +230,8 @@ class Attempts:
 
                 services.cluster.calls.is_hurried = signals.is_asked
                 trainer.run(heed)
+            # No step follows the last one, whose callbacks may have failed.
+            self.files.callbacks.require()
 
     def _make_ready(self, services: Services) -> None:
         """Start what outlives the workers; behind a fault take the devices anew.

@@ -80,6 +80,8 @@ class PolicyLoss:
     """Tokens of this micro-batch that the function holds back."""
     correction: RolloutCorrection | None = None
     """What makes up for the engine that drew the tokens; None where nothing does."""
+    left_out_BT: Tensor | None = None
+    """Tokens of this micro-batch that are measured and not learned from. None learns from all."""
 
     def __call__(
         self,
@@ -94,7 +96,8 @@ class PolicyLoss:
         """Return sum(weights * (policy + kl_coef * kl - entropy_coef * entropy)) and its terms.
 
         All tensors are [B, T]; `logprobs_BT` and `entropy_BT` carry the gradient, in nats.
-        Where a weight is 0 the other tensors may hold anything, NaN included. With
+        Tokens that are left out have no part in the loss; they count in the metrics of KL and
+        entropy. Where a weight is 0 the other tensors may hold anything, NaN included. With
         kl_coef = 0 a reference is optional and only measured. Without old log-probs this is the
         first update of its policy, whose own they are.
 
@@ -108,11 +111,14 @@ class PolicyLoss:
         if old_logprobs_BT is None:
             old_logprobs_BT = new_BT.detach()
         old_BT = used("old_logprobs_BT", old_logprobs_BT, weights_BT)
+        learned_BT = weights_BT
+        if self.left_out_BT is not None:
+            learned_BT = weights_BT.masked_fill(self.left_out_BT, 0.0)
         chosen = ChosenTokens(
-            logprobs_BT=new_BT,
-            old_logprobs_BT=old_BT,
-            advantages_BT=used("advantages_BT", advantages_BT, weights_BT),
-            mask_BT=weights_BT != 0,
+            logprobs_BT=used("logprobs_BT", new_BT, learned_BT),
+            old_logprobs_BT=used("old_logprobs_BT", old_BT, learned_BT),
+            advantages_BT=used("advantages_BT", advantages_BT, learned_BT),
+            mask_BT=learned_BT != 0,
             options=self.options,
             total=self.total,
             picked_BT=self.picked_BT,
@@ -124,10 +130,12 @@ class PolicyLoss:
         if ref_logprobs_BT is not None:
             ref_BT = used("ref_logprobs_BT", ref_logprobs_BT, weights_BT)
             terms_BT["kl"] = kl_estimate(new_BT, ref_BT, self.kl_kind)
-        sums = weighted_sums(terms_BT, weights_BT)
-        loss = sums["policy_loss"] - self.entropy_coef * sums["entropy"]
-        if "kl" in sums:
-            loss = loss + self.kl_coef * sums["kl"]
+        sums = learned = weighted_sums(terms_BT, weights_BT)
+        if self.left_out_BT is not None:
+            learned = weighted_sums(terms_BT, learned_BT)
+        loss = learned["policy_loss"] - self.entropy_coef * learned["entropy"]
+        if "kl" in learned:
+            loss = loss + self.kl_coef * learned["kl"]
         return LossTerms.of(loss, sums)
 
     def of_minibatch(
@@ -145,7 +153,7 @@ class PolicyLoss:
             return None if column_BT is None else column_BT.to(device)
 
         old_BT, advantages_BT = there(minibatch.old_logprobs_BT), minibatch.advantages_BT.to(device)
-        weights_BT = minibatch.token_weights_BT.to(device) * own_BT
+        weights_BT, left_out_BT = minibatch.token_weights_BT.to(device) * own_BT, None
         if self.correction is not None:
             drawn_BT = there(minibatch.rollout_logprobs_BT)
             assert drawn_BT is not None, "what is corrected was drawn by an engine"
@@ -153,11 +161,16 @@ class PolicyLoss:
             log_BT = log_ratio(start_BT.detach(), drawn_BT)
             found = corrected(self.correction, log_BT, weights_BT != 0, total)
             advantages_BT = advantages_BT * found.weights_BT
+            left_out_BT = found.weights_BT == 0
         given_B, entropy_coef = minibatch.entropy_coef_B, self.entropy_coef
         if given_B is not None:
             entropy_coef = given_B[0].item()
         bound = replace(
-            self, total=total, entropy_coef=entropy_coef, picked_BT=there(minibatch.picked_BT)
+            self,
+            total=total,
+            entropy_coef=entropy_coef,
+            picked_BT=there(minibatch.picked_BT),
+            left_out_BT=left_out_BT,
         )
         return bound(
             logprobs_BT=logprobs_BT,

@@ -170,3 +170,110 @@ def test_with_a_rollout_in_bfloat16_the_corrected_gradient_is_nearer_to_the_exac
     # The product of a response is exact; a token's own ratio forgets those before it.
     assert token < far
     assert sequence < 0.01 * far
+
+
+def updated(
+    correction: RolloutCorrection, drawn_BT: Tensor, new_BT: Tensor, old_BT: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return gradients of log-probs and entropies, and the metrics, of a loss with all its terms.
+
+    The advantage of each token is 1, the log-prob of the reference -3, the weight 1 / 6.
+    """
+    new_BT = new_BT.clone().requires_grad_()
+    entropy_BT = torch.full_like(new_BT, 0.5).requires_grad_()
+    ones_BT = torch.ones_like(new_BT)
+    loss = PolicyLoss(
+        kl_kind="k3",
+        kl_coef=0.1,
+        entropy_coef=0.01,
+        options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+        correction=correction,
+    )
+    minibatch = Minibatch(
+        tokens_BT=ones_BT.long(),
+        lengths_B=torch.full((len(ones_BT),), ones_BT.size(1)),
+        response_mask_BT=ones_BT > 0,
+        old_logprobs_BT=old_BT,
+        advantages_BT=ones_BT,
+        token_weights_BT=ones_BT / ones_BT.numel(),
+        ref_logprobs_BT=-3 * ones_BT,
+        rollout_logprobs_BT=drawn_BT,
+    )
+    terms = loss.of_minibatch((new_BT, entropy_BT), minibatch, ones_BT, lambda values_B: values_B)
+    found = torch.autograd.grad(terms.loss, (new_BT, entropy_BT), allow_unused=True)
+    by_logprob_BT, by_entropy_BT = found
+    return by_logprob_BT, by_entropy_BT, terms.metrics
+
+
+@pytest.mark.parametrize(
+    ("correction", "left_out"),
+    [
+        # The engine's log-prob of one token is off by 1: e^(1/3) is the mean ratio of its response.
+        (RolloutCorrection(level="off", reject_above=1.1), [[True] * 3, [False] * 3]),
+        (RolloutCorrection(level="off", reject_below=0.9), [[False] * 3, [False] * 3]),
+        (
+            RolloutCorrection(level="token", beyond="mask", max_weight=2.0),
+            [[False, True, False], [False] * 3],
+        ),
+    ],
+)
+def test_what_is_left_out_learns_nothing_from_kl_and_entropy_either(
+    correction: RolloutCorrection, left_out: list[list[bool]]
+) -> None:
+    new_BT = torch.full((2, 3), -1.0)
+    drawn_BT = new_BT.clone()
+    drawn_BT[0, 1] -= 1.0
+    by_logprob_BT, by_entropy_BT, metrics = updated(correction, drawn_BT, new_BT, None)
+    assert ((by_logprob_BT == 0).tolist(), (by_entropy_BT == 0).tolist()) == (left_out,) * 2
+    # Each token that learns has the weight that it has without those that are left out.
+    assert by_entropy_BT[1].tolist() == pytest.approx([-0.01 / 6] * 3)
+    # What is left out goes on being measured.
+    assert metrics["entropy"].item() == pytest.approx(0.5)
+    assert metrics["kl"].item() == pytest.approx(math.exp(-2) + 2 - 1)
+
+
+@pytest.mark.parametrize("name", ["gspo", "gmpo"])
+def test_a_token_that_is_left_out_has_no_part_in_the_ratio_of_its_response(name: str) -> None:
+    """Of three tokens the first has a ratio of e^0.15 to the old policy, the others of 1."""
+    old_BT = torch.full((1, 3), -1.0)
+    new_BT = torch.tensor([[-0.85, -1.0, -1.0]])
+    masks = RolloutCorrection(level="token", beyond="mask", max_weight=2.0)
+    for place, ratio in ((0, 1.0), (2, math.exp(0.15 / 2))):
+        drawn_BT = old_BT.clone()
+        drawn_BT[0, place] -= 1.0
+        loss = PolicyLoss(
+            kl_kind="k3",
+            kl_coef=0.0,
+            entropy_coef=0.0,
+            options=PolicyLossOptions(clip_low=0.4, clip_high=0.4),
+            function=POLICY_LOSSES[name],
+            correction=masks,
+        )
+        ones_BT = torch.ones(1, 3)
+        minibatch = Minibatch(
+            tokens_BT=ones_BT.long(),
+            lengths_B=torch.tensor([3]),
+            response_mask_BT=ones_BT > 0,
+            old_logprobs_BT=old_BT,
+            advantages_BT=ones_BT,
+            token_weights_BT=ones_BT / 2,
+            ref_logprobs_BT=None,
+            rollout_logprobs_BT=drawn_BT,
+        )
+        terms = loss.of_minibatch((new_BT, ones_BT), minibatch, ones_BT, lambda values_B: values_B)
+        # Two tokens that learn, each of weight 1 / 2.
+        assert terms.loss.item() == pytest.approx(-ratio)
+
+
+def test_the_weight_is_that_of_the_policy_that_the_update_starts_from() -> None:
+    """Engine -1, start -0.9, now -0.75: the weight is e^0.1, the ratio e^0.15 is not clipped."""
+    token = RolloutCorrection(level="token", max_weight=2.0)
+    drawn_BT, old_BT, new_BT = (torch.full((1, 1), each) for each in (-1.0, -0.9, -0.75))
+    found = {}
+    for name, start_BT in (("old", old_BT), ("own", None)):
+        by_logprob_BT, _, _ = updated(token, drawn_BT, new_BT, start_BT)
+        # Less the slope of 0.1 k3 against a reference of -3.
+        found[name] = by_logprob_BT.item() - 0.1 * (1 - math.exp(-2.25))
+    assert found["old"] == pytest.approx(-math.exp(0.1) * math.exp(0.15), rel=1e-5)
+    # Where it finds its own log-probs it starts from the present policy.
+    assert found["own"] == pytest.approx(-math.exp(0.25), rel=1e-5)

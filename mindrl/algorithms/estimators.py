@@ -118,18 +118,26 @@ def pass_at_k(rated: RatedResponses) -> Tensor:
 
 
 def remax(rated: RatedResponses) -> Tensor:
-    """Subtract the reward of the greedy response: ReMax (arXiv 2310.10505), eq. 6."""
+    """Subtract the reward of the greedy response: ReMax (arXiv 2310.10505), eq. 6.
+
+    With a KL penalty a token answers for its own and for that of the tokens after it.
+    """
     assert rated.baseline_B is not None, "the trainer makes it"
-    return rated.returns() - rated.baseline_B
+    return (_rewards_to_go(rated, gamma=1.0) - rated.baseline_B[:, None]) * rated.mask_BT
+
+
+def _rewards_to_go(rated: RatedResponses, *, gamma: float) -> Tensor:
+    """Return the sum of a token's reward and of the discounted ones after it, [B, T]."""
+    nothing_BT = torch.zeros(rated.mask_BT.shape)
+    returns_BT, _ = gae_advantages(
+        rated.token_rewards(), nothing_BT, rated.mask_BT, gamma=gamma, lam=1.0
+    )
+    return returns_BT
 
 
 def reinforce_plus_plus(rated: RatedResponses) -> Tensor:
     """Whiten the discounted return of each token over the step: REINFORCE++ (arXiv 2501.03262)."""
-    nothing_BT = torch.zeros(rated.mask_BT.shape)
-    returns_BT, _ = gae_advantages(
-        rated.token_rewards(), nothing_BT, rated.mask_BT, gamma=rated.gamma, lam=1.0
-    )
-    return whiten(returns_BT, rated.mask_BT)
+    return whiten(_rewards_to_go(rated, gamma=rated.gamma), rated.mask_BT)
 
 
 def reinforce_plus_plus_baseline(rated: RatedResponses) -> Tensor:

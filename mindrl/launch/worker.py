@@ -351,7 +351,7 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     rl = config.rl_config
     clip_low, clip_high = config.clip_range
     policy_loss = PolicyLoss(
-        kl_kind=rl.kl_penalty,
+        kl_kind=rl.kl_kind,
         kl_coef=config.loss_kl_coef,
         entropy_coef=rl.entropy_coeff,
         correction=config.rollout_correction,

@@ -60,7 +60,7 @@ class Estimation:
         if config.reward_kl_coef:
             assert ref_logprobs_BT is not None, "a KL term brings a reference"
             assert old_logprobs_BT is not None, "and a pass of the policy"
-            kl_BT = kl_estimate(old_logprobs_BT, ref_logprobs_BT, rl.kl_penalty)
+            kl_BT = kl_estimate(old_logprobs_BT, ref_logprobs_BT, rl.kl_kind)
             penalty_BT = config.reward_kl_coef * kl_BT
         estimate = estimated(
             self.estimator,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mindrl.algorithms.advantages import groups_of
+from mindrl.config.rl import ACCURACY
 from mindrl.config.run import RunConfig
 from mindrl.errors import NoSignalError
 from mindrl.observability.metrics import Metrics
@@ -44,7 +45,7 @@ class SignalGroups:
         """Take the parts; `tell` takes what a person should know."""
         rl, self.answering, self.tell = config.rl_config, answering, tell
         self.per_step, self.samples = answering.per_step, rl.n_samples_per_prompt
-        self.metric = rl.filter_groups_metric
+        self.metric, self.judge = rl.filter_groups_metric, next(iter(rl.verifier_function), "")
         epoch = max(1, len(answering.prompts) // self.per_step)
         self.most = self.per_step * (rl.filter_groups_max_batches or epoch)
         """Prompts that a step may draw."""
@@ -112,7 +113,9 @@ class SignalGroups:
         """Say of each group whether its responses differ."""
         scores = batch.rewarded.scores
         values = scores.rewards
-        if self.metric is not None:
+        if self.metric == ACCURACY and ACCURACY not in scores.components:
+            values = tuple(scores.shares(self.judge))
+        elif self.metric is not None:
             # A function that applies to none of a group tells none of it apart.
             values = tuple(each or 0.0 for each in scores.components[self.metric])
         # As the advantages are made: exactly 0 where all are equal.

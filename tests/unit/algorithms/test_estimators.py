@@ -72,11 +72,12 @@ def test_a_return_is_whitened_over_the_tokens_of_the_step() -> None:
 def test_the_reward_of_the_greedy_response_is_taken_off() -> None:
     given = rated([0.0, 1.0, 0.5], [0, 0, 1], baseline_B=torch.tensor([0.25, 0.25, 0.5]))
     assert per_response("remax", given) == [-0.25, 0.75, 0.0]
-    # The KL penalty of its tokens, one, three and one of them, is the response's own.
+    # Of responses of one and three tokens each token answers for the KL penalty from itself on.
     fined = rated(
         [0.0, 1.0], [0, 0], baseline_B=torch.tensor([0.5, 0.5]), penalty_BT=torch.full((2, 4), 0.25)
     )
-    assert per_response("remax", fined) == [-0.75, -0.25]
+    advantages_BT = estimated(ESTIMATORS["remax"], fined).advantages_BT
+    assert advantages_BT.tolist() == [[0.0, -0.75, 0.0, 0.0], [0.0, -0.25, 0.0, 0.25]]
 
 
 def test_tokens_that_come_before_a_reward_are_discounted() -> None:

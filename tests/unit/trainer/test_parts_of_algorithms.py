@@ -1,10 +1,11 @@
 """What some algorithms ask of the steps of a trainer: picks, a weight that changes, a baseline."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
-from memory_roles import MemoryRoles, lines
+from memory_roles import MemoryRoles, config, lines
 from test_grpo_trainer import build
 
 from mindrl.batch.experience import Minibatch, PolicyUpdate
@@ -48,6 +49,20 @@ def test_updates_carry_the_weight_and_a_resumed_run_goes_on_with_it(tmp_path: Pa
     again.resume(6, state)
     assert again.minibatches.entropy == trainer.minibatches.entropy
     assert "entropy" not in build(tmp_path / "without", MemoryRoles()).state()
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [({}, 2.0), ({"kl_penalty": "k3"}, math.exp(-2) + 2 - 1)]
+)
+def test_the_kl_in_the_reward_is_k1_unless_another_is_asked_for(
+    asked: dict[str, str], expected: float, tmp_path: Path
+) -> None:
+    """The policy says -1 of each token, the reference -3."""
+    keys = {"adv_estimator": "reinforce_plus_plus", "use_kl_in_reward": True}
+    build(tmp_path, MemoryRoles(), with_reference=True, **keys, **asked).run()
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert line["reward/kl"] == pytest.approx(expected)
+    assert config(init_kl_coef=0.1).rl_config.kl_kind == "low_var_kl"
 
 
 def test_a_greedy_response_to_each_prompt_is_the_baseline(tmp_path: Path) -> None:

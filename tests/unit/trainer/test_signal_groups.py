@@ -11,6 +11,7 @@ from memory_roles import MemoryRoles, asked_at, config, data, lines, rewards, ru
 
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import NoSignalError, RewardError, StopRequestedError
+from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
 
@@ -156,6 +157,42 @@ def test_groups_may_be_judged_by_one_function_alone(tmp_path: Path) -> None:
     roles = Easy(EVERY_FIFTH)
     build(tmp_path, roles, filter_groups_metric="other").run()
     assert roles.drawn() == [[0, 1]]
+
+
+def test_a_group_differs_where_any_of_its_responses_does(tmp_path: Path) -> None:
+    """Of the scores 0, 0.5 and 1 the second is the mean: its own advantage is 0."""
+
+    class Halves(MemoryRoles):
+        def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
+            scores = (0.0, 0.5, 1.0) * (len(responses) // 3)
+            return replace(super().score(responses, answers), rewards=scores)
+
+    roles = Halves()
+    build(tmp_path, roles, n_samples_per_prompt=3).run()
+    assert [uids for uids, _, _ in roles.asked] == [[0, 1]]
+
+
+def test_groups_may_be_judged_by_the_function_that_measures_accuracy(tmp_path: Path) -> None:
+    """The rewards of all groups differ, and `exact` those of every fifth: as DAPO filters."""
+
+    class Shaped(Easy):
+        def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
+            found = super().score(responses, answers)
+            shaped = tuple(each + 0.1 * row for row, each in enumerate(found.rewards))
+            return replace(found, rewards=shaped)
+
+    roles = Shaped(EVERY_FIFTH)
+    build(tmp_path, roles, filter_groups_metric="accuracy").run()
+    assert roles.trained() == [0, 5]
+    # A source that has a judge of its own is judged by that one.
+    roles = Shaped(EVERY_FIFTH)
+    trainer = build(tmp_path / "judged", roles, filter_groups_metric="accuracy")
+    trainer.gathering.judge = "other"
+    ranges = {name: ScoreRange(0.0, 1.0) for name in ("exact", "other")}
+    score = roles.score
+    roles.score = lambda *given: replace(score(*given), ranges=ranges)
+    trainer.run()
+    assert roles.trained() == [0, 1]
 
 
 @pytest.mark.parametrize("moment", range(12))

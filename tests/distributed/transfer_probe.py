@@ -11,11 +11,11 @@ from own_device import device_type
 from torch import Tensor
 
 from mindrl.errors import ReshardError
-from mindrl.models.decoder import logical_shapes
+from mindrl.models.decoder import always_float32, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Box, ShardingTable, index_of
-from mindrl.models.sharding import Sharding
+from mindrl.models.sharding import Sharding, dtype_of
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import Topology, plan_reshard
@@ -69,10 +69,15 @@ def logical_weights(model: ModelDescription) -> Logical:
 
 
 def shards_of(table: ShardingTable, logical: Logical, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Cut a rank's tensors out of the logical ones; padding is 0."""
+    """Cut a rank's tensors out of the logical ones; padding is 0, and some are float32 always."""
     device = next(iter(logical.values())).device
     tensors = {
-        name: torch.zeros(entry.shape, dtype=dtype, device=device) for name, entry in table.items()
+        name: torch.zeros(
+            entry.shape,
+            dtype=torch.float32 if dtype_of(entry, "bfloat16") == "float32" else dtype,
+            device=device,
+        )
+        for name, entry in table.items()
     }
     for name, entry in table.items():
         for placement in entry.placements:
@@ -97,7 +102,10 @@ def _transferred(
     rank = dist.get_rank()
     logical = logical_weights(model)
     if "bfloat16" in (source.dtype, target.dtype):
-        logical = {name: tensor.bfloat16().float() for name, tensor in logical.items()}
+        logical = {
+            name: tensor if always_float32(name) else tensor.bfloat16().float()
+            for name, tensor in logical.items()
+        }
     logical = {name: tensor.to(device_type()) for name, tensor in logical.items()}
     ours = shards_of(source.table(rank), logical, TYPES[source.dtype])
     expected = shards_of(target.table(rank), logical, TYPES[target.dtype])

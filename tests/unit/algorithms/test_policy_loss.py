@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,15 @@ def test_cispo_has_the_clipped_ratio_for_a_weight_and_a_gradient_at_every_token(
     assert found["policy_loss"][0, 2].item() == pytest.approx(-3.84 * math.log(2))
 
 
+def test_the_weight_of_cispo_has_no_gradient_of_its_own() -> None:
+    """A ratio of 1.1 within the bounds, advantage 3, log-prob -2: the slope is -3.3 alone."""
+    new_BT = torch.tensor([[-2.0]], dtype=torch.float64, requires_grad=True)
+    old_BT = torch.tensor([[-2.0 - math.log(1.1)]], dtype=torch.float64)
+    found = terms("cispo", new_BT, old_BT, torch.full((1, 1), 3.0), clip=(LOW, HIGH))
+    (grad_BT,) = torch.autograd.grad(found["policy_loss"].sum(), new_BT)
+    assert grad_BT.item() == pytest.approx(-3.3)
+
+
 @pytest.mark.parametrize("name", ["gspo", "gmpo"])
 def test_a_sequence_that_two_ranks_share_has_one_ratio(name: str) -> None:
     """Each rank has some of the tokens; numbers of sequences are added over both."""
@@ -293,6 +303,10 @@ def test_picked_tokens_are_left_out_or_held(name: str) -> None:
             new - step, old, gain, name, picked
         )
         assert grad_BT[b, t].item() == pytest.approx(rise / (2 * step), abs=1e-6)
+    # Held on either side: a token that became less likely costs as much as one that became more.
+    less_BT = replace(chosen, logprobs_BT=old_BT - 0.2, advantages_BT=0 * gain_BT)
+    held_BT = policy_terms(POLICY_LOSSES[name], less_BT)["policy_loss"]
+    assert torch.allclose(held_BT, 0.14 * PICKED.double() * (name == "kl_cov"))
     # By hand, the token of a ratio of e^0.2 and an advantage of 1.
     assert loss_BT[0, 0].item() == pytest.approx(
         {"clip_cov": 0.0, "kl_cov": -math.exp(0.2) + 0.7 * 0.2}[name]

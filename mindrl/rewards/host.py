@@ -1,0 +1,132 @@
+"""The caller's end of the reward service: start it, ask it, end it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Pipe
+from pathlib import Path
+
+from mindrl.errors import MindrlError, RewardError
+from mindrl.platform.endings import OutOfMemoryKills, ending
+from mindrl.rewards.scores import Asked, Outcomes, PoolPlan, Ready
+
+START_SECONDS = 300.0
+"""For the imports of every reward function, on a slow disk."""
+STOP_SECONDS = 5.0
+GUARD_SECONDS = 10.0
+"""For the guard to kill what is below it; beyond what it takes itself."""
+
+_SHELL = 128
+"""A guard ends with 128 and the number of the signal that has ended what it guards."""
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[3:]
+from mindrl.platform.guard import fork_guarded
+connection_descriptor, caller_pid = map(int, sys.argv[1:3])
+fork_guarded(caller_pid, connection_descriptor)
+from mindrl.rewards.service import serve
+serve(connection_descriptor)
+"""
+
+
+class HostLostError(RewardError):
+    """The process of the reward functions ended while it was needed."""
+
+
+class RewardService:
+    """One running service. Its constructor returns at once; the imports go on over there."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self._connection, theirs = Pipe()
+        self._kills = OutOfMemoryKills.read()
+        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
+        with theirs:
+            # A session of its own, which Ctrl-C does not reach. The guard is this very process.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                start_new_session=True,
+            )
+        self._connection.send(plan)
+        self._facts: Ready | None = None
+
+    def ready(self) -> Ready:
+        """Wait until all functions are imported; returns what they take and give.
+
+        Raises:
+            ConfigError: a reward function cannot be resolved.
+            RewardError: the service did not start, or ended.
+        """
+        if self._facts is None:
+            with self._told():
+                self._facts = self._ready()
+        return self._facts
+
+    def score(self, asked: Asked) -> Outcomes:
+        """Score the responses of each function.
+
+        Raises:
+            ConfigError, RewardError: as `ready`.
+        """
+        self.ready()
+        with self._told():
+            self._connection.send(asked)
+            outcomes: Outcomes = self._connection.recv()
+        return outcomes
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all functions were imported, so that another start would be of use."""
+        return self._facts is not None
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise HostLostError if the service has ended."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # The guard ends after the service, with its exit code.
+                self._process.wait(GUARD_SECONDS)
+            self.kill()
+            code = self._process.returncode
+            how = ending(_SHELL - code if code > _SHELL else code)
+            memory = OutOfMemoryKills.read().since(self._kills)
+            why = memory or "its stderr may say why"
+            raise HostLostError(f"the reward host {how}; {why}") from error
+
+    def stop(self) -> None:
+        """Let the service reap its workers, then make sure that nothing is left."""
+        with contextlib.suppress(EOFError, OSError):  # the end of the connection: it has left
+            self._connection.send(None)
+            while self._connection.poll(STOP_SECONDS):
+                self._connection.recv()
+        self.kill()
+
+    def kill(self) -> None:
+        """Let the guard kill all its descendants, and reap it; a second call does nothing."""
+        self._process.terminate()
+        try:
+            self._process.wait(GUARD_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._connection.close()
+
+    def _ready(self) -> Ready:
+        if not self._connection.poll(START_SECONDS):
+            raise RewardError(
+                f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
+            )
+        reply: Ready | MindrlError = self._connection.recv()
+        if isinstance(reply, MindrlError):
+            raise reply
+        return reply

@@ -1,1 +1,1 @@
-"""What runs on a device: the hybrid actor, the reference, the sharding manager."""
+"""Per-device workers: the hybrid actor, the reference, the sharding manager."""

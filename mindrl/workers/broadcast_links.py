@@ -1,7 +1,7 @@
-"""The way of trained weights to servers that take whole tensors, as SGLang's do.
+"""Transfer of trained weights to servers that load whole tensors, such as SGLang's.
 
-Each tensor is gathered on training rank 0 and broadcast from there, in the order of the model: what
-such a server loads has a Hugging Face name and is cut by the server itself.
+Each tensor is gathered on training rank 0 and broadcast from there, in the order of the model: the
+server loads it under its Hugging Face name and shards it itself.
 """
 
 from collections.abc import Mapping
@@ -28,19 +28,19 @@ from mindrl.workers.weight_sync import WeightRoute
 
 @dataclass(frozen=True, kw_only=True)
 class BroadcastEnd:
-    """What a training rank joins such links with. Needs the default process group."""
+    """Parameters of a training rank for joining links. Needs the default process group."""
 
     platform: Platform
     route: WeightRoute
     """From all training ranks to rank 0, with every tensor whole."""
     server_ranks: int
-    """Of each server."""
+    """Number of ranks per server."""
     verify: Literal["off", "first", "always"]
-    """After which transfers what rank 0 has gathered is compared."""
+    """Which transfers to verify: the tensors gathered on rank 0 are compared."""
 
     @property
     def rank(self) -> int:
-        """Of the training side."""
+        """Rank on the training side."""
         return dist.get_rank()
 
     @property
@@ -54,10 +54,10 @@ class BroadcastEnd:
         replica: int,
         generation: int,
     ) -> "BroadcastLink":
-        """Have rank 0 meet the ranks of a server in a store.
+        """Let rank 0 join a group with the ranks of a server through a store.
 
         Raises:
-            ReshardError: They did not come in time, or do not come.
+            ReshardError: They did not join in time, or the meeting was called off.
         """
         name = link_name(replica, generation)
         reshard = self.route.open(self.platform.device_type, name)
@@ -69,9 +69,9 @@ class BroadcastEnd:
         store: dist.Store,  # type: ignore[name-defined]
         name: str,
     ) -> dist.ProcessGroup:
-        """Join the group that the server makes of a name, beside the default one."""
+        """Join the group that the server creates; the default group stays unchanged."""
         ours = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        # Torch waits for the others in a store without letting anybody else ask it.
+        # torch blocks the store's connection while it waits, so the group uses a clone.
         theirs = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
         seat = Seat(rank=0, world_size=1 + self.server_ranks, local_device=0)
         limit = timedelta(seconds=self.timeout_seconds)
@@ -84,18 +84,18 @@ class BroadcastEnd:
 
 @dataclass
 class BroadcastLink:
-    """A server and the training ranks, as one of them sees it."""
+    """A link between a server and the training ranks, on one training rank."""
 
     reshard: Reshard
     group: dist.ProcessGroup | None
-    """Of rank 0 and the server's ranks; None elsewhere."""
+    """Group of rank 0 and the server's ranks; None on other ranks."""
     end: BroadcastEnd
 
     def run(self, source: WeightSource) -> None:
-        """Move the weights. A collective over the training ranks and those of the server.
+        """Transfer the weights. A collective over the training ranks and those of the server.
 
         Raises:
-            ReshardError: As of `Reshard.run`, or the server does not take them.
+            ReshardError: As in `Reshard.run`, or the server does not accept the weights.
         """
         is_first, verify = not self.reshard.runs, self.end.verify
         sink = _Broadcasting(self._table, self.group, self.end)
@@ -110,11 +110,11 @@ class BroadcastLink:
 
     @property
     def in_flight_bytes(self) -> int:
-        """The most that this rank has in flight while rank 0 gathers."""
+        """Maximum bytes that this rank has in flight while rank 0 gathers."""
         return int(self.reshard.plan.peak_staging[self.end.rank])
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return bytes of a transfer on this rank; a server's ranks get whole tensors each."""
+        """Return the bytes of a transfer on this rank; each server rank receives whole tensors."""
         plan, rank = self.reshard.plan, self.end.rank
         whole = table_bytes(self._table, self.end.route.target.dtype)
         return {
@@ -124,13 +124,13 @@ class BroadcastLink:
         }
 
     def close(self) -> None:
-        """Leave the server, which may be gone."""
+        """Leave the group; the server may have ended."""
         if self.group is not None:
             leave_group(self.group)
 
 
 class _Broadcasting:
-    """Takes tensors that are gathered, and broadcasts each in its turn as soon as it is whole."""
+    """Receives gathered tensors, and broadcasts them in model order as they become complete."""
 
     def __init__(
         self, table: ShardingTable, group: dist.ProcessGroup | None, end: BroadcastEnd
@@ -146,14 +146,14 @@ class _Broadcasting:
         self.failed: RuntimeError | None = None
 
     def open(self, name: str) -> Tensor:
-        """Return the memory that takes a tensor."""
+        """Return the buffer of a tensor."""
         if name not in self.there:
             dtype, shape = self.kinds[name]
             self.there[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return self.there[name]
 
     def close(self, name: str) -> None:
-        """Take a tensor as complete; the other ranks gather on, whatever becomes of it."""
+        """Mark a tensor as complete; after a failed broadcast the other ranks still gather."""
         tick()
         self.whole.add(name)
         while self.left and self.left[-1] in self.whole:
@@ -165,10 +165,10 @@ class _Broadcasting:
                 self.failed = error
 
     def finish(self) -> None:
-        """Raise where a broadcast has failed.
+        """Raise if a broadcast has failed.
 
         Raises:
-            ReshardError: The server is gone, or does not take the weights.
+            ReshardError: The server has ended, or does not accept the weights.
         """
         if self.failed is not None:
             raise ReshardError(f"a server did not take the weights: {self.failed}")

@@ -1,4 +1,4 @@
-"""The device of a worker, as its roles share it."""
+"""The device of a worker, shared by its roles."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,20 +19,20 @@ from mindrl.workers.device_regions import RolloutRegion, StoredRegion
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerDevice:
-    """The account of the device, and the host memory behind it."""
+    """Memory ledger of the device, and the host memory for offloaded regions."""
 
     device_type: str
     ledger: DeviceLedger
     arena: HostArena
     plan: MemoryPlan
     held: dict[Region, StoredRegion] = field(default_factory=dict)
-    """The state of the models."""
+    """State of the models, by region."""
 
     def place(self, role: Role, engine: TrainingEngine) -> None:
-        """Enter the state of a model into the account; what may leave has left the device then.
+        """Register the state of a model, then offload its movable regions.
 
         Raises:
-            DeviceMemoryError: It does not fit beside what is there.
+            DeviceMemoryError: It does not fit.
         """
         for part, name in zip(StatePart, ROLE_REGIONS[role], strict=False):
             is_kept = name in self.plan.movable and name not in DEAD_AFTER_USE
@@ -42,7 +42,7 @@ class WorkerDevice:
             tensors = engine.state(part)
             self.held[name] = StoredRegion(tensors, arena, self.device_type, unchanging)
             self.ledger.add(name, self.held[name])
-        # Another role is going to be built.
+        # Another role is built next.
         for name in ROLE_REGIONS[role]:
             if name in self.plan.movable:
                 self.ledger.offload(name)
@@ -50,30 +50,30 @@ class WorkerDevice:
         give_back_unused(self.device_type)
 
     def place_nothing(self, name: Region) -> None:
-        """Enter a region that other ranks have, and that takes part where theirs is moved."""
+        """Register an empty region on a rank that takes part when other ranks move theirs."""
         self.held[name] = StoredRegion((), None, self.device_type)
         self.ledger.add(name, self.held[name])
         if name in self.plan.movable:
             self.ledger.offload(name)
 
     def place_rollout(self, engine: RolloutEngine) -> None:
-        """Enter a rollout engine into the account; it has left the device then.
+        """Register a rollout engine, then offload it.
 
         Raises:
-            DeviceMemoryError: It does not fit beside what is there.
+            DeviceMemoryError: It does not fit.
         """
         self.ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))
         self.ledger.add(Region.KV_CACHE, RolloutRegion(engine, "kv_cache"))
         engine.offload()
 
     def contents(self, name: Region, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return tensors of a region to be read, wherever it lies since it was placed."""
+        """Return the tensors of a region for reading: on the device, or the host's copies."""
         if name not in self.plan.movable:
             return tensors
         return {key: self.held[name].host_copy(tensor) for key, tensor in tensors.items()}
 
     def offload_when_read(self, name: Region) -> Callable[[Tensor], None] | None:
-        """Return what takes the storage behind a tensor of a region away; None where it stays."""
+        """Return a callback that offloads a tensor's storage; None if the region never leaves."""
         if name not in self.plan.movable:
             return None
         region = self.held[name]

@@ -1,4 +1,4 @@
-"""The account of a device: every large thing on it, by name, and what there is room for."""
+"""Ledger of a device: its large regions by name, and the memory limit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,66 +10,66 @@ from mindrl.workers.device_regions import DeviceRegion
 
 
 class DeviceLedger:
-    """Knows the regions of one device.
+    """Tracks the regions of one device.
 
-    What would not fit beside those that are there is refused with a DeviceMemoryError. The host
-    plays the device where there is none: it has no bound of its own, so the one that is set is kept
-    here, before each allocation, as the allocator of a device does.
+    Raises DeviceMemoryError if a region would exceed the capacity together with the present ones.
+    The host has no limit per device, so the configured one is checked here before each allocation,
+    as a device's allocator would.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
-        """Begin with an empty device; a capacity of None sets all regions together no bound."""
+        """Start with an empty device; with a capacity of None the total is not limited."""
         self.capacity_bytes = capacity_bytes
         self.regions: dict[Region, DeviceRegion] = {}
         self.staging_bytes = 0
         self.peak_bytes = 0
         self.fullest: dict[Region, int] = {}
-        """What was there when most was there, of all moments since this was emptied."""
+        """Regions at the fullest moment since this was last cleared."""
 
     def add(self, name: Region, region: DeviceRegion) -> None:
-        """Enter a region, which is on the device."""
+        """Register a region that is on the device."""
         assert name not in self.regions, name
         self._check(name.value, region.device_bytes())
         self.regions[name] = region
         self.note()
 
     def region_bytes(self) -> dict[Region, int]:
-        """Return what each region has on the device, by its own storages."""
+        """Return each region's bytes on the device, from its storages."""
         found = {name: region.device_bytes() for name, region in self.regions.items()}
         found[Region.STAGING] = self.staging_bytes
         return {name: found[name] for name in Region if found.get(name)}
 
     def host_bytes(self) -> dict[Region, int]:
-        """Return what lies on the host alone; what is in neither place was released for good."""
+        """Return the bytes of regions on the host only; released contents are not included."""
         found = {name: self.regions[name] for name in Region if name in self.regions}
         away = {name: each for name, each in found.items() if not each.device_bytes()}
         return {name: each.nbytes for name, each in away.items() if each.keeps}
 
     def is_whole(self, name: Region) -> bool:
-        """Say whether all of a region is on the device."""
+        """Return whether all of a region is on the device."""
         return self.regions[name].device_bytes() == self.regions[name].nbytes
 
     def onload(self, name: Region) -> int:
-        """Let a region come; returns the bytes copied to the device."""
+        """Load a region; return the bytes copied to the device."""
         region = self.regions[name]
         self._check(name.value, region.nbytes - region.device_bytes())
         try:
             copied = region.onload()
         except RuntimeError as error:
-            # Torch's own error is a kind of it, and an engine's allocator has no other.
+            # Torch's own error is a subclass, and an engine's allocator raises only RuntimeError.
             if "out of memory" not in str(error).lower():
                 raise
-            # A part of it would be in the way of whatever comes instead.
+            # A partly loaded region would block the memory of the next one.
             region.offload()
             raise self._no_room(name.value, region.nbytes) from error
         self.note()
         return copied
 
     def offload(self, name: Region) -> int:
-        """Let a region leave; returns the bytes copied to the host.
+        """Offload a region; return the bytes copied to the host.
 
         Raises:
-            ResidueError: Some of it is still there.
+            ResidueError: Some of it is still on the device.
         """
         copied = self.regions[name].offload()
         self.require_gone(name)
@@ -77,7 +77,7 @@ class DeviceLedger:
 
     @contextmanager
     def staging(self, nbytes: int) -> Iterator[None]:
-        """Account for messages in flight."""
+        """Count messages in flight as device memory in the body."""
         self._check(Region.STAGING.value, nbytes)
         self.staging_bytes = nbytes
         self.note()
@@ -87,10 +87,10 @@ class DeviceLedger:
             self.staging_bytes = 0
 
     def require_gone(self, *names: Region) -> None:
-        """Make sure that regions have nothing on the device.
+        """Check that regions have no bytes on the device.
 
         Raises:
-            ResidueError: One has; a defect of ours.
+            ResidueError: One has; this is a bug in mindrl.
         """
         for name in names:
             left = self.regions[name].device_bytes()
@@ -98,13 +98,13 @@ class DeviceLedger:
                 raise ResidueError(f"{left} bytes of {name.value} are still on the device")
 
     def flush_peak(self) -> int:
-        """Return the most that all regions took together since the last call."""
+        """Return the maximum total of all regions since the last call."""
         peak, self.peak_bytes = self.peak_bytes, 0
         self.note()
         return peak
 
     def note(self) -> None:
-        """Take note of what is there: before something leaves that no move of ours releases."""
+        """Update the peak; call it before memory is released outside of the ledger."""
         there = self.region_bytes()
         total = sum(there.values())
         self.peak_bytes = max(self.peak_bytes, total)

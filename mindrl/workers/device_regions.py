@@ -1,7 +1,6 @@
-"""Memory that comes to the device and leaves it as one: storages of a model, or an engine's.
+"""Regions that move to and from the device as a unit: storages of a model, or an engine's.
 
-Resizing a storage to zero frees its memory while every view of it stays valid, on NPU, CUDA and
-CPU alike.
+Resizing a storage to zero frees its memory and keeps every view of it valid, on NPU, CUDA and CPU.
 """
 
 import time
@@ -25,21 +24,21 @@ class _Stored:
     storage: UntypedStorage
     nbytes: int
     place: HostPlace | None
-    """None where the contents are not kept."""
+    """None if the contents are not kept."""
     changes: bool = True
-    """Its contents do, once the host has a copy."""
+    """Whether updates change its contents after the first copy to the host."""
 
     def device_parts(self, place: HostPlace) -> Sequence[Tensor]:
-        """Look at the bytes on the device as they are cut on the host."""
+        """Return views of the bytes on the device, split like the parts on the host."""
         empty = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
         return empty.set_(self.storage).split_with_sizes([len(part) for part in place.parts])
 
 
 class StoredRegion:
-    """Storages that leave the device together and come back to where they were.
+    """Storages that leave the device together and return to the same tensors.
 
-    The host's copy is written only when the region has changed since, and stays where it is: a
-    region that nothing changed leaves without a copy.
+    The host's copy is written only if the region has changed, and is kept: an unchanged region
+    leaves without a copy.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class StoredRegion:
         device_type: str,
         unchanging: Iterable[Tensor] = (),
     ) -> None:
-        """Take over the storages behind some views, all of them on the device.
+        """Manage the storages of `tensors`, all of them on the device.
 
-        Their contents are kept in the arena. None drops them: they come back as garbage. The
-        storages behind views that are `unchanging` are copied to the host once.
+        Their contents are kept in the arena. With None they are dropped, and uninitialised after
+        loading. The storages of `unchanging` are copied to the host once.
         """
         still = {tensor.untyped_storage()._cdata for tensor in unchanging}
         storages = {each._cdata: each for each in (tensor.untyped_storage() for tensor in tensors)}
@@ -67,32 +66,32 @@ class StoredRegion:
             if storage.nbytes()
         }
         self.nbytes = sum(each.nbytes for each in self.stored.values())
-        """On the device, where all of it is there."""
+        """Total bytes on the device when fully loaded."""
         self.keeps = arena is not None
-        """Its contents are on the host while it is not on the device; else they are lost."""
+        """Whether the contents are kept on the host while offloaded; otherwise they are lost."""
         self.is_clean = False
         self.was_kept = False
-        """The host has had a copy of all of it."""
+        """Whether the host has had a complete copy."""
         self.is_whole = True
-        """All of it is on the device."""
+        """Whether all of it is on the device."""
         self.offloaded_bytes = 0
         self.copies = Copies(device_type)
         self.unread = Event()
-        """Nobody reads the host's copy: it may be written to."""
+        """Set while no thread reads the host's copy, so it may be overwritten."""
         self.unread.set()
         self.waited_seconds = 0.0
 
     def device_bytes(self) -> int:
-        """Return what lies on the device, by the storages themselves."""
+        """Return the bytes on the device, from the storages themselves."""
         return sum(each.storage.nbytes() for each in self.stored.values())
 
     def changed(self) -> None:
-        """Take note that the host's copy is out of date."""
+        """Mark the host's copy as out of date."""
         self.is_clean = False
 
     def offload(self) -> int:
-        """Leave the device; returns the bytes copied to the host since the region came."""
-        # What left early may still be on its way.
+        """Offload; return the bytes copied to the host since the region was loaded."""
+        # Storages offloaded early may still be copying.
         self.copies.finish()
         copied, self.offloaded_bytes = self.offloaded_bytes, 0
         copied += sum(self._offload(each) for each in self.stored.values())
@@ -101,12 +100,12 @@ class StoredRegion:
         return copied
 
     def offload_storage_of(self, tensor: Tensor) -> None:
-        """Let the storage behind a tensor leave, ahead of the others and of `offload`."""
+        """Offload a tensor's storage early, before the others."""
         self.offloaded_bytes += self._offload(self.stored[tensor.untyped_storage()._cdata])
 
     def onload(self) -> int:
-        """Come to the device; returns the bytes copied. Contents that were dropped are garbage."""
-        # What left early, behind a reshard that then failed, may still be on its way out.
+        """Load; return the bytes copied. Contents that were dropped are uninitialised."""
+        # Storages offloaded early, before a reshard that failed, may still be copying.
         self.copies.finish()
         copied = 0
         for each in self.stored.values():
@@ -122,24 +121,24 @@ class StoredRegion:
         return copied
 
     def hold(self) -> None:
-        """Keep the host's copy as it is, until `let_go`: what would write to it waits."""
+        """Lock the host's copy until `let_go`: writes to it wait."""
         self.unread.clear()
 
     def let_go(self) -> None:
-        """Let the host's copy change again; from any thread."""
+        """Unlock the host's copy; from any thread."""
         self.unread.set()
 
     def flush_waited(self) -> float:
-        """Return the seconds since the last call for which a copy waited for `let_go`."""
+        """Return the seconds since the last call that copies waited for `let_go`."""
         waited, self.waited_seconds = self.waited_seconds, 0.0
         return waited
 
     def holds(self, tensor: Tensor) -> bool:
-        """Say whether a tensor's storage is of this region."""
+        """Return whether a tensor's storage belongs to this region."""
         return tensor.untyped_storage()._cdata in self.stored
 
     def host_copy(self, tensor: Tensor) -> Tensor:
-        """Return the host's copy of a tensor of this region, which must not be written to."""
+        """Return the host's copy of a tensor of this region; do not write to it."""
         place = self.stored[tensor.untyped_storage()._cdata].place
         assert place is not None, "the contents of this region are not kept"
         assert self.is_clean, "the host has no copy yet"
@@ -165,7 +164,7 @@ class StoredRegion:
 
 
 class RolloutRegion:
-    """The weights of a rollout engine, or its KV cache; nothing is ever copied."""
+    """The weights or the KV cache of a rollout engine; never copied to the host."""
 
     keeps = False
 
@@ -175,7 +174,7 @@ class RolloutRegion:
         self.nbytes = engine.nbytes(tag)
 
     def device_bytes(self) -> int:
-        """Return what is on the device now."""
+        """Return the bytes on the device now."""
         return self.engine.device_bytes(self.tag)
 
     def onload(self) -> int:
@@ -184,7 +183,7 @@ class RolloutRegion:
         return 0
 
     def offload(self) -> int:
-        """Take the whole engine off the device, which knows no other way."""
+        """Offload the whole engine, which cannot offload parts."""
         self.engine.offload()
         return 0
 

@@ -1,4 +1,4 @@
-"""All models of a run and its engine in one process: each has the device for its turn."""
+"""All models of a run and its rollout engine in one process; they take turns on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from mindrl.workers.training_worker import TrainingWorker
 
 @dataclass(kw_only=True)
 class IntegratedWorker(TrainingWorker):
-    """Generates, reads and learns on one device; see `TrainingWorker`."""
+    """Generates, scores and trains on one device; see `TrainingWorker`."""
 
     rollout: RolloutEngine
-    """Answers prompts with the actor's weights."""
+    """Generates responses with the actor's weights."""
     timer: StageTimer = field(default_factory=StageTimer)
-    """Of the engine's answers."""
+    """Times the engine's generation."""
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Answer this replica's prompts, in order."""
+        """Generate a response to each of this replica's prompts, in order."""
         self._begin_rollout()
         with self.timer("generate"):
             responses = self.rollout.generate(prompts, sampling, seeds)
@@ -31,33 +31,33 @@ class IntegratedWorker(TrainingWorker):
         return responses
 
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take this replica's requests, which `advance_sequences` answers."""
+        """Start this replica's requests, which `advance_sequences` completes."""
         self._begin_rollout()
         self.rollout.begin(requests, sampling)
 
     def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
-        """Let the engine take steps, with more requests behind those that it has.
+        """Add requests and run steps of the engine.
 
-        Returns the places of requests that are now answered whole.
+        Returns the indices of requests that were completed.
         """
         with self.timer("generate"):
             return self.rollout.advance(steps, more)
 
     def take_sequences(self) -> Responses:
-        """Return what was drawn for this replica's requests, in order."""
+        """Return the tokens sampled for this replica's requests, in order."""
         responses = self.rollout.take_back()
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
     def begin_save(self, folder: str) -> None:
-        """Have the state of the models that change written into a folder in the next rollout.
+        """Write the state of the trained models to a folder during the next rollout.
 
-        It lies on the host then, where it may leave the device.
+        The movable part is on the host then.
         """
         self.saver.request(Path(folder))
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return also the seconds of the engine's answers, and how often its cache was full."""
+        """Add the seconds of generation and the number of preemptions."""
         return {
             **super().flush_metrics(),
             "seconds/generate": 0.0,

@@ -1,4 +1,4 @@
-"""A rollout engine on a device of its own, and the way that its weights come."""
+"""A rollout engine on its own device, and the transfer of its weights."""
 
 import time
 from collections import defaultdict
@@ -23,45 +23,45 @@ from mindrl.workers.weight_links import ReceivingEnd
 
 @dataclass(kw_only=True)
 class RolloutWorker:
-    """Answers prompts with weights that training ranks send; every rank of a replica does alike.
+    """Generates with weights sent by training ranks; all ranks of a replica make the same calls.
 
-    Its weights and its KV cache are on the device always. It answers nothing before its first
-    weights, and nothing behind a transfer that failed.
+    Weights and KV cache always stay on the device. It refuses to generate before its first weights,
+    and after a failed transfer.
     """
 
     rollout: RolloutEngine
     table: ShardingTable
-    """What this rank's engine takes of the weights."""
+    """Sharding of the weights in this rank's engine."""
     end: ReceivingEnd | None = None
-    """None where they come from folders alone."""
+    """None if weights are only loaded from folders."""
     ledger: DeviceLedger
     plan: MemoryPlan
     vocabulary: int
-    """Tokens of the model."""
+    """Vocabulary size of the model."""
     in_flight_bytes: int = 0
-    """The most that this rank has in flight while weights come."""
+    """Maximum bytes that this rank has in flight during a transfer."""
     version: int | None = None
-    """Of the weights; None where they mean nothing."""
+    """Version of the weights; None if they are not valid."""
     sampling: Sampling | None = None
-    """Of the requests that there are."""
+    """Sampling of the current requests."""
     most: list[int] = field(default_factory=list)
-    """How many tokens each of them may have."""
+    """Maximum number of tokens of each request."""
     timer: StageTimer = field(default_factory=StageTimer)
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
-        """Meet the training ranks, which `open_link`. A collective with them.
+        """Join a link with the training ranks, in their `open_link`. A collective.
 
         Raises:
-            ReshardError: Names who did not come in time.
+            ReshardError: Names the ranks that did not join in time.
         """
         self._end.join(address, replica, generation)
 
     def receive_weights(self, version: int) -> None:
-        """Take the weights that the training ranks send. A collective with them.
+        """Receive the weights that the training ranks send. A collective with them.
 
         Raises:
-            ReshardError: A peer is gone or silent, or what arrived is not what was sent.
+            ReshardError: A peer has ended or does not respond, or the weights arrived corrupted.
         """
         with self._new_weights(version) as sink, self.ledger.staging(self.in_flight_bytes):
             moved = self._end.receive(sink)
@@ -69,10 +69,11 @@ class RolloutWorker:
             self.metrics[f"bytes/reshard_{name}"] += nbytes
 
     def load_weights(self, folder: str, version: int) -> None:
-        """Take this rank's part of the weights of a Hugging Face folder.
+        """Load this rank's part of the weights of a Hugging Face folder.
 
         Raises:
-            ModelError: A file is missing, unreadable, or lacks a tensor; there are no weights then.
+            ModelError: A file is missing, unreadable, or lacks a tensor; the weights are then not
+                valid.
         """
         with ExitStack() as stack, self._new_weights(version) as sink:
             read = folder_reader(folder, stack)
@@ -83,11 +84,11 @@ class RolloutWorker:
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Answer this replica's prompts, in order.
+        """Generate a response to each of this replica's prompts, in order.
 
         Raises:
             ReshardError: There are no weights.
-            AnswerError: The engine answers with what it cannot have drawn.
+            AnswerError: The engine returns responses that it cannot have sampled.
         """
         self._require_weights()
         self.sampling, self.most = sampling, [sampling.section.max_tokens] * len(prompts)
@@ -104,7 +105,7 @@ class RolloutWorker:
         return self.rollout.next_logprobs(rows, temperature)
 
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take this replica's requests, which `advance_sequences` answers.
+        """Start this replica's requests, which `advance_sequences` completes.
 
         Raises:
             ReshardError: There are no weights.
@@ -115,10 +116,10 @@ class RolloutWorker:
         self.rollout.begin(requests, sampling)
 
     def advance_sequences(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
-        """Let the engine take steps, with more requests behind those that it has.
+        """Add requests and run steps of the engine.
 
-        Returns the places of requests that are now answered whole, and the responses to them;
-        raises as `generate_sequences`.
+        Returns the indices of requests that were completed, and their responses. Raises like
+        `generate_sequences`.
         """
         self._require_weights()
         self._expect(more)
@@ -128,15 +129,15 @@ class RolloutWorker:
         return whole, self._sound(responses, [self.most[place] for place in whole])
 
     def take_sequences(self) -> Responses:
-        """Return what was drawn for this replica's requests, in order; raises as above."""
+        """Return the tokens sampled for this replica's requests, in order; raises like above."""
         return self._noted(self.rollout.take_back(), are_whole=False)
 
     def memory_plan(self) -> MemoryPlan:
-        """Return what lies on every device of this replica."""
+        """Return the memory plan of this replica's devices."""
         return self.plan
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return what was measured since the last call, and this process's memory."""
+        """Return the metrics since the last call, and this process's memory."""
         memory = process_memory()
         metrics, self.metrics = dict(self.metrics), defaultdict(float)
         return {
@@ -151,9 +152,9 @@ class RolloutWorker:
 
     @contextmanager
     def _new_weights(self, version: int) -> Iterator[RolloutSink]:
-        """Let the body fill the engine's weights, which then are of a version."""
+        """Load new weights in the body; set the version if it succeeds."""
         began, self.version = time.perf_counter(), None
-        # What lies in the KV cache is of other weights.
+        # The KV cache belongs to the old weights.
         self.rollout.forget()
         sink = self.rollout.weight_sink()
         yield sink
@@ -184,7 +185,7 @@ class RolloutWorker:
     def _sound(
         self, responses: Responses, most: Sequence[int], *, are_whole: bool = True
     ) -> Responses:
-        """Refuse what no engine can have drawn; log-probs the run judges by itself."""
+        """Raise if the tokens are impossible; the run checks log-probs itself."""
         tokens = replace(responses, logprobs_N=torch.zeros_like(responses.logprobs_N))
         if what := unsound(tokens, most, self.vocabulary, are_whole=are_whole):
             raise AnswerError(f"the engine of this replica answered with garbage: {what}")

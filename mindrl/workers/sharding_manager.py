@@ -1,4 +1,4 @@
-"""Who owns the device at any moment: carries the memory schedule out."""
+"""Executes the memory schedule: which regions are on the device in each phase."""
 
 import logging
 import time
@@ -39,16 +39,16 @@ class ShardingManager:
         movable: Collection[Region],
         device_type: str,
     ) -> None:
-        """Take over a device that has nothing on it but what may not leave.
+        """Start with a device that holds only regions which may not leave.
 
-        The ledger knows all its regions, whether they are on it or not; those that are movable
-        leave the device while they are not needed. There is no resharder where rollout is apart.
+        The ledger has all its regions, on the device or not; `movable` regions leave it while
+        unused. `resharder` is None if rollout has its own devices.
         """
         self.ledger = ledger
         self.resharder = resharder
         self.movable = frozenset(movable)
         self.device_type = device_type
-        # Not by bytes: a region may be empty here, and be moved by a peer that has some of it.
+        # Not by bytes: a region may be empty here but take part in a peer's move.
         self.resident = frozenset(ledger.regions) - ROLLOUT_REGIONS - self.movable
         self.phase: Phase | None = None
         self.metrics: dict[str, float] = {}
@@ -56,11 +56,11 @@ class ShardingManager:
         self.began = time.perf_counter()
 
     def enter(self, phase: Phase) -> None:
-        """Make the device ready for a phase, which lasts until another begins. A collective.
+        """Prepare the device for a phase, which lasts until the next one. A collective.
 
         Raises:
-            DeviceMemoryError: Something does not fit.
-            ResidueError: Something that had to leave is still there.
+            DeviceMemoryError: A region does not fit.
+            ResidueError: A region that had to leave is still there.
         """
         if phase is self.phase:
             TRACE.mark(phase.value)
@@ -68,13 +68,13 @@ class ShardingManager:
         TRACE.mark(f"swap to {phase.value}")
         logger.info("swap to %s begins", phase.value)
         if self.phase is None:
-            # Nothing yet, or a switch that failed, and what was on its way then is not there.
+            # First phase, or after a failed switch whose moves are incomplete.
             self.resident = frozenset(filter(self.ledger.is_whole, self.resident))
         self.phase = None
         for move in moves(self.resident, phase, self.movable):
             self._timed(move)
             self.resident = after(self.resident, [move])
-            # A reshard begins and ends with less than it needs in between.
+            # A reshard needs more memory in between than at its start and end.
             whole = self.ledger.fullest if move.kind is MoveKind.RESHARD else None
             self._note(label_of(move), phase, whole)
         self.ledger.require_gone(*(self.ledger.regions.keys() - self.resident))
@@ -88,9 +88,9 @@ class ShardingManager:
 
     @contextmanager
     def sending(self, nbytes: int) -> Iterator[None]:
-        """Make the device ready for weights that leave it over links, and for their messages.
+        """Prepare the device for sending weights over links, and count their messages.
 
-        Raises as `enter`.
+        Raises like `enter`.
         """
         self.enter(Phase.SEND)
         with self.ledger.staging(nbytes):
@@ -98,11 +98,11 @@ class ShardingManager:
             yield
 
     def record(self, *, is_on: bool) -> None:
-        """Note from now on what lies on the device at each moment, or no longer."""
+        """Start or stop recording the regions on the device at each moment."""
         self.moments = [] if is_on else None
 
     def flush_moments(self) -> list[MeasuredSnapshot]:
-        """Return what was noted since the last call."""
+        """Return the moments recorded since the last call."""
         if self.moments is None:
             return []
         moments, self.moments = self.moments, []
@@ -145,7 +145,7 @@ class ShardingManager:
             return
         account = device_account(self.device_type)
         found, kept = there or self.ledger.region_bytes(), self.ledger.host_bytes()
-        # The allocator's account is without the engine, which it would count asleep too.
+        # The allocator's account excludes the engine, which it counts even while asleep.
         engine_bytes = sum(found.get(name, 0) for name in ROLLOUT_REGIONS)
         self.moments.append(
             MeasuredSnapshot(

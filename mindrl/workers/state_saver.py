@@ -1,8 +1,8 @@
-"""The state of the models that change, on its way to files and back.
+"""Checkpoints: the state of the trained models is written to files, and restored.
 
-A checkpoint is written beside the rollout: weights and optimizer lie on the host then, and a
-thread writes them from there. Until it is done the host's copies stay as they are: what would
-overwrite one waits. What may not leave the device is copied before the next update.
+A checkpoint is written during the rollout: weights and optimizer are on the host then, and a thread
+writes them from there. Until it is done the host's copies are locked: an overwrite waits. Regions
+that may not leave the device are copied before the next update.
 """
 
 import time
@@ -34,7 +34,7 @@ class StateSaver:
     def __init__(
         self, engines: Mapping[Role, TrainingEngine], regions: Mapping[Role, list[StoredRegion]]
     ) -> None:
-        """Take the models that change, and the regions of the device that hold their state."""
+        """Set the trained models, and the device regions of their state."""
         self.engines = engines
         self.regions = regions
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -42,18 +42,18 @@ class StateSaver:
         self.running: Future[SavedFiles] | None = None
 
     def nbytes(self) -> int:
-        """Count the bytes that this rank writes, without names."""
+        """Return the bytes that this rank writes, without names."""
         engines = self.engines.values()
         slices = (each for engine in engines for each in engine.state_slices())
         return sum(4 * volume(each.box) for each in slices if each.is_ours)
 
     def request(self, folder: Path) -> None:
-        """Have the state as it is now written into a folder, once `start` is called."""
+        """Schedule a checkpoint of the current state, which `start` begins."""
         assert self.running is None, "the checkpoint before it has not been finished"
         self.folder = folder
 
     def start(self) -> None:
-        """Begin to write what was asked for: now the state lies on the host, where it may leave."""
+        """Start the scheduled write: the movable state is on the host now."""
         if self.folder is None:
             return
         folder, self.folder = self.folder, None
@@ -65,7 +65,7 @@ class StateSaver:
             ]
             for role, engine in self.engines.items()
         }
-        # While files are written this process may act in another world.
+        # The active world may change while files are written.
         place = dist.get_rank(), dist.get_world_size()
         updates = {str(role): engine.updates for role, engine in self.engines.items()}
         held = [region for regions in self.regions.values() for region in regions]
@@ -74,7 +74,7 @@ class StateSaver:
         self.running = self.writer.submit(partial(_write, folder, slices, updates, held, place))
 
     def finish(self) -> SavedFiles:
-        """Wait until the files are on the disk, or say why they could not be written."""
+        """Wait until the files are on the disk; a failed write is reported in the result."""
         self.start()
         assert self.running is not None, "no checkpoint was asked for"
         began = time.perf_counter()
@@ -91,9 +91,9 @@ class StateSaver:
         return replace(saved, waited_seconds=waited)
 
     def restore(self, role: Role, folder: Path, updates: int) -> None:
-        """Give a model, which is on the device, the state of a checkpoint.
+        """Load the state of a checkpoint into a model that is on the device.
 
-        One that is to have taken no update has no moments, whatever the checkpoint holds of them.
+        With `updates=0` the moments are zero, even if the checkpoint has some.
 
         Raises:
             CheckpointError: A file is damaged, or lacks something.
@@ -109,12 +109,12 @@ class StateSaver:
                 if region.keeps and region.is_clean:
                     return each.values(region.host_copy(each.stored.detach()))
                 break
-        # It is on the device, and changes with the next update.
+        # It is on the device, and the next update changes it.
         return each.values(each.stored.detach()).to("cpu", copy=True)
 
 
 def _new(read: ReadState, kind: StateKind, tensor: str, box: Box) -> Tensor:
-    """Read a weight; moments are nothing before the first update."""
+    """Read a weight; moments are zero before the first update."""
     if kind == "weight":
         return read(kind, tensor, box)
     return torch.zeros([stop - start for start, stop in box])

@@ -1,4 +1,4 @@
-"""All models of a run that learn or read, in one process: each has the device for its turn."""
+"""All models of a run that are trained or evaluated, in one process; they share the device."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,49 +36,49 @@ _CHANGES_IN: Mapping[Role, Phase] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RoleUpdates:
-    """How a role learns."""
+    """Settings of a role's updates."""
 
     micro_batching: MicroBatching
     loss: Loss[Any]
     keeps_logprobs: bool = False
-    """The updates return the log-probs that they start from."""
+    """Whether updates return the log-probs from before the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleModel:
-    """The model of a role, and how it is asked."""
+    """The model of a role, and how its batches are split."""
 
     engine: TrainingEngine
     micro_batching: MicroBatching
     is_base: bool = False
-    """It is the model of the engine without its adapters."""
+    """Whether the role is the engine's model without its adapters."""
 
 
 @dataclass(kw_only=True)
 class TrainingWorker:
-    """Reads and learns on one device; every rank of a role makes the same calls for it.
+    """Evaluates and trains on one device; all ranks of a role make the same calls for it.
 
-    All that it has has its place on the device, and has left it. A call for a role that is not on
-    this rank is a KeyError.
+    Everything has been placed on the device and offloaded. A call for a role that is not on this
+    rank raises KeyError.
     """
 
     models: Mapping[Role, RoleModel]
-    """Of the roles that this rank has."""
+    """Models of the roles on this rank."""
     updates: Mapping[Role, RoleUpdates]
-    """Of those that learn."""
+    """Settings of the roles that are trained."""
     exports: Mapping[Role, WeightExport]
-    """The ways to files, of the roles that learn."""
+    """Exports of the roles that are trained."""
     device: WorkerDevice
     sharding_manager: ShardingManager
     resets_reference: bool = False
-    """The reference takes over the actor's weights now and then: it is part of a checkpoint."""
+    """Whether the reference is reset to the actor's weights at times, and so is in checkpoints."""
     nonfinite: Counter[str] = field(default_factory=Counter)
-    """How many NaN and Inf each thing held that this rank has computed, since it was last asked."""
+    """Number of NaN and Inf per kind of result of this rank, since the last flush."""
     links: WeightLinks | None = None
-    """The ways to rollout replicas, where those are apart."""
+    """Links to rollout replicas on their own devices."""
 
     def __post_init__(self) -> None:
-        """Know where the state of the models that change lies."""
+        """Locate the state of the trained models."""
         held = self.device.held
         changing: list[Role] = [*self.updates]
         if self.resets_reference:
@@ -89,41 +89,42 @@ class TrainingWorker:
         )
 
     def link_address(self) -> tuple[str, int]:
-        """Return where this run's links are joined."""
+        """Return the address at which this run's links are joined."""
         return self._ways.address
 
     def open_link(self, replica: int, generation: int) -> str | None:
-        """Meet the ranks of a rollout replica, which `join_link`. A collective with them.
+        """Join a link with the ranks of a rollout replica, in their `join_link`. A collective.
 
-        Returns why that failed, such as who did not come; None where it did not.
+        Returns why it failed, such as missing ranks; None on success.
         """
         return self._ways.open(replica, generation)
 
     def send_weights(self, replicas: Sequence[int]) -> dict[int, str]:
-        """Send the actor's weights to replicas, which receive them. A collective over both sides.
+        """Send the actor's weights to replicas. A collective with the receiving ranks.
 
-        Returns the replicas whose links failed, with why, on all ranks alike; those are closed.
+        Returns the reason for each replica whose link failed, the same on all ranks; those are
+        closed.
         """
         with self.sharding_manager.sending(self._ways.in_flight_bytes):
             return self._ways.send(replicas)
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Give this replica's sequences log-probs of the current weights.
+        """Return log-probs of this replica's sequences under the current weights.
 
-        None on ranks without the head, as of every model.
+        None on ranks without the head, for every model.
         """
         return self._logprobs("actor", Phase.FORWARD, sequences)
 
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Give this replica's sequences log-probs of the reference, or of the actor's base."""
+        """Return log-probs under the reference, or the actor's base model."""
         own = Region.REFERENCE_WEIGHTS in self.device.held
         return self._logprobs("ref", Phase.REFERENCE if own else Phase.FORWARD, sequences)
 
     def reset_reference(self) -> None:
-        """Give the reference the actor's weights.
+        """Copy the actor's weights into the reference.
 
-        They have left the device for it, or may stay there: nothing is there besides what a pass of
-        the reference needs.
+        They were offloaded, or stay on the device: there is room for a forward pass of the
+        reference.
         """
         self.sharding_manager.enter(Phase.REFERENCE)
         actor, reference = self.models["actor"].engine, self.models["ref"].engine
@@ -135,7 +136,7 @@ class TrainingWorker:
         self.device.held[Region.REFERENCE_WEIGHTS].changed()
 
     def compute_values(self, sequences: Sequences) -> Values | None:
-        """Value each response token of this replica's sequences before it is chosen."""
+        """Return the value of each response token of this replica's sequences."""
         read = self._read("critic", Phase.CRITIC_FORWARD, sequences)
         if read is None:
             return None
@@ -143,7 +144,7 @@ class TrainingWorker:
         return Values(values_BT=read[0])
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
-        """Rate this replica's whole sequences, at their last tokens."""
+        """Return the reward of each of this replica's sequences, at its last token."""
         read = self._read("reward", Phase.REWARD, sequences, at_end=True)
         if read is None:
             return None
@@ -152,7 +153,7 @@ class TrainingWorker:
         return SequenceScores(rewards_B=rewards_B)
 
     def update(self, minibatch: Minibatch) -> PolicyUpdate:
-        """Take one optimizer step of the actor on this replica's share."""
+        """Run one optimizer step of the actor on this replica's share."""
         kept: list[Tensor] = []
 
         def keep(read: tuple[Tensor, ...]) -> None:
@@ -164,37 +165,37 @@ class TrainingWorker:
         return PolicyUpdate(metrics=metrics, logprobs_BT=kept[0] if kept else None)
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
-        """Take one optimizer step of the critic on this replica's share."""
+        """Run one optimizer step of the critic on this replica's share."""
         return self._update("critic", Phase.CRITIC_TRAIN, minibatch)
 
     def export(self, folder: str, record: Mapping[str, object]) -> None:
-        """Export the actor's weights to a Hugging Face folder, with a record of them."""
+        """Export the actor's weights to a Hugging Face folder, with a record about them."""
         self.sharding_manager.enter(Phase.FORWARD)
         self.exports["actor"].write(Path(folder), record)
 
     def export_critic(self, folder: str, record: Mapping[str, object]) -> None:
-        """Export the critic's weights to a Hugging Face folder, with a record of them."""
+        """Export the critic's weights to a Hugging Face folder, with a record about them."""
         self.sharding_manager.enter(Phase.CRITIC_FORWARD)
         self.exports["critic"].write(Path(folder), record)
 
     def save_bytes(self) -> int:
-        """Count the bytes that this rank writes of a checkpoint."""
+        """Return the bytes that this rank writes of a checkpoint."""
         return self.saver.nbytes()
 
     def begin_save(self, folder: str) -> None:
-        """Have the state of the models that change written into a folder, beside what follows."""
+        """Start writing the state of the trained models to a folder, in the background."""
         self.saver.request(Path(folder))
         self.saver.start()
 
     def finish_save(self) -> SavedFiles:
-        """Wait for what `begin_save` asked for; says which files this rank has written, or why not.
+        """Wait for `begin_save`; return the files that this rank has written, or why it failed.
 
-        It raises nothing where a disk refuses: all ranks are done before a driver acts on it.
+        Does not raise on a disk error: all ranks finish before the driver acts on it.
         """
         return self.saver.finish()
 
     def restore(self, folder: str, updates: Mapping[Role, int]) -> None:
-        """Go on from a checkpoint. A collective over all ranks.
+        """Restore a checkpoint. A collective over all ranks.
 
         Raises:
             CheckpointError: A file is damaged, or lacks something.
@@ -208,7 +209,7 @@ class TrainingWorker:
         dist.barrier()
 
     def keep_export(self, folder: str, kept: str) -> None:
-        """Keep an exported folder under a second name, by the rank that wrote it.
+        """Keep an exported folder under a second name, on the rank that wrote it.
 
         Raises:
             OutputError: It cannot be written.
@@ -217,19 +218,19 @@ class TrainingWorker:
             keep_folder(Path(folder), Path(kept))
 
     def memory_plan(self) -> MemoryPlan:
-        """Return what lies on every device at each moment."""
+        """Return the memory plan of all devices."""
         return self.device.plan
 
     def record_memory(self, is_on: bool) -> None:
-        """Note from now on what lies on the device at each moment, or no longer."""
+        """Start or stop recording the regions on the device at each moment."""
         self.sharding_manager.record(is_on=is_on)
 
     def flush_moments(self) -> list[MeasuredSnapshot]:
-        """Return what was noted since the last call."""
+        """Return the moments recorded since the last call."""
         return self.sharding_manager.flush_moments()
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return seconds and bytes of the last switches, this process's memory, bad numbers."""
+        """Return times and bytes of the last switches, host memory, and non-finite counts."""
         memory = process_memory()
         nonfinite, self.nonfinite = self.nonfinite, Counter()
         bad = {f"nonfinite/{what}": float(count) for what, count in nonfinite.items()}

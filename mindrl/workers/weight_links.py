@@ -1,7 +1,7 @@
-"""The ways of trained weights to rollout replicas that have devices and a world of their own.
+"""Transfer of trained weights to rollout replicas with their own devices and world.
 
-A link is a group over all training ranks and the ranks of one replica, beside the default group of
-each, and one plan in it. The death of a replica takes no other link along.
+A link is a group over all training ranks and the ranks of one replica, separate from the default
+groups, and a plan for it. If a replica dies, only its link fails.
 """
 
 import logging
@@ -46,29 +46,29 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRoutes:
-    """The planned ways from the training ranks, which come first, to a replica's."""
+    """Planned routes from the training ranks, which come first, to a replica's ranks."""
 
     source: Sharding
     target: Sharding
     plan_of: Callable[[int], ReshardPlan]
-    """Of the way to a replica."""
+    """Returns the plan for a replica."""
     training_ranks: int
     replicas: int
-    """They are sent to in turns."""
+    """Number of replicas, which are served in turn."""
     timeout_seconds: float
     """Longest wait of a training rank for a peer."""
     verify: Literal["off", "first", "always"]
-    """After which transfers of a link the weights that arrived are compared."""
+    """Which transfers of a link to verify: the received weights are compared."""
 
     def patience_seconds(self, rank: int) -> float:
         """Return the longest wait of a rank in a transfer.
 
-        A replica waits while the training ranks wait for each of those before it.
+        A replica waits while the training ranks wait for each replica before it.
         """
         return self.timeout_seconds * (1 if rank < self.training_ranks else self.replicas + 1)
 
     def names(self, replica: int) -> tuple[str, ...]:
-        """Return what errors call the ranks of a link."""
+        """Return the names of a link's ranks for errors."""
         ranks = len(self.source.held_by) - self.training_ranks
         return (
             *(f"training rank {rank}" for rank in range(self.training_ranks)),
@@ -78,16 +78,16 @@ class LinkRoutes:
 
 @dataclass
 class WeightLink:
-    """A replica and all training ranks, who have met, as one of them sees it."""
+    """An open link between a replica and all training ranks, on one of these ranks."""
 
     reshard: Reshard
     verify: Literal["off", "first", "always"]
 
     def run(self, source: WeightSource, sink: WeightSink | None = None) -> None:
-        """Move the weights; a rank that needs none has no sink. A collective over the link.
+        """Transfer the weights; a rank that needs none has no sink. A collective over the link.
 
         Raises:
-            ReshardError: As of `Reshard.run`; no weight moves through this link again.
+            ReshardError: As in `Reshard.run`; the link cannot be used again.
         """
         is_first = not self.reshard.runs
         verify = self.verify == "always" or (self.verify == "first" and is_first)
@@ -98,11 +98,11 @@ class WeightLink:
 
     @property
     def in_flight_bytes(self) -> int:
-        """The most that this rank has in flight."""
+        """Maximum bytes that this rank has in flight."""
         return int(self.reshard.plan.peak_staging[self.reshard.channel.group.rank()])
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return bytes of a transfer on this rank, and the least that it could receive."""
+        """Return the bytes of a transfer on this rank, and the minimum that it must receive."""
         plan, rank = self.reshard.plan, self.reshard.channel.group.rank()
         return {
             "sent": int(plan.sent[rank]),
@@ -111,18 +111,18 @@ class WeightLink:
         }
 
     def close(self) -> None:
-        """Leave the others, who may be gone."""
+        """Leave the group; other ranks may have ended."""
         leave_group(self.reshard.channel.group)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEnd:
-    """What a rank joins links with."""
+    """Parameters of a rank for joining links."""
 
     platform: Platform
     routes: LinkRoutes
     rank: int
-    """In each link."""
+    """Rank in each link."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -135,10 +135,10 @@ class LinkEnd:
         replica: int,
         generation: int,
     ) -> WeightLink:
-        """Meet all ranks of a link in a store. A collective over them.
+        """Join a link with all its ranks through a store. A collective over them.
 
         Raises:
-            ReshardError: Names who did not come in time.
+            ReshardError: Names the ranks that did not join in time.
         """
         routes, name = self.routes, link_name(replica, generation)
         ours, names = dist.PrefixStore(name, store), routes.names(replica)  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class LinkEnd:
             seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
             patience = routes.patience_seconds(self.rank)
             limit = timedelta(seconds=patience)
-            # Whoever waits in a store keeps all others of its connection waiting.
+            # A wait on a store blocks all other users of its connection.
             own = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
             make = partial(join_beside, self.platform, own, seat, name, limit)
             group = unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
@@ -170,14 +170,14 @@ class LinkEnd:
 
 
 def _missing(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # type: ignore[name-defined]
-    """Wait until all ranks are here; returns those who did not come.
+    """Wait until all ranks have joined; return the missing ones.
 
     Raises:
-        ReshardError: Somebody knows that they do not come.
+        ReshardError: The meeting was called off.
     """
     ends = time.monotonic() + seconds
     while missing := silent_ranks(store, "here", ranks, min(_LOOK_SECONDS, seconds)):
-        # It has a limit of its own: whoever waits here does not hang.
+        # Bounded by its own time limit, so a rank that waits here does not hang.
         tick()
         if time.monotonic() > ends:
             break
@@ -189,12 +189,12 @@ def unless_called_off(
     store: dist.Store,  # type: ignore[name-defined]
     make: Callable[[], dist.ProcessGroup],
 ) -> dist.ProcessGroup:
-    """Make a group of all who are here, of whom one may be gone by now.
+    """Create a group with ranks that have joined, even if one has ended since.
 
-    Where devices have a library of their own nobody meets anybody before the first message.
+    With a device's own collective library, ranks connect only at the first message.
 
     Raises:
-        ReshardError: Somebody knows that one is gone.
+        ReshardError: The meeting was called off.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="link")
     making = thread.submit(make)
@@ -220,28 +220,28 @@ def _refuse_called_off(store: dist.Store) -> None:  # type: ignore[name-defined]
 
 
 class TrainingLink(Protocol):
-    """A link as a training rank sees it."""
+    """A link as seen by a training rank."""
 
     @property
     def in_flight_bytes(self) -> int:
-        """The most that this rank has in flight."""
+        """Maximum bytes that this rank has in flight."""
 
     def run(self, source: WeightSource) -> None:
-        """Send the weights. A collective; raises ReshardError where they do not arrive."""
+        """Send the weights. A collective; raises ReshardError if they do not arrive."""
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return bytes of a transfer on this rank."""
+        """Return the bytes of a transfer on this rank."""
 
     def close(self) -> None:
-        """Leave the others, who may be gone."""
+        """Leave the group; other ranks may have ended."""
 
 
 class TrainingEnd(Protocol):
-    """What a training rank joins links with."""
+    """Parameters of a training rank for joining links."""
 
     @property
     def rank(self) -> int:
-        """Of the training side."""
+        """Rank on the training side."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -253,7 +253,7 @@ class TrainingEnd(Protocol):
         replica: int,
         generation: int,
     ) -> TrainingLink:
-        """Meet the ranks of a replica in a store; raises ReshardError where they do not come."""
+        """Join a replica's ranks through a store; raises ReshardError if they do not join."""
 
 
 @dataclass
@@ -262,13 +262,13 @@ class WeightLinks:
 
     end: TrainingEnd
     model: TrainingEngine | None
-    """The actor; None on a rank that it is not on."""
+    """The actor; None on a rank without it."""
     links: dict[int, TrainingLink] = field(default_factory=dict)
-    """Those that are open, by replica."""
+    """Open links, by replica."""
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
-        """Open the store that links are joined in, on rank 0, or reach it. A collective."""
+        """Open the store for joining links on rank 0, or connect to it. A collective."""
         timeout, default = timedelta(seconds=self.end.timeout_seconds), own_store("links")
         if self.end.rank == 0:
             self.store, self.address = hold_store(timeout)
@@ -280,11 +280,11 @@ class WeightLinks:
 
     @property
     def in_flight_bytes(self) -> int:
-        """The most that this rank has in flight: links have their turns."""
+        """Maximum bytes that this rank has in flight: links take turns."""
         return max((each.in_flight_bytes for each in self.links.values()), default=0)
 
     def open(self, replica: int, generation: int) -> str | None:
-        """Meet a replica: see `TrainingWorker.open_link`."""
+        """Join a replica: see `TrainingWorker.open_link`."""
         self.drop(replica)
         try:
             self.links[replica] = self.end.join(self.store, replica, generation)
@@ -300,7 +300,7 @@ class WeightLinks:
                 self._send(replica)
             except ReshardError as error:
                 failed[replica] = str(error)
-        # A rank may be done with a replica that another one has lost.
+        # One rank may have finished with a replica that another one has lost.
         said: list[dict[int, str]] = [{}] * dist.get_world_size()
         dist.all_gather_object(said, failed)
         failed = {replica: why for each in reversed(said) for replica, why in each.items()}
@@ -310,7 +310,7 @@ class WeightLinks:
         return failed
 
     def drop(self, replica: int) -> None:
-        """Close a link, where there is one."""
+        """Close a link if there is one."""
         if link := self.links.pop(replica, None):
             link.close()
 
@@ -329,17 +329,17 @@ class WeightLinks:
 
 
 class ReceivingEnd:
-    """The one link of a rank of a replica, made anew whenever its training side asks."""
+    """The link of a rank of a replica, recreated whenever the training side asks."""
 
     def __init__(self, end: LinkEnd) -> None:
         self.end = end
         self.link: WeightLink | None = None
 
     def join(self, address: tuple[str, int], replica: int, generation: int) -> None:
-        """Meet the training ranks in the store at an address.
+        """Join the training ranks through the store at an address.
 
         Raises:
-            ReshardError: Names who did not come in time, or the address.
+            ReshardError: Names the ranks that did not join in time, or the address.
         """
         self.leave()
         seconds = self.end.routes.timeout_seconds
@@ -351,16 +351,16 @@ class ReceivingEnd:
         self.link = self.end.join(store, replica, generation)
 
     def leave(self) -> None:
-        """Give the link up, where there is one."""
+        """Close the link if there is one."""
         link, self.link = self.link, None
         if link is not None:
             link.close()
 
     def receive(self, sink: WeightSink) -> dict[str, int]:
-        """Fill the engine's weights; returns the bytes of the transfer.
+        """Receive the engine's weights; return the bytes of the transfer.
 
         Raises:
-            ReshardError: As of `WeightLink.run`; the link is closed then.
+            ReshardError: As in `WeightLink.run`; the link is then closed.
         """
         if self.link is None:
             raise ReshardError("this replica has joined no link, or has lost it")
@@ -373,7 +373,7 @@ class ReceivingEnd:
 
 
 class _Nothing:
-    """The side that a rank of a link is not on."""
+    """The missing source or sink of a rank that is on the other side of a link."""
 
     def read(self, name: str, box: Box) -> Tensor:
         raise AssertionError(f"{name} {box} is not here")

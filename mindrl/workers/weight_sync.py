@@ -1,4 +1,4 @@
-"""The ways of trained weights: into the rollout engine, or to files."""
+"""Transfer of trained weights into the rollout engine, or to files."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -29,20 +29,20 @@ from mindrl.training.engine import Adapters, TrainingEngine
 
 @dataclass(frozen=True, kw_only=True)
 class WeightRoute:
-    """The planned way of a model's weights, over the ranks of the world as it is."""
+    """Planned transfer of a model's weights over the ranks of the current world."""
 
     source: Sharding
-    """Who has them."""
+    """Current sharding."""
     target: Sharding
-    """Who needs them."""
+    """Required sharding."""
     plan: ReshardPlan
     timeout_seconds: float
     """Longest wait for a peer."""
 
     def open(self, device_type: str, name: str) -> Reshard:
-        """Take this rank's part, over a channel of its own. Needs the default process group.
+        """Return this rank's part, with its own channel. Needs the default process group.
 
-        `name` is the same on all ranks and no other transfer's.
+        `name` is the same on all ranks and unique to this transfer.
         """
         rank, group = dist.get_rank(), dist.group.WORLD
         assert group is not None
@@ -52,28 +52,27 @@ class WeightRoute:
 
 @dataclass
 class WeightExport:
-    """The weights of a trained model on their way to files."""
+    """Export of a trained model's weights to files."""
 
     model: TrainingEngine
     dtype: DType
-    """Of the files; an engine may keep its weights in another."""
+    """Data type of the files; an engine may use another."""
     topology: Topology
     bucket_bytes: int
-    """Bound on the messages that a rank has in flight."""
+    """Maximum bytes of messages that a rank has in flight."""
     timeout_seconds: float
     """Longest wait for a peer."""
     name: str
-    """Of these weights, the same on all ranks and no other's."""
+    """Name of these weights, the same on all ranks and unique."""
     world: World | None = None
-    """The ranks that the model is on, where those are not all."""
+    """Ranks of the model, if it is not on all ranks."""
     exports: int = 0
 
     def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
-        """Write the weights to a Hugging Face folder, by the model's rank 0.
+        """Write the weights to a Hugging Face folder, on the model's rank 0.
 
-        A collective over all ranks that the model is on.
-
-        An older folder is replaced. `record` is what else is to be known of the weights.
+        A collective over the model's ranks. An older folder is replaced. `record` has further
+        information about the weights.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -94,7 +93,7 @@ class WeightExport:
         dist.barrier()
 
     def _gathered(self, adapters: Adapters) -> ExportedAdapters:
-        """Gather what learns in place of the weights, on rank 0 too."""
+        """Gather the adapters on rank 0."""
         model, low_rank = self.model, adapters.low_rank
         ranks, dtype = dist.get_world_size(), self.dtype
         whole = whole_adapters(model.description, low_rank, world_size=ranks, dtype=dtype)
@@ -107,7 +106,7 @@ class WeightExport:
 
     @cached_property
     def _route(self) -> WeightRoute:
-        """The way to rank 0, with every tensor; planned at the first export."""
+        """Route of every tensor to rank 0, planned at the first export."""
         model = self.model
         whole = whole_sharding(
             model.description,
@@ -126,34 +125,34 @@ class WeightExport:
 
 @dataclass
 class WeightSync:
-    """The actor's weights on their way into the engine: planned once, gone as often as wanted.
+    """Transfer of the actor's weights into the engine: planned once, run repeatedly.
 
     Needs the default process group.
     """
 
     model: TrainingEngine | None
-    """None on a rank that the actor is not on."""
+    """None on a rank without the actor."""
     rollout: RolloutEngine
     route: WeightRoute
-    """From the one to the other."""
+    """From the model to the engine."""
     verify: Literal["off", "first", "always"]
-    """After which reshards the weights that arrived are compared."""
+    """Which reshards to verify: the received weights are compared."""
     on_last_read: Callable[[Tensor], None] | None
-    """Takes the weights that share a tensor's storage off the device, once all of them are read.
-    None lets them stay."""
+    """Offloads the weights that share a tensor's storage, once all of them have been read. None
+    keeps them on the device."""
     name: str = "reshard"
-    """Of these weights, the same on all ranks and no other's."""
+    """Name of these weights, the same on all ranks and unique."""
 
     def __post_init__(self) -> None:
-        """Open the way."""
+        """Open the route."""
         self.transfer = self.route.open(self.rollout.device_type, self.name)
         self.verified = self.verify == "off"
 
     def reshard(self) -> None:
-        """Fill the engine's weights. A collective over all ranks.
+        """Transfer the weights into the engine. A collective over all ranks.
 
         Raises:
-            ReshardError: A peer is silent, or the weights that arrived are not those that left.
+            ReshardError: A peer does not respond, or the received weights differ from those sent.
         """
         sink = self.rollout.weight_sink()
         wanted = self.route.target.table(dist.get_rank())
@@ -166,7 +165,7 @@ class WeightSync:
         self.verified = self.verify != "always"
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return bytes of a reshard on this rank: the least to receive, and the most in flight."""
+        """Return a reshard's bytes on this rank, the minimum to receive, and the peak in flight."""
         plan, rank = self.route.plan, dist.get_rank()
         return {
             "sent": int(plan.sent[rank]),
@@ -178,7 +177,7 @@ class WeightSync:
 
 
 class TrainingWeights:
-    """Local tensors as one transfer reads them, with what adapters add to them."""
+    """Local tensors for one transfer, merged with their adapters."""
 
     def __init__(
         self,
@@ -195,7 +194,7 @@ class TrainingWeights:
     def of(
         cls, model: TrainingEngine | None, on_last_read: Callable[[Tensor], None] | None = None
     ) -> "TrainingWeights":
-        """Read a model; None on a rank that it is not on."""
+        """Return the weights of a model; none on a rank without it."""
         if model is None:
             return cls({})
         return cls(model.local_tensors(), model.adapters, on_last_read)
@@ -207,9 +206,9 @@ class TrainingWeights:
         return part if added is None else (part.float() + added).to(part.dtype)
 
     def release(self, name: str) -> None:
-        """Let a storage leave the device after its last tensor was read.
+        """Offload a storage after its last tensor was read.
 
-        Many weights share one: all dense ones, say, and all experts.
+        Many weights share one: for example all dense ones, and all experts.
         """
         if self.on_last_read is None:
             return

@@ -1,5 +1,6 @@
 """Rules for the keys of `data_config`. Imports no torch."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
@@ -28,10 +29,22 @@ def is_pattern(path: str) -> bool:
     return any(letter in path for letter in "*?[")
 
 
+def is_address(path: str) -> bool:
+    """Tell an address, `https://..` or `hf://..`, from a path."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+
+
 def data_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the data sets from being used."""
     for field in data_keys(config):
         for path in paths_of(config.value_of(field)):
+            if is_address(path):
+                need = (
+                    "is an address; needs a path of this machine, or a name on the Hugging Face "
+                    "hub: openai/gsm8k/main/train*"
+                )
+                yield broken(field, path, need)
+                continue
             suffix = Path(path).suffix.lower()
             # A folder needs no suffix, and may have any.
             if not (suffix in ("", *SUFFIXES) or is_pattern(path) or Path(path).is_dir()):

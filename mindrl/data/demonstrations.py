@@ -23,6 +23,7 @@ from mindrl.data.prompts import (
     question_of,
 )
 from mindrl.data.reading import Reading
+from mindrl.data.roles import check_roles
 from mindrl.data.rows import Row
 from mindrl.data.tokenizer import plain_prefix
 from mindrl.errors import DataError
@@ -143,6 +144,7 @@ class Lesson:
         return [*asked, *answer, end], targets
 
     def _rendered(self, messages: list[ChatMessage], place: str, *, asks: bool = False) -> str:
+        check_roles(place, messages, self.tokenizer)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=asks, tokenize=False

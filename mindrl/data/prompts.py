@@ -1,4 +1,4 @@
-"""From data files to prompts as token ids."""
+"""Convert data files to prompts as token ids."""
 
 import logging
 import re
@@ -16,6 +16,7 @@ from mindrl.config.rl import RLConfig
 from mindrl.data.columns import Columns, columns_of
 from mindrl.data.files import files_of
 from mindrl.data.reading import Reading
+from mindrl.data.roles import check_roles
 from mindrl.data.rows import Row, column_of, read_rows, shown
 from mindrl.data.tokenizer import plain_prefix
 from mindrl.errors import DataError
@@ -23,36 +24,36 @@ from mindrl.errors import DataError
 _LOGGER = logging.getLogger(__name__)
 
 _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
-"""What becomes of a list of messages that is written into a CSV file."""
+"""Matches a list of messages written as text into a CSV file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSet:
-    """The prompts of one set of rows, in their order."""
+    """Prompts of one set of rows, in their order."""
 
     path: str
-    """Of its files, as they were named."""
+    """Paths of its files, as configured."""
     prompts: tuple[Prompt, ...]
     dropped: int
-    """Prompts left out for their length."""
+    """Number of prompts dropped for their length."""
     filtered: int = 0
-    """Rows left out for their pass rate."""
+    """Number of rows left out for their pass rate."""
     ranks: tuple[float, ...] = ()
-    """Of each prompt, the number that it is ordered by; empty where it is not."""
+    """Sort key of each prompt; empty without an order column."""
     tests: int = 0
-    """Rows left out because they are tests."""
+    """Number of rows left out because they are test prompts."""
     told: str = ""
-    """What else is to be told of its rows."""
+    """Further note about its rows."""
     columns: tuple[str, ...] = ()
-    """Of all its rows."""
+    """Columns of all its rows."""
 
     @property
     def rows(self) -> int:
-        """Rows of the files."""
+        """Number of rows in the files."""
         return len(self.prompts) + self.dropped + self.filtered + self.tests
 
     def without(self, texts: Collection[str]) -> "PromptSet":
-        """Leave the prompts with these texts out, since they are tests."""
+        """Return the set without prompts that have these texts, counted as tests."""
         kept = [at for at, each in enumerate(self.prompts) if each.text not in texts]
         return replace(
             self,
@@ -63,7 +64,7 @@ class PromptSet:
 
 
 def joined(sets: Sequence[PromptSet]) -> PromptSet:
-    """Put sets one behind the other."""
+    """Concatenate sets."""
     if len(sets) == 1:
         return sets[0]
     return PromptSet(
@@ -77,7 +78,7 @@ def joined(sets: Sequence[PromptSet]) -> PromptSet:
 
 
 class _Rendered(NamedTuple):
-    """A row after the chat template."""
+    """A row rendered with the chat template."""
 
     place: str
     text: str
@@ -87,7 +88,7 @@ class _Rendered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Longest:
-    """What may be no longer than so many tokens, and what becomes of it where it is."""
+    """Maximum length in tokens, and whether longer prompts are dropped or refused."""
 
     what: str
     key: str
@@ -96,7 +97,7 @@ class Longest:
 
 
 Make = Callable[[Mapping[int, Row], Columns, Reading], tuple[Prompt, ...]]
-"""Makes a prompt of each of the chosen rows, which have their places in the file."""
+"""Creates the prompts of the chosen rows, which are keyed by row index."""
 
 
 def load_set(
@@ -106,11 +107,11 @@ def load_set(
     longest: Longest,
     make: Make,
 ) -> PromptSet:
-    """Read data files, and make prompts of their rows.
+    """Read data files and create prompts from their rows.
 
     Raises:
-        DataError: A file or one of its rows breaks the stated format, a prompt is too long where
-            that is an error, or no prompt is left.
+        DataError: A file or one of its rows breaks the stated format, a prompt is too long and the
+            policy is "error", or no prompt is left.
     """
     path, rows = ", ".join(paths_of(paths)), _rows_of(paths)
     columns = columns_of(training, rows[0])
@@ -139,16 +140,16 @@ def load_prompts(
 ) -> PromptSet:
     """Read data files and render their prompts with the tokenizer's chat template.
 
-    `reading` says what else is read of a row; None reads prompt and answer.
+    `reading` selects further fields of a row; None reads prompt and answer only.
 
     Raises:
-        DataError: The file or one of its rows breaks the stated format, a prompt is too
-            long where the policy is "error", or no prompt is left.
+        DataError: The file or one of its rows breaks the stated format, a prompt is too long and
+            the policy is "error", or no prompt is left.
     """
 
     def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
         rendered = [_render(row, training, columns, tokenizer, reading) for row in chosen.values()]
-        # The template has placed every special token, so the tokenizer must not add its own.
+        # The template contains every special token, so the tokenizer must not add more.
         prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
         token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
         return tuple(
@@ -173,7 +174,7 @@ def load_prompts(
 
 
 def _rows_of(paths: DataPath) -> list[Row]:
-    """Read all rows of all files, none of which may be empty."""
+    """Read the rows of all files; raise DataError if one is empty."""
     rows: list[Row] = []
     for file in files_of(paths):
         before = len(rows)
@@ -229,6 +230,7 @@ def _render(
 
 
 def _chat(row: Row, messages: list[ChatMessage], tokenizer: PreTrainedTokenizerBase) -> str:
+    check_roles(row.place, messages, tokenizer)
     try:
         text: str = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
@@ -246,7 +248,7 @@ def _plain(row: Row, messages: list[ChatMessage]) -> str:
 
 
 def question_of(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:
-    """Return the messages of a row that are to be answered.
+    """Return the messages of a row, which must end with a question.
 
     Raises:
         DataError: There are none, or they end with an answer.
@@ -259,10 +261,10 @@ def question_of(row: Row, training: MegatronTrainingConfig, column: str) -> list
 
 
 def conversation_of(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:
-    """Return the messages of a row, the configured system prompt before them.
+    """Return the messages of a row, after the configured system prompt.
 
     Raises:
-        DataError: There are none, or one is no message.
+        DataError: There are none, or one is not a message.
     """
     where, value = column_of(row, column, "megatron_training.prompt_column")
     if isinstance(value, str):
@@ -285,7 +287,7 @@ def conversation_of(row: Row, training: MegatronTrainingConfig, column: str) -> 
 def _message(where: str, value: Any) -> ChatMessage:
     if not isinstance(value, dict):
         raise DataError(f"{where} is {shown(value)}; needed an object with role and content")
-    # Parquet fills the keys that only other rows have with null.
+    # Parquet fills keys that only other rows have with null.
     present = {key: content for key, content in value.items() if content is not None}
     if set(present) != {"role", "content"}:
         raise DataError(f"{where} has keys {sorted(present)}; needed ['content', 'role']")
@@ -299,7 +301,7 @@ def answer_of(row: Row, column: str, field: str = "megatron_training.answer_colu
     """Return the answer in a column of a row.
 
     Raises:
-        DataError: There is none.
+        DataError: It has none.
     """
     where, value = column_of(row, column, field)
     answer = str(value) if type(value) in (int, float) else value

@@ -1,4 +1,4 @@
-"""What a run reads before anything is started."""
+"""Tokenizer and data of a run, read before workers start."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mindrl.batch.prompts import Demonstration
 from mindrl.config.data import DataPath, EvalSet, TrainSet
-from mindrl.config.finding import did_you_mean
+from mindrl.config.finding import Finding, broken, did_you_mean
 from mindrl.config.reward_columns import own_rewards, reward_columns
 from mindrl.config.reward_signature import RewardSignature
 from mindrl.config.run import RunConfig
@@ -24,36 +24,36 @@ from mindrl.errors import ConfigError, DataError, ModelError
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The prompts of a run as token ids."""
+    """Tokenizer and prompts of a run, as token ids."""
 
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
-    """A response ends behind the first of these."""
+    """Tokens that end a response."""
     train: PromptSet
-    """All that is trained on, set by set."""
+    """All training prompts, set by set."""
     test: PromptSet | None
     """The held-out file; None without one."""
     eval_sets: Mapping[str, PromptSet] = field(default_factory=dict)
-    """Of `data_config.eval_sets`, by name."""
+    """Prompts of `data_config.eval_sets`, by name."""
     parts: Sequence[PromptSet] = ()
-    """What `train` is put together from, where that is more than one file."""
+    """Parts of `train`, if there are several."""
     stop_texts: Sequence[str] = ()
-    """Text that ends a response too."""
+    """Strings that also end a response."""
 
     @property
     def all_sets(self) -> tuple[PromptSet, ...]:
-        """What was read, file by file."""
+        """All sets, file by file."""
         held_out = [self.test] if self.test else []
         return (*self.train_sets, *held_out, *self.eval_sets.values())
 
     @property
     def train_sets(self) -> Sequence[PromptSet]:
-        """What is trained on, file by file."""
+        """Training sets, file by file."""
         return self.parts or (self.train,)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of the rows of all files."""
+        """Columns of the rows of all files."""
         return tuple(dict.fromkeys(name for each in self.all_sets for name in each.columns))
 
     def decode(self, token_ids: list[int]) -> str:
@@ -66,7 +66,7 @@ def read_data(config: RunConfig) -> RunData:
     """Read the tokenizer and all rows, and render every prompt.
 
     Raises:
-        ConfigError: The tokenizer or the data cannot serve the run.
+        ConfigError: The tokenizer or the data do not suit the run.
     """
     training, data = config.megatron_training, config.data_config
     try:
@@ -113,7 +113,7 @@ def read_data(config: RunConfig) -> RunData:
 def _train_sets(
     config: RunConfig, load: Callable[[DataPath, Reading], PromptSet]
 ) -> tuple[PromptSet, ...]:
-    """Read what is trained on; rows are numbered on from one set to the next."""
+    """Read the training sets; row numbers continue from one set to the next."""
     training, data = config.megatron_training, config.data_config
     alone = Reading(source_column=data.source_column)
     readings: list[tuple[DataPath, Reading]] = []
@@ -138,7 +138,7 @@ def _tests(test: PromptSet | None, eval_sets: Mapping[str, PromptSet]) -> dict[s
 
 
 def _source(config: RunConfig, chosen: TrainSet | EvalSet) -> Reading:
-    """Say where the rows of a set have their `data_source`."""
+    """Return where the rows of a set have their `data_source`."""
     if chosen.data_source is not None:
         return Reading(source=chosen.data_source)
     return Reading(source=chosen.name, source_column=config.data_config.source_column)
@@ -148,12 +148,12 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
     """Refuse rows without a reward.
 
     Raises:
-        ConfigError: The `data_source` of some has none.
+        ConfigError: A `data_source` has no entry.
     """
     rewarded = [each.data_source for each in config.data_config.rewards]
     for found in data.all_sets if rewarded else ():
         counts = Counter(prompt.source for prompt in found.prompts)
-        # Those of a file that has neither a name nor a column are rated as ever.
+        # Rows of a file without a name or a source column use the default reward.
         for source in counts.keys() - {*rewarded, ""}:
             raise ConfigError(
                 f"{found.path}: {counts[source]} of {len(found.prompts)} prompts have "
@@ -163,10 +163,10 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
 
 
 def _check_columns(config: RunConfig, data: RunData) -> None:
-    """Refuse rows without the columns that their reward names.
+    """Refuse rows without the columns that their reward needs.
 
     Raises:
-        ConfigError: With the columns that there are.
+        ConfigError: Lists the existing columns.
     """
     if not config.rolls_out:
         return
@@ -191,7 +191,7 @@ def _check_bound(
 
 
 def data_lines(data: RunData) -> Iterator[str]:
-    """Say how much was read, what a test would find again, and what ends a response."""
+    """Yield lines about the rows read, the overlap of tests and training, and the stop tokens."""
     for found in data.all_sets:
         yield f"{found.path}: {_described(found)}"
     trained_on = {prompt.text for prompt in data.train.prompts}
@@ -209,8 +209,17 @@ def data_lines(data: RunData) -> Iterator[str]:
     yield from _learned(data)
 
 
+def few_prompts(config: RunConfig, data: RunData) -> Iterator[Finding]:
+    """Yield a warning if there are fewer prompts than one step uses."""
+    field, batch = "megatron_training.global_batch_size", config.megatron_training.global_batch_size
+    prompts = len(data.train.prompts)
+    if prompts < batch:
+        need = f"is above the {prompts} prompts that there are: a step takes some more than once"
+        yield broken(field, batch, need, prompts)
+
+
 def _learned(data: RunData) -> Iterator[str]:
-    """Say which tokens of demonstrations are learned, by the first of them."""
+    """Yield how many tokens of demonstrations are targets, and those of the first one."""
     found = [each for each in data.train.prompts if isinstance(each, Demonstration)]
     for first in found[:1]:
         all_tokens = sum(len(each.token_ids) for each in found)
@@ -220,7 +229,7 @@ def _learned(data: RunData) -> Iterator[str]:
 
 
 def _described(found: PromptSet) -> str:
-    """Count the rows of a set, and say what became of those that are not prompts."""
+    """Return the number of rows and prompts of a set, and why the other rows were left out."""
     longest = max(len(prompt.token_ids) for prompt in found.prompts)
     what = "conversations" if isinstance(found.prompts[0], Demonstration) else "prompts"
     repeated = len(found.prompts) - len({prompt.text for prompt in found.prompts})

@@ -96,9 +96,12 @@ def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Ite
     classes = values.get("architectures")
     if not isinstance(classes, list) or len(classes) != 1:
         yield f"architectures={classes!r} must name one class"
+    defaults = _DEFAULTS.get(str(values.get("model_type")), {})
     for name in _CHANGE_LOGITS:
-        if values.get(name) not in (None, 0, 1):
-            yield f"{name}={values[name]!r} is not supported: logits are made by the head alone"
+        value = values.get(name, defaults.get(name))
+        if value not in (None, 0, 1):
+            given = "" if name in values else ", the default of its family,"
+            yield f"{name}={value!r}{given} is not supported: logits are made by the head alone"
     if values.get("quantization_config"):
         yield "quantized weights (quantization_config) are not supported"
     if values.get("is_encoder_decoder"):
@@ -111,7 +114,16 @@ def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Ite
 
 
 def _unsupported_attention(values: Mapping[str, Any]) -> Iterator[str]:
-    if values.get("attn_logit_softcapping"):
+    family = str(values.get("model_type"))
+    if has_alibi(values):
+        yield f"ALiBi is not supported: in {family} attention adds a bias for each distance"
+    if family in OWN_ATTENTION:
+        yield (
+            f"model_type={family!r} is not supported: transformers has classes of its own for its "
+            "attention, so packs cannot be kept apart in it"
+        )
+    caps = _DEFAULTS.get(family, {}).get("attn_logit_softcapping")
+    if values.get("attn_logit_softcapping", caps):
         yield "attn_logit_softcapping is not supported"
     if values.get("sliding_window") is not None and values.get("use_sliding_window") is not False:
         yield f"sliding_window={values['sliding_window']!r} is not supported; only null"
@@ -119,11 +131,32 @@ def _unsupported_attention(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"layer_types with {kind!r} is not supported; only 'full_attention'"
 
 
+def has_alibi(values: Mapping[str, Any]) -> bool:
+    """Tell a model whose attention knows positions by a bias of their distance (ALiBi)."""
+    family, attention = values.get("model_type"), values.get("attn_config")
+    if family == "mpt":
+        return not isinstance(attention, Mapping) or bool(attention.get("alibi", True))
+    return family == "bloom" or bool(values.get("alibi"))
+
+
 def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
 _CHANGE_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "cohere": {"logit_scale": 0.0625},
+    "cohere2": {"logit_scale": 0.0625},
+    "cohere2_moe": {"logit_scale": 0.0625},
+    "gemma2": {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "vaultgemma": {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    "gemma3n_text": {"final_logit_softcapping": 30.0},
+    "nanochat": {"final_logit_softcapping": 15.0},
+    "minicpm3": {"logits_scaling": 10.0},
+}
+"""What a family's logits go through where config.json does not say it."""
+OWN_ATTENTION = frozenset({"falcon", "git", "gpt_neo", "gptj"})
+"""Families whose layers take no attention function of the registry."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
-from mindrl.config.data_rules import data_keys, is_pattern
+from mindrl.config.data_rules import data_keys, is_address, is_pattern
 from mindrl.config.finding import Finding, Value, broken, did_you_mean, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import PLAIN
@@ -26,6 +26,12 @@ from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.hub import hub_hint
+from mindrl.preflight.machine_checks import (
+    attention_findings,
+    device_findings,
+    host_findings,
+    tokenizer_findings,
+)
 from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
 from mindrl.preflight.rollout_memory import rollout_memory_findings
@@ -60,15 +66,18 @@ class Checked:
     """In the engine's own order of the ranks; None where the models cannot be run."""
 
 
-def check(config: RunConfig, platform: Platform, *, goes_on: bool = False) -> RunPlan:
+def check(
+    config: RunConfig, platform: Platform, *, goes_on: bool = False, here: bool = False
+) -> RunPlan:
     """Refuse a run that cannot work; returns the plan of one that can.
 
-    One that goes on may replace what it has exported.
+    One that goes on may replace what it has exported. With `here` this machine must have what the
+    run takes of one.
 
     Raises:
         ConfigError: All findings, one a line.
     """
-    checked = _accepted(config, platform, goes_on=goes_on)
+    checked = _accepted(config, platform, goes_on=goes_on, here=here)
     assert checked.shardings is not None, "there is a finding where the models cannot be run"
     return checked.shardings.ordered.plan
 
@@ -83,10 +92,15 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
 
 
 def checked_with_legal_values(
-    config: RunConfig, platform: Platform, capacity: Capacity, *, needs_files: bool = True
+    config: RunConfig,
+    platform: Platform,
+    capacity: Capacity,
+    *,
+    needs_files: bool = True,
+    here: bool = False,
 ) -> Checked:
     """Ask every rule, as `checked_run`, and keep of legal values the nearest that help."""
-    checked = checked_run(config, platform, capacity, needs_files=needs_files)
+    checked = checked_run(config, platform, capacity, needs_files=needs_files, here=here)
     named = [
         replace(each, legal=_nearest_legal(each, config, platform, checked))
         for each in checked.findings
@@ -103,11 +117,13 @@ def checked_run(
     *,
     needs_files: bool = True,
     goes_on: bool = False,
+    here: bool = False,
 ) -> Checked:
     """Ask every rule, that of memory against the capacity of a device and of its machine.
 
     A data or weight file that is missing is a finding, or, where `needs_files` is off, not checked:
-    of a model that is not here the shipped sizes are taken then.
+    of a model that is not here the shipped sizes are taken then. With `here` this machine must have
+    the devices, the memory and the tokenizer.
     """
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config), *tracker_findings(config)]
@@ -115,6 +131,7 @@ def checked_run(
     found += [*_own_functions(config), *_data_folders(config)]
     specs = [*_own_specs(config)]
     found += [*specs, *(missing if needs_files else [])]
+    found += device_findings(config, platform) if here else []
     warnings = [*learning_warnings(config)]
     models, shardings, judges_memory = None, None, False
     if not specs and (needs_files or not unknown_sizes(config)):
@@ -127,6 +144,7 @@ def checked_run(
             shardings = RunShardings(plan=unordered_plan(config, models))
             found, by_estimate = judged_memory(shardings, capacity)
             found += rollout_memory_findings(shardings, capacity)
+            found += _of_this_machine(shardings, platform) if here else []
             warnings += by_estimate
     found += [] if goes_on else export_findings(export_places(config))
     return Checked(
@@ -138,6 +156,13 @@ def checked_run(
         models=models,
         shardings=shardings,
     )
+
+
+def _of_this_machine(models: RunShardings, platform: Platform) -> Iterator[Finding]:
+    """Say what an otherwise legal run lacks here."""
+    yield from tokenizer_findings(models.plan.config)
+    yield from attention_findings(models, platform)
+    yield from host_findings(models, platform)
 
 
 def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
@@ -164,11 +189,16 @@ def refuse(config: RunConfig, found: Iterable[Finding]) -> None:
 
 
 def _accepted(
-    config: RunConfig, platform: Platform, *, needs_files: bool = True, goes_on: bool = False
+    config: RunConfig,
+    platform: Platform,
+    *,
+    needs_files: bool = True,
+    goes_on: bool = False,
+    here: bool = False,
 ) -> Checked:
     """Raise what is found; say what is not enough for that."""
     capacity = Capacity(device_bytes=config.rl_config.device_memory_bytes)
-    asked = {"needs_files": needs_files, "goes_on": goes_on}
+    asked = {"needs_files": needs_files, "goes_on": goes_on, "here": here}
     checked = checked_run(config, platform, capacity, **asked)
     refuse(config, checked.findings)
     for warning in checked.warnings:
@@ -273,12 +303,18 @@ def _data_folders(config: RunConfig) -> Iterator[Finding]:
             yield Finding(f"{key}: {trouble}", key, path)
 
 
+def _is_data(path: Path) -> bool:
+    return path.is_file() or path.is_dir()
+
+
 def _files(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
     for key, path in _data_paths(config):
         if is_pattern(path) and (trouble := _trouble(path)):
             yield Finding(f"{key}={trouble}", key, path)
-        elif not (is_pattern(path) or Path(path).exists()):
+        elif not is_pattern(path) and Path(path).exists() and not _is_data(Path(path)):
+            yield broken(key, path, "is a device or a pipe; needs a file or a folder")
+        elif not (is_pattern(path) or Path(path).exists() or is_address(path)):
             names = [each.name for each in Path(path).parent.glob("*")]
             hint = hub_hint(path, "dataset") or did_you_mean(Path(path).name, names)
             yield broken(key, path, f": no such file{hint}")

@@ -43,8 +43,8 @@ def check_config(name: str = "mindrl check") -> int:
     add_run_options(parser)
     add = parser.add_argument
     elsewhere = (
-        "the run is for another machine: files that are not here are no finding, and of "
-        "models that are not here the shipped sizes are taken"
+        "the run is for another machine: devices and files that are not here are no finding, and "
+        "of models that are not here the shipped sizes are taken"
     )
     add("--elsewhere", action="store_true", help=elsewhere)
     host = "memory of one machine that the run may take for what leaves its devices"
@@ -59,8 +59,8 @@ def _check(options: argparse.Namespace) -> int:
     config = asked_config(options)
     devices, platform = device_bytes(config, options), planned_platform(config.rl_config.device)
     capacity = Capacity(device_bytes=devices, host_bytes=options.host_bytes)
-    needs_files = not options.elsewhere
-    checked = checked_with_legal_values(config, platform, capacity, needs_files=needs_files)
+    here = not options.elsewhere
+    checked = checked_with_legal_values(config, platform, capacity, needs_files=here, here=here)
     if options.json:
         answer = {
             "config": options.config_name,
@@ -76,6 +76,8 @@ def _check(options: argparse.Namespace) -> int:
         if options.elsewhere:
             note_shipped_sizes(config)
         _print_findings(checked.findings, shows_all=options.all)
+        if here and not checked.findings:
+            say("rows and rewards are not tried: mindrl train-grpo --dry-run tries them")
         _print(options.config_name, checked, capacity, tracking_text(config))
     return FAILED if checked.findings else 0
 

@@ -21,7 +21,8 @@ _VALUES = {
     "--cfg": "job",
 }
 """Options that need a value, and an example of it."""
-_OPTIONS = (*_VALUES, "--dry-run", "--elsewhere", "--help", "--resolve", "--package", "--info", "--version")
+_FLAGS = ("--dry-run", "--elsewhere", "--help", "--resolve", "--package", "--info", "--version")
+_OPTIONS = (*_VALUES, *_FLAGS)
 _SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
 _SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
 _SWEEPS = ("-m", "--multirun", "--experimental-rerun")

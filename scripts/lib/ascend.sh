@@ -322,7 +322,7 @@ ascend_main() {
     if [[ "$mode" == dry-run ]]; then
         has_packages "$PYTHON" || fail "$EXIT_USAGE" "PYTHON=$PYTHON has not the packages of mindrl;" \
             "run scripts/install.sh, activate an environment that has them, or set PYTHON to its python"
-        "$PYTHON" "cli/$program" "${run[@]}" --dry-run
+        "$PYTHON" "cli/$program" "${run[@]}" --dry-run --elsewhere
         read_run_size "${run[@]}"
         say_run_size
         return

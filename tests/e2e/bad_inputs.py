@@ -142,8 +142,8 @@ CASES: dict[str, Case] = {
     ),
     "too few devices": (
         lambda _model, _scratch: ["rl_config.actor_resource.num_npus=64"],
-        1,
-        ["rl_config.actor_resource.num_npus=64: this machine has", "CPU device(s)"],
+        2,
+        ["rl_config.actor_resource.num_npus=64: the run takes 64", "CPU device(s)"],
     ),
     "a run folder that cannot be written": (
         lambda _model, _scratch: ["hydra.run.dir=/proc/none/run"],

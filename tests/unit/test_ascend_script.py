@@ -99,7 +99,7 @@ def test_dry_run_goes_to_the_program_without_preflight_or_ray(node: Node) -> Non
     config = ["--config-name", "grpo_qwen25_7b"]
     (call,) = node.calls("python")
     override = "megatron_training.seed=1"
-    assert call["arguments"] == ["cli/train_grpo.py", *config, override, "--dry-run"]
+    assert call["arguments"] == ["cli/train_grpo.py", *config, override, "--dry-run", "--elsewhere"]
     assert node.calls("ray") == []
 
 
@@ -220,7 +220,8 @@ def test_any_run_of_the_configurations_starts_with_the_program_of_its_first_word
     node.script = ANY_RUN
     assert node.run("ppo_qwen25_7b", "--dry-run").returncode == 0
     (call,) = node.calls("python")
-    assert call["arguments"] == ["cli/train_ppo.py", "--config-name", "ppo_qwen25_7b", "--dry-run"]
+    options = ("--dry-run", "--elsewhere")
+    assert call["arguments"] == ["cli/train_ppo.py", "--config-name", "ppo_qwen25_7b", *options]
     unknown = node.run("grpo_qwen25_8b")
     assert unknown.returncode == 2
     assert "configs/ has no run grpo_qwen25_8b; there are: grpo_deepseek_r1_671b" in unknown.stderr

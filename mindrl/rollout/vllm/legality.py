@@ -1,4 +1,4 @@
-"""What vLLM demands of a model's sizes. Pure; every finding names the nearest legal values."""
+"""vLLM's constraints on a model's sizes. Pure; every finding names the nearest legal values."""
 
 from collections.abc import Iterator
 
@@ -7,15 +7,15 @@ from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
 from mindrl.models.other_family import OtherFamily
-from mindrl.rollout.vllm.architectures import installed_architectures
+from mindrl.rollout.vllm.architectures import installed_architectures, installed_head_sizes
 from mindrl.rollout.vllm.sharding import padded_vocab_size
 
 
 def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) -> Iterator[Finding]:
-    """Say what keeps vLLM from cutting a model by a layout.
+    """Yield what prevents vLLM from sharding a model with a layout.
 
-    Of `keys` only those of sizes above 1 are used: `tp`, `pp` and `ep`; and `model`, the word for
-    the model, of another family than mindrl's own.
+    Only the `keys` of sizes above 1 are used: `tp`, `pp` and `ep`; and `model`, the key of the
+    model, for families without built-in support.
     """
     if model.other:
         yield from _other_family(model.other, keys.get("model", "model"))
@@ -34,16 +34,33 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
         yield from must_divide(keys["tp"], layout.tp, "moe_intermediate_size", width)
 
 
+def cpu_attention_findings(model: ModelDescription, word: str) -> Iterator[Finding]:
+    """Yield a finding if vLLM's CPU attention has no kernel for this head size.
+
+    `word` is the key of the model. Latent attention has its own kernel.
+    """
+    sizes = installed_head_sizes()
+    if sizes is None or model.mla is not None or model.head_dim in sizes:
+        return
+    near = ", ".join(map(str, sizes))
+    yield Finding(
+        f"{word}: head_dim={model.head_dim} must be one of {near}, of which vLLM's attention on a "
+        "CPU has kernels",
+        word,
+    )
+
+
 def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
     known = installed_architectures()
     if known is not None and other.architecture not in known:
         yield Finding(f"{word}: the vLLM here has no {other.architecture}", word)
-    # Some families stack them under names of their own; a stack of no experts is a convolution's.
+    # Some families stack experts under other names; a stack that is not of experts is a
+    # convolution.
     if any(
         ".experts." in name or (len(shape) > 2 and "conv" not in name)
         for name, shape in other.tensors
     ):
-        # On a CPU vLLM puts experts in another order once, and would go on with the first ones.
+        # On CPU vLLM reorders experts once, and would keep using the first ones.
         need = "experts, which vLLM may not load a second time; a family that mindrl knows can"
         yield Finding(f"{word}: {other.architecture} has {need}", word)
 

@@ -49,7 +49,8 @@ def test_a_dry_run_counts_rows_tokens_and_test_rows_that_are_trained_on(
     asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = rows(tmp_path / "test.jsonl", "11+11", "2+2", "1+1", "123+4567")
-    explain(asked({"megatron_training.test_data_path": test, OVERLAP: "allow"} | DROPS))
+    tested = {"megatron_training.test_data_path": test, OVERLAP: "allow"}
+    explain(asked(tested | DROPS), elsewhere=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-5:] == [
         f"{tmp_path}/train.jsonl: 2 rows, prompts of up to 13 tokens",
@@ -90,14 +91,14 @@ def test_a_dry_run_refuses_rows_that_the_run_would_refuse(
     asked: Asked, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        explain(asked(changes))
+        explain(asked(changes), elsewhere=True)
     assert words in str(caught.value)
 
 
 def test_a_dry_run_refuses_a_file_without_rows(asked: Asked, tmp_path: Path) -> None:
     empty = rows(tmp_path / "empty.jsonl")
     with pytest.raises(ConfigError, match=r"empty\.jsonl: no rows; needed at least one"):
-        explain(asked({"megatron_training.data_path": empty}))
+        explain(asked({"megatron_training.data_path": empty}), elsewhere=True)
 
 
 def test_a_dry_run_refuses_a_tokenizer_without_chat_template(
@@ -106,14 +107,31 @@ def test_a_dry_run_refuses_a_tokenizer_without_chat_template(
     bare = Path(shutil.copytree(tokenizer_folder, tmp_path / "bare"))
     (bare / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match=r"bare: no chat template; needed chat_template\.jinja"):
-        explain(asked({"megatron_training.tokenizer_name_or_path": str(bare)}))
+        explain(asked({"megatron_training.tokenizer_name_or_path": str(bare)}), elsewhere=True)
 
 
 def test_where_the_tokenizer_is_elsewhere_a_dry_run_says_that_rows_were_not_read(
     asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explain(asked({"megatron_training.tokenizer_name_or_path": None}))
+    config = asked({"megatron_training.tokenizer_name_or_path": None})
+    explain(config, elsewhere=True)
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        "rows and chat template not checked: a data file or the tokenizer is not here",
-        "the configuration is valid",
+        f"rows and rewards not tried: there is no tokenizer in {config.actor_config.load}",
+        "the configuration is valid but for what is not here",
     ]
+    with pytest.raises(ConfigError, match="the folder has no tokenizer, of which it needs one of"):
+        explain(config)
+
+
+def test_data_that_a_step_takes_more_than_once_gets_a_word(
+    asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = {"megatron_training.global_batch_size": 4, "rl_config.mini_batch_size": 4}
+    explain(asked(batch), elsewhere=True)
+    assert capsys.readouterr().err == (
+        "note: megatron_training.global_batch_size=4 is above the 2 prompts that there are: a step "
+        "takes some more than once\n"
+    )
+    two = {"megatron_training.global_batch_size": 2, "rl_config.mini_batch_size": 2}
+    explain(asked(two), elsewhere=True)
+    assert capsys.readouterr().err == ""

@@ -11,7 +11,8 @@ from mindrl.programs.train import train_sft
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = (
-    "there are --config-name, --config-dir, --resume, --cfg, --dry-run, --help, --resolve, "
+    "there are --config-name, --config-dir, --resume, --cfg, --dry-run, "
+    "--elsewhere, --help, --resolve, "
     "--package, --info, --version"
 )
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
@@ -182,17 +183,19 @@ def user(
 def test_a_mistake_is_answered_in_words(
     arguments: list[str], lines: list[str], user: NewUser
 ) -> None:
-    assert user.is_told([*arguments, "--dry-run"]) == [f"error: {line}" for line in lines]
+    told = user.is_told([*arguments, "--dry-run", "--elsewhere"])
+    assert told == [f"error: {line}" for line in lines]
 
 
 def test_supervised_fine_tuning_and_learning_from_rewards_have_programs_of_their_own(
     user: NewUser,
 ) -> None:
-    assert user.is_told(["--config-name", "sft_tiny_cpu", "--dry-run"]) == [
+    assert user.is_told(["--config-name", "sft_tiny_cpu", "--dry-run", "--elsewhere"]) == [
         "error: sft_config is given: train-grpo learns from rewards; use train-sft"
     ]
     learns = "supervised fine-tuning learns from the answers of the rows"
-    assert user.is_told(["--config-name", "ppo_tiny_cpu", "--dry-run"], start=train_sft) == [
+    options = ["--dry-run", "--elsewhere"]
+    assert user.is_told(["--config-name", "ppo_tiny_cpu", *options], start=train_sft) == [
         f"error: rl_config.adv_estimator=gae: {learns}: there are no advantages; leave it out",
         f"error: rl_config.init_kl_coef=0.001: {learns}: there is no reference; leave it out",
         f"error: critic_config is given: {learns} alone; leave it out",
@@ -235,7 +238,7 @@ def test_a_path_that_is_not_there_is_answered_with_the_names_there_are(user: New
 
 
 def test_a_dry_run_leaves_nothing_behind(user: NewUser) -> None:
-    user.is_told(["--config-name", "grpo_qwen25_7b", "--dry-run"], code=0)
+    user.is_told(["--config-name", "grpo_qwen25_7b", "--dry-run", "--elsewhere"], code=0)
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the checkout has no environment")

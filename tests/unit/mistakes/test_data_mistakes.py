@@ -175,8 +175,15 @@ MISTAKES: dict[str, tuple[Given, str]] = {
         f"{DATA}: folder data holds test.jsonl beside train.jsonl: name its files, or data/train*",
     ),
     "a format that is not read": (
-        keys(f"{DATA}=data/train.txt"),
+        text("1+1=?", "data/train.txt"),
         f"{DATA}=data/train.txt must end in .jsonl, .json, .parquet or .csv, or be a folder",
+    ),
+    "a role of other data sets": (
+        rows({"messages": [{"role": "human", "content": "1+1=?"}], "answer": "2"}),
+        (
+            "data/mine.jsonl:1, message 1: the role 'human' must be one of system, developer, "
+            "user, assistant, tool; did you mean 'user'?"
+        ),
     ),
     "no answers for a reward that compares": (
         keys(f"{ANSWER}=null"),

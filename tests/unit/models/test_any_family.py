@@ -1,17 +1,25 @@
 """Models of families that mindrl has no network of: their sizes, and what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from geometry import check
+from transformers import CONFIG_MAPPING
 
 from mindrl.checkpoint.any_family import read_any_description
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.any_family import any_description
+from mindrl.models.any_family import (
+    _CHANGE_LOGITS,
+    _DEFAULTS,
+    OWN_ATTENTION,
+    any_description,
+)
 from mindrl.models.decoder import layer_of, logical_shapes, parameters_of
 from mindrl.models.tensor_plans import installed_plan, shared_modules
 from mindrl.resharding.plan import Topology
@@ -181,3 +189,40 @@ def test_a_folder_of_a_known_family_is_described_as_ever(
     (tmp_path / "config.json").write_text(json.dumps(GPT), "utf-8")
     with pytest.raises(ModelError, match=r"has no \.safetensors file"):
         read_any_description(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "cohere"}, "logit_scale=0.0625, the default of its family, is not"),
+        ({"model_type": "cohere", "logit_scale": 0.5}, "logit_scale=0.5 is not supported"),
+        ({"model_type": "bloom", "n_positions": None}, "ALiBi is not supported: in bloom"),
+        ({"model_type": "mpt"}, "ALiBi is not supported: in mpt"),
+        ({"model_type": "falcon", "alibi": True}, "ALiBi is not supported: in falcon"),
+        ({"model_type": "falcon"}, "model_type='falcon' is not supported: transformers has"),
+    ],
+)
+def test_what_a_family_adds_by_default_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(words)):
+        any_description(FILE, GPT | values, TENSORS)
+    any_description(FILE, GPT | {"model_type": "cohere", "logit_scale": 1}, TENSORS)
+    any_description(FILE, GPT | {"model_type": "mpt", "attn_config": {"alibi": False}}, TENSORS)
+
+
+def test_the_defaults_of_families_are_those_of_transformers() -> None:
+    names = (*_CHANGE_LOGITS, "attn_logit_softcapping")
+    for family, defaults in _DEFAULTS.items():
+        made = CONFIG_MAPPING[family]()
+        found = {name: getattr(made, name, None) for name in names}
+        assert {name: each for name, each in found.items() if each not in (None, 0, 1)} == defaults
+
+
+def test_families_with_attention_of_their_own_are_those_of_transformers() -> None:
+    folder = Path(transformers.__file__).parent / "models"
+    found = {
+        file.parent.name
+        for file in folder.glob("*/modeling_*.py")
+        if re.search(r"_ATTENTION_CLASSES\[", text := file.read_text("utf-8"))
+        and "ForCausalLM" in text
+    }
+    assert found == OWN_ATTENTION

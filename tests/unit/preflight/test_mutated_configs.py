@@ -17,7 +17,7 @@ OURS = "defaults: [grpo_qwen25_7b, _self_]\n"
 ANSWERS: dict[str, tuple[Callable[[], int], list[str]]] = {
     "check": (check_config, ["--elsewhere"]),
     "plan": (plan, ["memory"]),
-    "dry run": (train_grpo, ["--dry-run"]),
+    "dry run": (train_grpo, ["--dry-run", "--elsewhere"]),
 }
 
 

@@ -86,6 +86,10 @@ def test_files_that_are_missing_are_findings_where_the_run_is_to_start_here() ->
         ("megatron_training.data_path", "no such file"),
         ("megatron_training.test_data_path", "no such file"),
         (
+            "rl_config.device",
+            "this machine has no such device; rl_config.device=auto would take cpu",
+        ),
+        (
             "actor_config.load",
             "model folder configs/models/Qwen2.5-7B has no .safetensors file",
         ),
@@ -181,11 +185,11 @@ def test_every_page_that_a_finding_names_is_there() -> None:
 
 def test_a_rate_and_activations_that_are_hardly_meant_deserve_a_word() -> None:
     """A micro-batch of 64 sequences of 4,096 tokens fits no device, whatever its regions take."""
-    odd = (*RUN, "--elsewhere", "--device-memory-gib", "60", "actor_config.lr=1e6")
+    odd = (*RUN, "--elsewhere", "--device-memory-gib", "60", "actor_config.lr=5")
     found = answer(*odd, "actor_config.micro_batch_size=64")
     assert (found["findings"], found["memory_checked"]) == ([], True)
     rate, activations = (each["text"] for each in found["warnings"])
-    assert rate.startswith("actor_config.lr=1e+06: an update of Adam moves a weight by up to")
+    assert rate.startswith("actor_config.lr=5: an update of Adam moves a weight by up to")
     assert activations.startswith("rl_config.device_memory_mib=61440: by estimate train needs ")
     assert answer(*odd[:-1])["warnings"] == []
 

@@ -94,7 +94,7 @@ def test_what_is_known_or_belongs_to_hydra_passes(argument: str) -> None:
 def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing(
     tmp_path: Path,
 ) -> None:
-    ended = started(tmp_path, "--config-name", "grpo_qwen25_7b", "--dry-run")
+    ended = started(tmp_path, "--config-name", "grpo_qwen25_7b", "--dry-run", "--elsewhere")
     assert ended.returncode == 0, ended.stderr
     numbers = dict(
         re.split(r"\s{2,}", line.strip(), maxsplit=1)
@@ -124,7 +124,7 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
     assert (
         "not here, so not checked: megatron_training.data_path=./data/train.jsonl" in ended.stdout
     )
-    assert ended.stdout.rstrip().endswith("the configuration is valid")
+    assert ended.stdout.rstrip().endswith("the configuration is valid but for what is not here")
     note = "note: ./models/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"
     assert ended.stderr.splitlines() == [note]
 
@@ -145,6 +145,7 @@ def test_a_value_that_breaks_a_rule_ends_a_dry_run_with_code_2(tmp_path: Path) -
         tmp_path,
         "--config-name=grpo_qwen25_7b",
         "--dry-run",
+        "--elsewhere",
         "actor_config.tensor_model_parallel_size=3",
     )
     assert ended.returncode == 2

@@ -141,7 +141,8 @@ def test_the_new_file_says_over_a_key_where_it_comes_from(tmp_path: Path) -> Non
 def test_a_dry_run_takes_the_new_file_from_its_own_folder(tmp_path: Path) -> None:
     ran(written(tmp_path))
     command = ["cli/train_grpo.py", "--config-dir", str(tmp_path)]
-    command += ["--config-name", "ours", "--dry-run", f"hydra.run.dir={tmp_path}/run"]
+    command += ["--config-name", "ours", "--dry-run", "--elsewhere"]
+    command += [f"hydra.run.dir={tmp_path}/run"]
     ended = without_torch(*command)
     assert ended.returncode == 0, ended.stderr
     assert "TP 2, PP 2, DP 2" in ended.stdout

@@ -108,3 +108,46 @@ def test_the_first_row_of_each_source_is_tried_and_a_failure_is_told_once(tmp_pa
     with pytest.raises(ConfigError, match=r"exception: 'NotImplementedError: logic'") as caught:
         try_rewards(FIELD, [f"{file}:score"], prompts, RewardInputs(), seconds=10)
     assert len(str(caught.value).splitlines()) == 1
+
+
+REMARKED = """
+def constant(response, reference):
+    return 0.5
+
+def unbounded(response, reference):
+    return 5.0 * len(response)
+
+def bounded(response, reference):
+    return 3.0 if response else -1.0
+
+bounded.score_range = (-1.0, 1.0)
+
+def raising(response, reference):
+    return float(response[0] == "<")
+
+def good(response, reference):
+    return float(reference in response)
+"""
+
+
+def test_scores_that_teach_nothing_or_leave_their_range_are_remarked(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(REMARKED, encoding="utf-8")
+    names = [f"{file}:{name}" for name in ("constant", "unbounded", "bounded", "raising", "good")]
+    found = try_rewards(FIELD, names, [PROMPT], RewardInputs(), seconds=10)
+    told = {each.function.rpartition(":")[2]: each for each in found}
+    assert [*told] == ["constant", "unbounded", "bounded", "raising"]
+    assert [each.refuses for each in told.values()] == [False, False, True, True]
+    assert told["constant"].text == (
+        "scores 0.5 for a right answer and for an empty response alike"
+    )
+    assert "outside its range of 0 to 1; declare" in told["unbounded"].text
+    assert told["bounded"].text == (
+        "scores 3, outside its range of -1 to 1; declare the range below the function: "
+        "its_name.score_range = (-1, 3)"
+    )
+    assert told["raising"].text.startswith(
+        "fails in a trial call: exception: 'IndexError: string index out of range'"
+    )
+    assert told["raising"].text.endswith("return the lowest score for a text without an answer")
+    assert told["raising"].of_failure

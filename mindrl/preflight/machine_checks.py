@@ -1,0 +1,89 @@
+"""What a run asks of this machine: devices, memory, a tokenizer. Imports no torch."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding, broken
+from mindrl.config.layout_keys import DEVICES
+from mindrl.config.run import RunConfig
+from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
+from mindrl.errors import MindrlError
+from mindrl.observability.units import MIB, mib_text
+from mindrl.platform.device import Platform, choose_platform
+from mindrl.platform.environment import ray_address
+from mindrl.platform.host_memory import memory_bound
+from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.rollout_memory import rollout_memory_plan
+from mindrl.preflight.run_shardings import RunShardings
+from mindrl.rollout.planning import cpu_attention_findings
+
+_KV_CACHE = "generate_config.kv_cache_mib"
+
+
+def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    """Say so where this machine has not the devices; those of a cluster that is joined are its."""
+    present, kind = platform.local_devices(), config.rl_config.device
+    if not present:
+        best = choose_platform("auto").kind
+        need = f": this machine has no such device; rl_config.device=auto would take {best}"
+        yield broken("rl_config.device", kind, need, "auto", best)
+    elif ray_address() is None and config.devices > present:
+        need = (
+            f": the run takes {config.devices}, and this machine has {present} "
+            f"{platform.ray_resource} device(s); use {present} or fewer, or set RAY_ADDRESS to "
+            "join a larger cluster"
+        )
+        yield broken(DEVICES, config.rl_config.actor_resource.num_npus, need, present)
+
+
+def attention_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:
+    """Say so where the engines of this machine cannot attend with heads of the model's size."""
+    config = models.plan.config
+    if platform.kind == "cpu" and config.rolls_out and not config.generate_config.servers:
+        yield from cpu_attention_findings(models.plan.models["actor"], config.model_key("actor"))
+
+
+def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say so where the folder of the tokenizer has none; a folder that is not there is another's.
+
+    A finding on `megatron_training.tokenizer_name_or_path` names that key, else the model's.
+    """
+    key, path = "megatron_training.tokenizer_name_or_path", config.tokenizer_path
+    if config.value_of(key) is None:
+        key = "actor_config.load"
+    trusts = config.generate_config.trust_remote_code
+    if not has_vocabulary(path, trust_remote_code=trusts):
+        need = (
+            f": the folder has no tokenizer, of which it needs one of "
+            f"{', '.join(VOCABULARY_FILES)}; name another folder with "
+            "megatron_training.tokenizer_name_or_path"
+        )
+        yield broken(key, path, need)
+
+
+def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:
+    """Compare what the workers of a CPU machine take with its memory, where all of them are on it.
+
+    The models are of a run without other findings.
+    """
+    config = models.plan.config
+    if platform.kind != "cpu" or ray_address() is not None or not config.rl_config.check_memory:
+        return
+    try:
+        trained = memory_plan(models, None, models.most_staging)
+        needed = trained.peak_bytes * config.world_size
+        if config.starts_engines:
+            apart = rollout_memory_plan(models, None, models.most_staging)
+            needed += apart.peak_bytes * config.rollout_devices
+    except MindrlError:
+        # What keeps a plan from being made has a finding of its own.
+        return
+    there, mib = memory_bound(), config.generate_config.kv_cache_mib
+    if needed <= there:
+        return
+    text = f"the workers of this machine take {mib_text(needed)}, and it has {mib_text(there)}"
+    left = 0 if mib is None else mib - -(-(needed - there) // MIB) // config.rollout_devices
+    if mib is not None and 0 < left < mib:
+        yield broken(_KV_CACHE, mib, f": {text}", left)
+    else:
+        path = config.actor_config.load
+        yield broken("actor_config.load", path, f": {text}; take a smaller model or fewer devices")

@@ -1,0 +1,62 @@
+"""What a trial of reward functions shows: scores that teach nothing or lie outside their range."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mindrl.observability.units import quoted
+from mindrl.rewards.functions import ScoreRange
+from mindrl.rewards.scores import Failure, Outcome, Outcomes, Ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """What is to be said of a function that gave scores."""
+
+    function: str
+    text: str
+    refuses: bool
+    """The run must not start with it."""
+    of_failure: bool = False
+    """It failed for one of the responses."""
+
+
+def remarks(outcomes: Outcomes, responses: Sequence[str], ranges: Ranges) -> Iterator[Remark]:
+    """Judge the scores of each function for pairs: a right answer to a prompt, and no text."""
+    for function, column in outcomes.items():
+        yield from _failed(function, column, responses)
+        scores = [each for each in map(_score, column) if each is not None]
+        yield from _outside(function, scores, ranges[function])
+        if len({*scores}) == 1 and len(scores) == len(column):
+            text = f"scores {scores[0]:g} for a right answer and for an empty response alike"
+            yield Remark(function=function, text=text, refuses=False)
+
+
+def _failed(function: str, column: Sequence[Outcome], texts: Sequence[str]) -> Iterator[Remark]:
+    """Name the first failure; an empty response is one that every model gives some day."""
+    failed = [(at, each) for at, each in enumerate(column) if isinstance(each, Failure)]
+    for at, failure in sorted(failed, key=lambda pair: bool(texts[pair[0]]))[:1]:
+        text = (
+            f"fails in a trial call: {failure.kind}: {failure.detail}; the response was "
+            f"{quoted(texts[at])}"
+        )
+        if not texts[at]:
+            text += "; return the lowest score for a text without an answer"
+        yield Remark(function=function, text=text, refuses=not texts[at], of_failure=True)
+
+
+def _outside(function: str, scores: Sequence[float], ends: ScoreRange) -> Iterator[Remark]:
+    """Name a score outside the range; 0 to 1 is that of functions that declare none, too."""
+    outside = [each for each in scores if not ends.lowest <= each <= ends.highest]
+    for score in outside[:1]:
+        low, high = min(score, ends.lowest), max(score, ends.highest)
+        text = (
+            f"scores {score:g}, outside its range of {ends.lowest:g} to {ends.highest:g}; declare "
+            f"the range below the function: its_name.score_range = ({low:g}, {high:g})"
+        )
+        yield Remark(function=function, text=text, refuses=ends != ScoreRange())
+
+
+def _score(outcome: Outcome) -> float | None:
+    if outcome is None or isinstance(outcome, Failure):
+        return None
+    return outcome if isinstance(outcome, (int, float)) else outcome.score

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.section import SECTION, Seconds
@@ -24,6 +24,12 @@ class Tracking:
     """Name of the run there. None takes the end of the run folder's path."""
     offline: bool = False
     """Without network: what would be sent lies in the run folder, below `trackers/`."""
+    sample_rows: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Samples in each table that `wandb`, `swanlab` and `mlflow` get: one with each evaluation and
+    one each `sample_interval` steps. They get the report of the run at its end too. 0 sends no
+    table and no report: no prompt and no response leaves the run folder."""
+    sample_interval: PositiveInt = 10
+    """Steps between two tables of training samples."""
     timeout_seconds: Seconds = 60
     """Longest time that a tracker may take for one record of metrics, and at the end of the run for
     all that it has not taken by then; beyond it the run goes on without it."""

@@ -167,9 +167,6 @@ class Attempts:
             raise
         finally:
             self.record = run_log.close()
-            for page in run_log.trackers:
-                if isinstance(page, LivePage):
-                    run_log.keep(page, page.write)
 
     @contextmanager
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer]:

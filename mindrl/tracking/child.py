@@ -1,7 +1,8 @@
 """The process of a tracker: it reads the metrics of a run as they are written, and hands them on.
 
-Its standard input ends with the run, whatever ends that. A call that takes too long ends this
-process by the kernel's alarm clock, whatever the library is doing.
+Its standard input ends with the run, whatever ends that; how the run ended is written there. A
+call that takes too long ends this process by the kernel's alarm clock, whatever the library is
+doing.
 """
 
 import fcntl
@@ -12,17 +13,20 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from mindrl.config.own_functions import named_function
+from mindrl.observability.output_files import step_of_record
 from mindrl.observability.regular_files import open_regular
 from mindrl.observability.terminal import printable
 from mindrl.observability.units import quoted
-from mindrl.tracking.job import OpenTracker, TrackerJob, TrackerState
-from mindrl.tracking.libraries import LIBRARIES
+from mindrl.report.live_page import PAGE as REPORT
+from mindrl.tracking.job import KILLED, OpenTracker, TrackerJob, TrackerState
+from mindrl.tracking.libraries import LIBRARIES, LibraryTracker
+from mindrl.tracking.sample_tables import SampleTables
 
 logger = logging.getLogger(__name__)
 
@@ -34,44 +38,90 @@ def hand_on(place: str) -> None:
     """Do a job; returns when the run is over."""
     job = TrackerJob.read(Path(place))
     limit, state = _Limit(job.timeout_seconds), TrackerState()
+    tracker: OpenTracker | None = None
     # One whose run was killed may still be there, for as long as its own limit.
     folder = os.open(job.folder, os.O_RDONLY)
     try:
         with limit.call():
             fcntl.flock(folder, fcntl.LOCK_EX)
             if job.goes_on:
-                state = replace(TrackerState.of(job.folder), taken=0, problem=None)
+                state = replace(TrackerState.of(job.folder), taken=0, problem=None, run_status=None)
             tracker = _opened(job, state)
             state.id, state.place = tracker.id, tracker.place
             state.write(job.folder)
-        _hand_on(job, state, tracker, limit)
+        _Handing(job, state, tracker, limit).all()
     except (Exception, SystemExit) as error:
         logger.exception("%s", job.name)
         limit.last()
         state.problem = _in_words(error)
         state.write(job.folder)
+        if isinstance(tracker, LibraryTracker) and state.run_status is None:
+            # The library would take the run for finished when this process ends.
+            state.run_status = KILLED
+            with suppress(Exception):
+                tracker.close()
         sys.exit(1)
 
 
-def _hand_on(job: TrackerJob, state: TrackerState, tracker: OpenTracker, limit: "_Limit") -> None:
-    step, of_step = -1, 0
-    for record in _records(Path(job.metrics), limit):
-        now = int(record.pop("step"))
-        step, of_step = now, of_step + 1 if now == step else 1
+class _Handing:
+    """Hands the records of a run on as they are written, and ends the tracker with the run."""
+
+    def __init__(
+        self, job: TrackerJob, state: TrackerState, tracker: OpenTracker, limit: "_Limit"
+    ) -> None:
+        self.job, self.state, self.tracker, self.limit = job, state, tracker, limit
+        self.step, self.of_step = -1, 0
+        """Of the newest record."""
+        self.for_texts: LibraryTracker | None = None
+        if job.sample_rows and isinstance(tracker, LibraryTracker):
+            self.for_texts = tracker
+        self.samples = SampleTables(
+            job.run_folder,
+            most_rows=job.sample_rows,
+            interval=job.sample_interval,
+            sent=state.tables,
+        )
+
+    def all(self) -> None:
+        """Return when the run is over and the tracker has ended."""
+        for records in _records(Path(self.job.metrics), self.limit):
+            for record in records:
+                self._metrics(record)
+            if self.for_texts is not None:
+                self._tables(self.for_texts)
+        # Where the run was killed, nothing is written there.
+        self.state.run_status = sys.stdin.read().strip() or KILLED
+        self.state.write(self.job.folder)
+        report = self.job.run_folder / REPORT
+        try:
+            if self.for_texts is not None and report.is_file():
+                self.for_texts.report(report)
+        finally:
+            self.tracker.close()
+
+    def _metrics(self, record: dict[str, Any]) -> None:
+        state, now = self.state, int(record.pop("step", state_step := self.step))
+        self.step, self.of_step = now, self.of_step + 1 if now == self.step else 1
         # A run that goes on does steps again, to the same numbers.
-        if (step, of_step) > (state.step, state.of_step):
+        if (self.step, self.of_step) > (state.step, state.of_step):
             # What was not finite is null in the file.
             metrics = {name: value for name, value in record.items() if value is not None}
-            with limit.call():
-                tracker.log(step, metrics)
-            state.step, state.of_step = step, of_step
+            with self.limit.call():
+                self.tracker.log(self.step, metrics)
+            state.step, state.of_step = self.step, self.of_step
         state.taken += 1
-        state.write(job.folder)
-    tracker.close()
+        state.write(self.job.folder)
+
+    def _tables(self, tracker: LibraryTracker) -> None:
+        for table in self.samples.found(is_over=self.limit.is_last):
+            with self.limit.call():
+                tracker.table(table)
+            self.state.tables[table.kind] = table.step
+            self.state.write(self.job.folder)
 
 
-def _records(path: Path, limit: "_Limit") -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file that grows, until standard input has ended."""
+def _records(path: Path, limit: "_Limit") -> Iterator[list[dict[str, Any]]]:
+    """Yield the new lines of a file now and then, until standard input has ended."""
     with open_regular(path) as file:
         is_over, rest = False, b""
         while not is_over:
@@ -79,7 +129,16 @@ def _records(path: Path, limit: "_Limit") -> Iterator[dict[str, Any]]:
             if is_over:
                 limit.last()
             *whole, rest = (rest + file.read()).split(b"\n")
-            yield from map(json.loads, whole)
+            yield [*map(_record, whole)]
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """Return a record; an empty one of a damaged line, which is counted and not handed on."""
+    if step_of_record(line) is None:
+        logger.warning("no record with an integer step: %.200r", line)
+        return {}
+    record: dict[str, Any] = json.loads(line)
+    return record
 
 
 def _opened(job: TrackerJob, state: TrackerState) -> OpenTracker:

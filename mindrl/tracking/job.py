@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,15 @@ class TrackerJob:
     """The file of the run."""
     config: Mapping[str, Any]
     """Of the run, dotted."""
+    sample_rows: int = 0
+    """Samples in a table; 0 sends no table and no report."""
+    sample_interval: int = 10
+    """Steps between two tables of training samples."""
+
+    @property
+    def run_folder(self) -> Path:
+        """Return the folder of the run."""
+        return Path(self.metrics).parent
 
     @property
     def place(self) -> Path:
@@ -68,6 +77,11 @@ class TrackerState:
     """Records of the file that this process is done with."""
     problem: str | None = None
     """What ended it."""
+    tables: dict[str, int] = field(default_factory=dict)
+    """Newest step of which a table of samples was sent, by kind."""
+    run_status: str | None = None
+    """How the run ended, as in summary.json, or `killed`. It is set before `close`, and None until
+    then."""
 
     @classmethod
     def forget(cls, folder: str) -> None:
@@ -89,6 +103,10 @@ class TrackerState:
             OutputError: It cannot be written.
         """
         write_json_atomically(Path(folder) / _STATE, asdict(self))
+
+
+KILLED = "killed"
+"""Status of a run that ended without a summary."""
 
 
 class OpenTracker(Tracker, Protocol):

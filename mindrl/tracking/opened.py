@@ -41,6 +41,8 @@ def opened_trackers(
             folder=str(folder / plain),
             metrics=str(metrics),
             config=recorded_config(config),
+            sample_rows=asked.sample_rows,
+            sample_interval=asked.sample_interval,
         )
         found.append(ProcessTracker(job, logs / f"tracker_{plain}.log"))
     if (port := port_of(config)) is not None:
@@ -58,7 +60,8 @@ def tracking_text(config: RunConfig) -> str:
     """Say where the metrics go; nothing where that is the run folder alone."""
     asked = config.rl_config.tracking
     name = "" if asked.experiment is None else f"/{asked.experiment}"
-    how = f"project {asked.project}{name}{', offline' if asked.offline else ''}"
+    texts = ", with samples and the report" if asked.sample_rows else ""
+    how = f"project {asked.project}{name}{', offline' if asked.offline else ''}{texts}"
     places = [f"{each} ({how})" for each in asked.trackers]
     if (port := port_of(config)) is not None:
         places.append(f"http://{HOST}:{port}/metrics")

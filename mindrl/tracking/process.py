@@ -15,7 +15,7 @@ from mindrl.observability.logs import tail
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import output_errors
 from mindrl.observability.regular_files import read_regular
-from mindrl.tracking.job import TrackerJob, TrackerState
+from mindrl.tracking.job import KILLED, TrackerJob, TrackerState
 
 _PROGRAM = """\
 import sys
@@ -35,6 +35,8 @@ class ProcessTracker:
             OutputError: A file in the run folder cannot be written.
         """
         self.job, self.output, self.is_late = job, log, False
+        self.run_status = KILLED
+        """How the run ended; it is set before `close`."""
         paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
         command = [sys.executable, "-c", _PROGRAM, str(job.place), *paths]
         with output_errors(log):
@@ -69,7 +71,9 @@ class ProcessTracker:
             OutputError: It had not taken all.
         """
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(self.run_status.encode())
+            self.process.stdin.close()
         try:
             self.process.wait(self.job.timeout_seconds)
         except subprocess.TimeoutExpired:

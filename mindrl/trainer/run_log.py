@@ -22,7 +22,8 @@ from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trackers import Tracker
 from mindrl.report.advice import Adviser
-from mindrl.report.run_record import json_lines
+from mindrl.report.live_page import LivePage
+from mindrl.report.run_record import step_lines
 from mindrl.rewards.scores import FailureKind, Failures
 from mindrl.tracking.process import ProcessTracker
 from mindrl.trainer.step_checks import MODELS
@@ -198,7 +199,7 @@ class RunLog:
         self.eval_sets: dict[str, SampleLog] = {}
         """By name, from the first evaluation on."""
         self.adviser = Adviser()
-        for row in json_lines(folder.metrics):
+        for row in step_lines(folder.metrics):
             self.adviser.heed(row)
         self.left_out: set[object] = set()
         self.of_next_step: Metrics = {}
@@ -292,18 +293,31 @@ class RunLog:
         return self.eval_sets[name]
 
     def close(self) -> dict[str, object]:
-        """Close all files and write the summary; returns it."""
+        """Close all files, write the summary and the page, let the trackers end; returns it."""
         for log in (self.samples, self.evaluations, *self.eval_sets.values()):
             self.keep(log, log.close)
-        for tracker in self.trackers:
-            self.keep(tracker, tracker.close)
-        folder, record = self.folder, self.summary.record(self.folder)
         others = [each for each in self.trackers if isinstance(each, ProcessTracker)]
-        record["trackers"] = {each.job.name: each.outcome() for each in others}
+        for tracker in self.trackers:
+            if tracker not in others:
+                self.keep(tracker, tracker.close)
+        record = self.summary.record(self.folder)
         record["advice"] = [asdict(each) for each in self.adviser.given.values()]
-        folder.reserve.unlink(missing_ok=True)
-        self.keep(folder, lambda: write_json_atomically(folder.summary, record))
+        self.folder.reserve.unlink(missing_ok=True)
+        self._write_summary(record)
+        for page in self.trackers:
+            if isinstance(page, LivePage):
+                self.keep(page, page.write)
+        # They may take the page, so they end after it; the summary tells what became of them.
+        for other in others:
+            other.run_status = self.summary.status
+            self.keep(other, other.close)
+        record["trackers"] = {each.job.name: each.outcome() for each in others}
+        self._write_summary(record)
         return record
+
+    def _write_summary(self, record: Mapping[str, object]) -> None:
+        path = self.folder.summary
+        self.keep(self.folder, lambda: write_json_atomically(path, record))
 
     def keep(self, place: object, write: Callable[[], T]) -> T | None:
         """Write what the run can do without; returns what `write` does.

@@ -70,6 +70,7 @@ def test_two_trackers_take_each_step_and_evaluation_and_the_summary_says_where(
     for step in (1, 2):
         log.step(step, STEP | {"reward/mean": 0.5 * step, "update/loss": float("nan")}, [])
     log.evaluation_of("math", 2, {}, [])
+    log.summary.status = "interrupted"
     outcomes = trackers_of(log.close())
     assert "tracker" not in shown.getvalue()
     for name in ("FileTracker", "Slow"):
@@ -80,6 +81,7 @@ def test_two_trackers_take_each_step_and_evaluation_and_the_summary_says_where(
             "run+ 2 {}",
             "run+ -1 {}",
         ]
+        assert TrackerState.of(str(tmp_path / "trackers" / name)).run_status == "interrupted"
         assert outcomes[name] == {
             "place": f"{tmp_path}/trackers/{name}/kept.txt",
             "kept": 3,
@@ -250,6 +252,7 @@ def test_the_process_of_a_tracker_ends_with_a_run_that_is_killed(name: str, tmp_
         tracker = int(run.stdout.readline())
         run.send_signal(signal.SIGKILL)
     until(lambda: not Path(f"/proc/{tracker}").exists() or _is_dead(tracker), seconds=60)
+    assert TrackerState.of(str(tmp_path / "trackers" / name)).run_status == "killed"
     # What was on the disk when the run was killed is told all the same.
     assert kept(tmp_path, name)[0].split()[1] == "1"
 

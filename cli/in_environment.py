@@ -5,6 +5,7 @@ Importing it is enough. It is read by any Python 3, and ends with words where th
 
 import os
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,3 +27,5 @@ def _enter() -> None:
 
 
 _enter()
+# Only now is it sure that there is a mindrl.
+import_module("mindrl.programs.early_signals").end_at_sigterm()

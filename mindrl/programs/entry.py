@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 
+from mindrl.programs.early_signals import end_at_sigterm
+
 
 def main() -> None:
     """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
+    end_at_sigterm()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in PROGRAMS:
         asked_for_help = name in ("-h", "--help")

@@ -49,7 +49,12 @@ def _end(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
         processes += psutil.Process(node.pid).children(recursive=True)
         node.terminate()
-        node.wait(timeout=30)
+        try:
+            node.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            # It waits for a head that a test has killed.
+            node.kill()
+            node.wait()
     for process in psutil.wait_procs(processes, timeout=10)[1]:
         process.kill()
 

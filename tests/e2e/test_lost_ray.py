@@ -103,3 +103,17 @@ def test_a_joined_cluster_that_loses_its_head_ends_the_run_in_words_and_is_left_
         assert "cannot be reached" in program.text()
         assert program.summary()["status"] == "failed"
         assert other.poll() is None
+
+
+def test_sigterm_while_ray_starts_ends_the_run_with_a_summary(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    program = start_program(tmp_path / "run", overrides(tiny_model))
+    while not any(each.name() == "gcs_server" for each in program.descendants()):
+        assert program.process.poll() is None, program.text()
+        time.sleep(0.01)
+    before = program.descendants()
+    program.process.terminate()
+    assert program.process.wait(timeout=60) == 130, program.text()
+    assert program.summary()["status"] == "interrupted"
+    assert gone(before, timeout_seconds=10)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindrl.observability.units import GIB
+from mindrl.programs.version import version_line
 
 MOST_RANKS = 4096
 _LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
@@ -25,12 +26,14 @@ class Plan:
 
 def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentParser:
     """Return the parser of a program, whose help ends with examples."""
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=name,
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=version_line())
+    return parser
 
 
 def count(text: str, most: int = 1 << 20) -> int:

@@ -6,12 +6,15 @@ from functools import partial
 from importlib import import_module
 
 from mindrl.programs.early_signals import end_at_sigterm
+from mindrl.programs.version import prints_version
 
 
 def main() -> None:
     """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
     end_at_sigterm()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name == "--version":
+        sys.exit(0 if prints_version() else 2)
     if name not in PROGRAMS:
         asked_for_help = name in ("-h", "--help")
         (sys.stdout if asked_for_help else sys.stderr).write(_usage())
@@ -27,6 +30,7 @@ def _usage() -> str:
     return (
         f"usage: mindrl PROGRAM [arguments]\n\nprograms:\n{programs}\n\n"
         "mindrl PROGRAM --help explains a program, for example: mindrl check --help\n"
+        "mindrl --version prints the version\n"
     )
 
 

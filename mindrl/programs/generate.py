@@ -1,19 +1,25 @@
 """Ask a model, or that of a run, on the command line: `mindrl generate`."""
 
 import argparse
+import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
+from mindrl.observability.terminal import say
 from mindrl.platform.environment import take_on
 from mindrl.programs.arguments import count, parser_of
 from mindrl.programs.exits import exit_code, output_kept_back
 from mindrl.programs.speaker_options import add_speaker_options, asked_speaker
 from mindrl.programs.train import require_rollout_engine
-from mindrl.rollout.speaking import AnswerDraw, SpeakerSettings
+from mindrl.rollout.speaking import AnswerDraw, Speaker, SpeakerSettings
 
 if TYPE_CHECKING:
     from mindrl.programs.chat import Chat
@@ -72,16 +78,9 @@ def _generate(options: argparse.Namespace) -> int:
             f"--samples {options.samples} needs a PROMPT: in a conversation one counts"
         )
     require_rollout_engine()
-    _, config, platform, settings = asked_speaker(options)
-    # vLLM, torch and the tokenizers read it when they are imported.
-    take_on(platform.worker_environment(workers=1, one_machine=True))
-    chat = chat_of(options, settings, config)
-    prompt = sys.stdin.read().removesuffix("\n") if options.prompt == "-" else options.prompt
-    asked = None if prompt is None else chat.ask(prompt)
-    with output_kept_back():
-        from mindrl.launch.speaking import start_speaker  # noqa: PLC0415
-
-        speaker = start_speaker(settings, platform)
+    say(f"starting the engine with {options.model}; this takes a minute or two", to_stderr=True)
+    with _elapsed_time():
+        speaker, chat, asked = _started(options)
     try:
         if asked is None:
             chat.talk(speaker)
@@ -91,6 +90,36 @@ def _generate(options: argparse.Namespace) -> int:
         with output_kept_back():
             speaker.close()
     return 0
+
+
+@contextmanager
+def _elapsed_time() -> Iterator[None]:
+    """Show on a terminal how long the start has taken, while the engine's own output is kept back.
+
+    The line goes to a copy of stderr, which `output_kept_back` does not redirect.
+    """
+    with os.fdopen(os.dup(2), "w") as terminal:
+        console = Console(file=terminal)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        ) as shown:
+            shown.add_task("starting", total=None)
+            yield
+
+
+def _started(options: argparse.Namespace) -> "tuple[Speaker, Chat, Sequence[int] | None]":
+    """Start the engine; returns it with the conversation and the tokens of the prompt."""
+    _, config, platform, settings = asked_speaker(options)
+    # vLLM, torch and the tokenizers read it when they are imported.
+    take_on(platform.worker_environment(workers=1, one_machine=True))
+    chat = chat_of(options, settings, config)
+    prompt = sys.stdin.read().removesuffix("\n") if options.prompt == "-" else options.prompt
+    asked = None if prompt is None else chat.ask(prompt)
+    with output_kept_back():
+        from mindrl.launch.speaking import start_speaker  # noqa: PLC0415
+
+        return start_speaker(settings, platform), chat, asked
 
 
 def chat_of(

@@ -12,6 +12,7 @@ from mindrl.platform.garbage import collect_again
 from mindrl.preflight.checks import check
 from mindrl.programs.schedule import schedule
 from mindrl.programs.train import require_engines, run_program
+from mindrl.programs.version import prints_version
 
 _USAGE = """\
 usage: mindrl job train    spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
@@ -32,6 +33,8 @@ example:
 def job(name: str = "mindrl job") -> int:
     """Start one of the programs; returns the exit code."""
     what = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if what == "--version":
+        return 0 if prints_version() else 2
     if what in ("train", "rollout"):
         del sys.argv[1]
         return _run("train" if what == "train" else "rollout")

@@ -37,6 +37,7 @@ from mindrl.programs.command_line import taken
 from mindrl.programs.compose import composing, located, run_config
 from mindrl.programs.exits import exit_code
 from mindrl.programs.run_place import require_checkpoint, run_place
+from mindrl.programs.version import prints_version
 
 _DRY_RUN, _RESUME, _ELSEWHERE = "--dry-run", "--resume", "--elsewhere"
 
@@ -77,6 +78,8 @@ def run_program(
     A program for which `has_critic` is None takes either; one without checkpoints can resume any
     run folder. Returns the exit code.
     """
+    if prints_version():
+        return 0
     dry_run = _DRY_RUN in sys.argv
     elsewhere = dry_run and _ELSEWHERE in sys.argv
     flags = (_DRY_RUN, *((_ELSEWHERE,) if elsewhere else ()))

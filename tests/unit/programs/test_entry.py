@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,24 @@ def test_the_command_lists_its_programs_and_refuses_others() -> None:
     wrong = started("learn")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == asked.stdout
+
+
+def test_the_command_and_each_of_its_programs_print_the_version() -> None:
+    code = (
+        "import sys\n"
+        "from mindrl.programs.entry import PROGRAMS, main\n"
+        "for name in ('', *PROGRAMS):\n"
+        "    sys.argv = ['mindrl', *filter(None, [name]), '--version']\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as end:\n"
+        "        print(name, end.code)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    wanted = [
+        line for name in ("", *PROGRAMS) for line in (f"mindrl {version('mindrl')}", f"{name} 0")
+    ]
+    assert ended.stdout.splitlines() == wanted
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
@@ -58,7 +77,7 @@ def test_each_program_explains_itself_with_an_example_and_without_torch(name: st
             "received",
         ),
         (
-            ("train-grpo", "--config-name", "grpo_qwen25_7b", "--dry-run"),
+            ("train-grpo", "--config-name", "grpo_qwen25_7b", "--dry-run", "--elsewhere"),
             "the configuration is valid",
         ),
     ],

@@ -40,6 +40,9 @@ def test_runs_are_listed_with_how_they_ended_and_what_differs(
     text = listed(monkeypatch, capsys, str(tmp_path))
     assert "0:01:05" in text
     assert "completed" in text
+    # A pipe has no width: a line for the titles and one for each run, however long its path.
+    assert len(text.splitlines()) == 1 + 3
+    assert all(len(line) > 80 for line in text.splitlines())
 
 
 def test_where_there_are_none_it_says_so(

@@ -1,0 +1,23 @@
+"""The version of mindrl, as every program prints it for `--version`."""
+
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def version_line() -> str:
+    """Return `mindrl` with its version: of the installed package, or of this checkout."""
+    try:
+        return f"mindrl {version('mindrl')}"
+    except PackageNotFoundError:
+        project = Path(__file__).parents[2] / "pyproject.toml"
+        return f"mindrl {tomllib.loads(project.read_text('utf-8'))['project']['version']}"
+
+
+def prints_version() -> bool:
+    """Print the version where the command line asks for it; returns whether it does."""
+    asked = "--version" in sys.argv[1:]
+    if asked:
+        sys.stdout.write(f"{version_line()}\n")
+    return asked

@@ -21,6 +21,7 @@ from mindrl.observability.metrics import Metrics, computed, measured, merge
 from mindrl.observability.output_files import json_text
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
+from mindrl.report.run_record import step_lines
 from mindrl.trainer.comparison import Comparison, Number, compare_metrics, compare_rollouts
 from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.policy_trainer import PolicyTrainer
@@ -156,7 +157,8 @@ def run_again(
 
 def _lines(path: Path) -> dict[int, dict[str, Number]]:
     """Read what each step computed; those of evaluations are other lines."""
-    if not path.is_file():
-        return {}
-    lines = map(json.loads, path.read_text("ascii").splitlines())
-    return {line.pop("step"): computed(line) for line in lines if "seconds/step" in line}
+    return {
+        line["step"]: computed({name: value for name, value in line.items() if name != "step"})
+        for line in step_lines(path)
+        if "seconds/step" in line
+    }

@@ -60,7 +60,7 @@ def read_run(folder: Path) -> RunRecord:
         config=read_whole(hydra / "config.yaml", yaml.safe_load) or {},
         overrides=tuple(read_whole(hydra / "overrides.yaml", yaml.safe_load) or ()),
         summary=read_whole(folder / "summary.json", json.loads),
-        metrics=tuple(json_lines(folder / "metrics.jsonl")),
+        metrics=tuple(step_lines(folder / "metrics.jsonl")),
         faults=tuple(json_lines(folder / "faults.jsonl")),
         memory=tuple(json_lines(folder / "memory.jsonl")),
         plan=read_whole(folder / "plan.json", json.loads) or {},
@@ -90,11 +90,16 @@ def json_lines(path: Path) -> Iterator[Line]:
             yield record
 
 
+def step_lines(path: Path) -> Iterator[Line]:
+    """Yield the records of a file that have a step, an integer."""
+    return (record for record in json_lines(path) if type(record.get("step")) is int)
+
+
 def line_record(line: bytes) -> Line | None:
     """Return the record of a line; None where it is damaged or not whole."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mindrl.observability.output_files import output_errors, replace_file
-from mindrl.report.run_record import json_lines, read_run
+from mindrl.report.run_record import read_run, step_lines
 from mindrl.report.sample_index import sample_files
 
 
@@ -57,5 +57,5 @@ _SCHEMA = pa.schema(
 def _samples(runs: Sequence[Path]) -> Iterator[dict[str, object]]:
     for run in runs:
         for kind, path in sample_files(run).items():
-            for row in json_lines(path):
+            for row in step_lines(path):
                 yield {**row, "run": str(run), "kind": kind, "parts": json.dumps(row["parts"])}

@@ -140,6 +140,21 @@ def test_an_evaluation_before_the_first_step_is_forgotten_where_weights_alone_ar
         assert folder.metrics.read_text() == left
 
 
+def test_a_damaged_line_of_a_resumed_run_is_reported(
+    begin: Begin, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    folder, text = RunFolder(root=tmp_path / "new"), io.StringIO()
+    folder.root.mkdir()
+    lines = '{"step": 1}\n{"st\n{"loss": 1}\n{"step": 2}\n'
+    folder.metrics.write_text(lines)
+    files = RunFiles(folder, {"actor": tmp_path / "model"}, StepConsole(50, text))
+    files.open(run_config(Path("model")), begin(resume=str(tmp_path / "old"))).close()
+    assert folder.metrics.read_text() == lines
+    said = " ".join(text.getvalue().split())
+    for line in (2, 3):
+        assert f"metrics.jsonl, line {line}, is no record with an integer step" in said
+
+
 def test_what_was_being_written_when_a_run_was_killed_is_gone_when_it_goes_on(
     begin: Begin, tmp_path: Path, run_config: Callable[..., RunConfig]
 ) -> None:

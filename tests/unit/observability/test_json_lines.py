@@ -10,6 +10,7 @@ import pytest
 
 from mindrl.errors import OutputError
 from mindrl.observability.output_files import JsonLinesFile, forget_later_steps, json_text
+from mindrl.report.run_record import step_lines
 
 
 def test_nan_and_both_infinities_become_null_at_any_depth() -> None:
@@ -80,5 +81,18 @@ def test_steps_behind_one_are_forgotten_and_so_is_a_line_that_was_cut_off(tmp_pa
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "evaluation": 1}\n{"step": 3}\n{"st')
     forget_later_steps(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "evaluation": 1}\n'
-    forget_later_steps(tmp_path / "none.jsonl", 2)
+    assert forget_later_steps(tmp_path / "none.jsonl", 2) == []
     assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "odd", ['{"loss": 1}', '{"step": "1"}', '{"step": null}', '{"step": true}', "[1]", "7", '{"st']
+)
+def test_a_line_without_a_step_stays_before_others_and_is_counted(odd: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{odd}\n{{"step": 2}}\n{{"step": 3}}\n{odd}\n')
+    assert forget_later_steps(path, 2) == [2]
+    assert path.read_text() == f'{{"step": 1}}\n{odd}\n{{"step": 2}}\n'
+    assert [each["step"] for each in step_lines(path)] == [1, 2]
+    assert forget_later_steps(path, -1) == []
+    assert path.read_text() == ""

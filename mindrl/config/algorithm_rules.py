@@ -26,6 +26,17 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
         yield broken("rl_config.reproducible_sampling", rl.reproducible_sampling, need, True)
 
 
+def gap_warnings(config: RunConfig) -> Iterator[Finding]:
+    """Warn of a limit on the log-prob gap of distributions that differ by design."""
+    limit, cuts = config.rl_config.max_logprob_gap, config.generate_config.sampling_config.cuts
+    if limit is not None and cuts:
+        need = (
+            f": with {cuts} the engine's log-probs are those of a part of the distribution, the "
+            "trainer's those of the whole; the gap has a floor, which the limit must be above"
+        )
+        yield broken("rl_config.max_logprob_gap", limit, need, None)
+
+
 def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
     """An update finds the log-probs it starts from where nothing needs them sooner, or later."""
     rl, early = config.rl_config, config.needs_log_prob_pass

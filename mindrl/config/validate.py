@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from math import gcd, lcm, prod
 
 from mindrl.config.adapter_rules import adapter_findings, adapter_warnings
-from mindrl.config.algorithm_rules import algorithm_findings
+from mindrl.config.algorithm_rules import algorithm_findings, gap_warnings
 from mindrl.config.archon_rules import engine_findings
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.data_rules import data_findings
@@ -64,6 +64,7 @@ def learning_warnings(config: RunConfig) -> Iterator[Finding]:
     for section, learner in _learners(config).items():
         yield from _judged(config, (learner.lr > _HIGH_RATE, f"{section}.lr", need))
     yield from adapter_warnings(config)
+    yield from gap_warnings(config)
 
 
 def layout_findings(config: RunConfig) -> list[Finding]:

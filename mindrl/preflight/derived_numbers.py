@@ -222,11 +222,15 @@ def logprob_gap_limit(config: RunConfig, *, has_experts: bool) -> float | None:
 
 
 def logprob_gap_text(config: RunConfig) -> str:
-    """Say how a run is judged, whatever its model."""
+    """Describe the limit of a run, whatever its model, and which tokens it applies to."""
     dense, experts = (logprob_gap_limit(config, has_experts=each) for each in (False, True))
+    cuts = config.generate_config.sampling_config.cuts
     if dense is None:
-        cuts = config.generate_config.sampling_config.cuts
         return f"not judged: {cuts} (rl_config.max_logprob_gap sets a limit)"
+    floor = f"; with {cuts} the engine's log-probs are those of a part" if cuts else ""
+    probe = (
+        "; tokens drawn after each sync count" if config.rl_config.step_order != "in_turns" else ""
+    )
     mixture = "" if experts == dense else f" ({experts:g} with experts)"
     steps = config.rl_config.logprob_gap_steps
-    return f"warns beyond {dense:g} nats{mixture}, ends after {steps} steps"
+    return f"warns beyond {dense:g} nats{mixture}, ends after {steps} steps{floor}{probe}"

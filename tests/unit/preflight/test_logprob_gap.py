@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindrl.config.run import RunConfig
+from mindrl.config.validate import learning_warnings
 from mindrl.preflight.derived_numbers import logprob_gap_limit, logprob_gap_text
 
 FLOAT32 = {"megatron_training.bf16": False, "generate_config.dtype": "float32"}
@@ -46,5 +47,27 @@ def test_a_dry_run_says_how_the_gap_is_judged_and_why_it_is_not(
     in_bf16 = {"megatron_training.bf16": True, "rl_config.logprob_gap_steps": 5}
     assert text(**in_bf16) == ("warns beyond 0.1 nats (0.3 with experts), ends after 5 steps")
     assert text(**FLOAT32) == "warns beyond 0.01 nats, ends after 3 steps"
+    ahead = {"rl_config.step_order": "asynchronous", "rl_config.use_integrated_worker": False}
+    assert text(**FLOAT32 | ahead).endswith("steps; tokens drawn after each sync count")
     cut = {f"{SAMPLING}.top_p": 0.9, f"{SAMPLING}.top_k": 50}
+    judged = text(**cut | {"rl_config.max_logprob_gap": 0.5})
+    assert judged.endswith(
+        "steps; with top_p=0.9, top_k=50 the engine's log-probs are those of a part"
+    )
     assert text(**cut) == "not judged: top_p=0.9, top_k=50 (rl_config.max_logprob_gap sets a limit)"
+
+
+def test_a_limit_on_a_gap_that_has_a_floor_is_warned_of(
+    run_config: Callable[..., RunConfig],
+) -> None:
+    limit = {"rl_config.max_logprob_gap": 0.05}
+
+    def warned(**changes: object) -> list[str]:
+        found = learning_warnings(run_config(Path("model"), changes))
+        return [str(each) for each in found if each.field == "rl_config.max_logprob_gap"]
+
+    (line,) = warned(**limit, **{f"{SAMPLING}.top_p": 0.9})
+    assert line.startswith("rl_config.max_logprob_gap=0.05: with top_p=0.9 the engine's log-probs")
+    # A temperature is that of both sides.
+    assert warned(**limit, **{f"{SAMPLING}.temperature": 0.7}) == []
+    assert warned(**{f"{SAMPLING}.top_p": 0.9}) == []

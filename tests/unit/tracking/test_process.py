@@ -14,6 +14,7 @@ import pytest
 
 from mindrl.observability.console import StepConsole
 from mindrl.observability.trackers import JsonlTracker
+from mindrl.report.live_page import LivePage
 from mindrl.tracking.job import TrackerJob, TrackerState
 from mindrl.tracking.process import ProcessTracker
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
@@ -88,6 +89,20 @@ def test_two_trackers_take_each_step_and_evaluation_and_the_summary_says_where(
             "missed": 0,
             "problem": None,
         }
+
+
+def test_a_tracker_knows_how_its_run_ended_and_finds_the_page_of_the_whole_run(
+    tmp_path: Path,
+) -> None:
+    log = run_log(tmp_path, io.StringIO(), "SeesTheEnd")
+    log.trackers = [*log.trackers, LivePage(tmp_path)]
+    log.step(1, STEP, [])
+    log.summary.status = "stopped"
+    record = log.close()
+    assert trackers_of(record)["SeesTheEnd"]["problem"] is None
+    assert kept(tmp_path, "SeesTheEnd") == ["stopped True"]
+    # What became of the tracker is in the summary too, which is written after it.
+    assert json.loads((tmp_path / "summary.json").read_text())["trackers"] == record["trackers"]
 
 
 def test_one_that_raises_is_told_once_in_safe_words_and_the_others_go_on(tmp_path: Path) -> None:

@@ -54,6 +54,19 @@ class HangsAtTheEnd(FileTracker):
         time.sleep(3600)
 
 
+class SeesTheEnd(FileTracker):
+    """Notes at its end how the run ended, and what the page of the run shows of that."""
+
+    def __init__(self, job: TrackerJob, state: TrackerState) -> None:
+        super().__init__(job, state)
+        self.state, self.page = state, job.run_folder / "report.html"
+
+    def close(self) -> None:
+        page = self.page.read_text("utf-8")
+        has_status = f'"status": "{self.state.run_status}"' in page
+        Path(self.place).write_text(f"{self.state.run_status} {has_status}\n", "utf-8")
+
+
 class Slow(FileTracker):
     """Takes 0.4 s for a record."""
 

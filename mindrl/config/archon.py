@@ -55,8 +55,8 @@ class ArchonConfig:
     """Activations that the backward pass makes again: none; all of each layer; some, by
     `selective_ac_option`; or those that the compiler chooses within `ac_memory_budget`."""
     selective_ac_option: Annotated[str, BeforeValidator(_option)] = "op"
-    """With `selective`: `op` keeps what large products and attention give, and makes the rest
-    again; a number makes all of every so-manieth layer again, and nothing of the others."""
+    """With `selective`: `op` keeps the results of large products and of attention and recomputes
+    the rest; a number N recomputes every N-th layer whole, and nothing in the others."""
     ac_memory_budget: Fraction = 0.5
     """With `memory_budget`: share of the activations that may be kept; 0 is as `full`, 1 as
     `none`."""

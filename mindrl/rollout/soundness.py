@@ -1,4 +1,4 @@
-"""What no engine can have drawn is found before anything is trained on it."""
+"""Detect responses that no engine can have sampled, before any training on them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,29 @@ from mindrl.batch.rollouts import Responses
 from mindrl.rollout.engine import Sampling
 
 _LARGEST_LOGPROB = 1e-3
-"""Above 0 by no more than rounding."""
+"""Above 0 by rounding at most."""
 _CERTAIN_LOGPROB = -5e-8
-"""A log-prob above it is 0 in float32, whose next number below 0 for a log-softmax is -6e-8."""
+"""A log-prob above it is 0 in float32, where the largest negative result of a log-softmax is
+-6e-8."""
 CERTAIN_TOKENS = 512
-"""Tokens in a row with a log-prob of 0 that no engine draws from a whole distribution. Where one of
-20 tokens is not certain, a row as long as this has a probability of 4e-12."""
+"""Consecutive tokens with a log-prob of 0 that no engine samples from a full distribution. If one
+in 20 tokens is uncertain, a run of this length has a probability of 4e-12."""
 _COLDEST = 0.5
-"""Lowest temperature at which that is judged: a lower one makes more tokens certain."""
+"""Lowest temperature to which this applies: a lower one makes more tokens certain."""
 
 
 @dataclass
 class CertainRow:
-    """Counts the tokens in a row, over responses, whose log-probs are all 0."""
+    """Counts consecutive tokens, over responses, whose log-probs are all 0."""
 
     tokens: int = 0
 
     def unsound(self, logprobs: Sequence[float], sampling: Sampling) -> str:
-        """Take the log-probs of one response; returns what is wrong with the row, or nothing.
+        """Add the log-probs of one response; return what is wrong with the run, or an empty string.
 
-        Greedy responses, those of a cut distribution (`top_k=1` leaves one token) and those below a
-        temperature of 0.5 are not judged: there an honest engine may be certain of each token.
+        Greedy responses, those of a truncated distribution (`top_k=1` leaves one token) and those
+        below a temperature of 0.5 are not checked: there a correct engine may be certain of each
+        token.
         """
         section = sampling.section
         if sampling.is_greedy or section.cuts or section.temperature < _COLDEST:
@@ -46,12 +48,12 @@ class CertainRow:
 
 
 def unsound(responses: Responses, most: Sequence[int], vocabulary: int, *, are_whole: bool) -> str:
-    """Say what is wrong with responses; empty where nothing is.
+    """Return what is wrong with responses; empty if they are possible.
 
-    `most` is how many tokens each was asked for; of those that `are_whole` each has ended, by
-    itself or there: an engine may know more stop tokens than it was told of. Tokens of a
-    vocabulary are below its size. A token whose probability is 0 in float64, below about -745 nats,
-    is drawn by no sampler.
+    `most` is the requested maximum of tokens of each. With `are_whole`, each must have ended by
+    itself or at its maximum: an engine may have more stop tokens than were configured. Token ids
+    must be below the vocabulary size. A token whose probability is 0 in float64, below about -745
+    nats, cannot be sampled.
     """
     lengths_B, tokens_N = responses.lengths_B, responses.token_ids_N
     if len(lengths_B) != len(most):

@@ -1,4 +1,4 @@
-"""What is asked of an engine that answers a person. Imports no torch."""
+"""Interface of a chat engine. Imports no torch."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -7,53 +7,53 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakerSettings:
-    """The engine of a speaker."""
+    """Settings of a chat engine."""
 
     folder: str
-    """Of the model, whose tokenizer lies beside it."""
+    """Folder of the model and its tokenizer."""
     dtype: str
-    """`auto` is that of the folder."""
+    """`auto` uses that of the folder."""
     longest: int
-    """Tokens of a prompt and its answer together."""
+    """Maximum tokens of a prompt and its answer together."""
     tensor_parallel_size: int
     kv_cache_bytes: int | None
-    """None takes nine tenths of the device, with all else."""
+    """None lets the engine use nine tenths of the device in total."""
     trust_remote_code: bool
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerDraw:
-    """How answers are drawn; None is as the model's generation_config.json says."""
+    """How answers are sampled; None uses the model's generation_config.json."""
 
     samples: int = 1
     temperature: float | None = None
-    """0 takes the most likely token each time."""
+    """0 uses the most likely token each time."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end an answer, and stay in it."""
+    """Strings that end an answer, and are part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of an answer, as soon as it is text."""
+    """A part of an answer, available as soon as it is text."""
 
     answer: int
-    """Which one, from 0."""
+    """Index of the answer, from 0."""
     text: str
     is_cut: bool = False
-    """It is the last, and the answer has no end."""
+    """Whether it is the last part of an answer that was cut."""
 
 
 class Speaker(Protocol):
     """Answers one prompt at a time."""
 
     def answers(self, token_ids: Sequence[int], asked: AnswerDraw) -> Generator[Piece]:
-        """Answer a prompt; whoever takes no more pieces ends it."""
+        """Answer a prompt; closing the generator aborts it."""
 
     def close(self) -> None:
-        """End the engine."""
+        """Shut down the engine."""

@@ -1,1 +1,1 @@
-"""Rollout engines that are servers of their own, reached by HTTP."""
+"""Rollout engines that run as separate servers, reached by HTTP."""

@@ -1,4 +1,4 @@
-"""What servers answer, read strictly: a field that is missing or of another kind is garbage."""
+"""Strict parsing of server answers: missing fields and wrong types are errors."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,21 +14,21 @@ _Form = TypeVar("_Form")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A response, or as much of one as there is."""
+    """A response, or the part of it that exists."""
 
     token_ids: list[int]
     logprobs: list[float]
-    """Of each token; empty where none were asked for."""
+    """Log-prob of each token; empty if not requested."""
     ending: Ending
     versions: frozenset[str]
-    """Of the weights that drew it; empty where nothing is said of them."""
+    """Versions of the weights that sampled it; empty if not reported."""
 
 
 def read(form: type[_Form], text: bytes) -> _Form:
-    """Read JSON into a form.
+    """Parse JSON into a form.
 
     Raises:
-        ValueError: It is no JSON, or another; says where.
+        ValueError: It is not JSON of this form; names the field.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(form)
     try:

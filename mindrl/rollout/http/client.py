@@ -1,4 +1,4 @@
-"""Requests to a server: with a token, a time limit, and another try where nobody answered."""
+"""Requests to a server: with a token, a time limit, and retries if there is no answer."""
 
 import json
 import time
@@ -12,35 +12,35 @@ from mindrl.platform.http_exchange import HttpStatusError, exchange, timed_opene
 from mindrl.rollout.http.answers import read
 
 _PAUSES_SECONDS = (0.2, 1.0)
-"""Before the second try, and before the third and last."""
+"""Pauses before the second and the third try."""
 _HEALTH_SECONDS = 5.0
 _BUSY = frozenset({502, 503, 504})
-"""Answers of whoever stands before a server that is not there."""
+"""Status codes of a proxy whose server is not available."""
 _MOST_BYTES = 256 << 20
-"""Of an answer: a million tokens have less."""
+"""Maximum bytes of an answer: a million tokens need less."""
 _Form = TypeVar("_Form")
 
-# A server is addressed by itself, whatever proxy the environment names.
+# Servers are addressed directly, even if the environment names a proxy.
 _OPENER = timed_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerClient:
-    """Asks one server."""
+    """Sends requests to one server."""
 
     url: str
-    """Judged by `unfit_server`."""
+    """Checked by `unfit_server`."""
     token: str
     name: str
-    """Of the server, in errors."""
+    """Name of the server in errors."""
     health_path: str = "/health"
 
     def post(self, path: str, body: Any = None, *, seconds: float, again: bool = False) -> bytes:
-        """Return the answer of the server; `again` asks up to three times where there is none.
+        """Return the server's answer; with `again`, try up to three times.
 
-        The server may then have answered more than once; one answer counts. `seconds` is the limit
-        of each try, from connecting to the last byte. No answer: the server was not reached, the
-        answer is late or breaks off, or its status is 502, 503 or 504.
+        The server may then have answered more than once; one answer is used. `seconds` limits each
+        try, from connecting to the last byte. A try fails if the server is not reached, the answer
+        is late or incomplete, or its status is 502, 503 or 504.
 
         Raises:
             WorkerDiedError: No try was answered, or the server answered with another status.
@@ -59,11 +59,11 @@ class ServerClient:
     def ask(
         self, form: type[_Form], path: str, body: Any, *, seconds: float, again: bool = False
     ) -> _Form:
-        """Ask, and read the answer as a form.
+        """Post a request and parse the answer.
 
         Raises:
-            AnswerError: It is another.
-            WorkerDiedError: As of `post`.
+            AnswerError: The answer has another form.
+            WorkerDiedError: As in `post`.
         """
         text = self.post(path, body, seconds=seconds, again=again)
         try:
@@ -72,11 +72,11 @@ class ServerClient:
             raise self.garbage(path, f"{error}; it begins with {text[:60]!r}") from error
 
     def garbage(self, path: str, what: str) -> AnswerError:
-        """Say that an answer cannot be one."""
+        """Return the error for an invalid answer."""
         return AnswerError(f"{self.name} at {self.url} answered {path} with garbage: {what}")
 
     def is_up(self) -> bool:
-        """Say whether the server is ready to be asked."""
+        """Return whether the server is ready for requests."""
         try:
             self._once(self.health_path, None, _HEALTH_SECONDS, "GET")
         except (OSError, HTTPException):
@@ -90,5 +90,5 @@ class ServerClient:
             "Authorization": f"Bearer {self.token}",
         }
         url = self.url.rstrip("/") + path
-        request = Request(url, data, headers, method=method)  # noqa: S310 - judged above
+        request = Request(url, data, headers, method=method)  # noqa: S310 - checked before
         return exchange(_OPENER, request, seconds=seconds, most_bytes=_MOST_BYTES)

@@ -1,7 +1,7 @@
-"""vllm-router before the servers of a run: started, told who may be asked, looked after, ended.
+"""vllm-router in front of a run's servers: starts it, sets its servers, restarts and ends it.
 
-Run with vllm-router 0.1.17 (the extra `router`). A server is among those that it asks only while it
-has the run's newest weights: nothing is dispatched to one that takes weights, or has lost them.
+Tested with vllm-router 0.1.17 (the extra `router`). A server is registered only while it has the
+run's newest weights: no request is sent to one that receives weights, or has lost them.
 """
 
 import os
@@ -29,13 +29,13 @@ _LOOK_SECONDS = 0.1
 
 
 class VllmRouter:
-    """A process of the run, which ends with it; started anew where it is found dead or mute."""
+    """A process that ends with the run; restarted if it has ended or does not answer."""
 
     def __init__(self, log: Path, token: str, request_seconds: float) -> None:
-        """Start it, before no server.
+        """Start it without servers.
 
         Raises:
-            WorkerDiedError: It does not come up.
+            WorkerDiedError: It does not start.
         """
         self.log, self.request_seconds = log, request_seconds
         with listen(_HOST) as free, listen(_HOST) as for_metrics:
@@ -45,17 +45,17 @@ class VllmRouter:
             url=url, token=token, name="vllm-router", health_path="/liveness"
         )
         self.members: dict[str, ServerClient] = {}
-        """Those that may be asked, by address."""
+        """Registered servers, by address."""
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = Lock()
         with self.lock:
             self._ensure()
 
     def add(self, server: ServerClient) -> None:
-        """Let a server be asked.
+        """Register a server.
 
         Raises:
-            WorkerDiedError: The router does not take it.
+            WorkerDiedError: The router does not accept it.
         """
         with self.lock:
             self._ensure()
@@ -63,14 +63,14 @@ class VllmRouter:
             self.members[server.url] = server
 
     def remove(self, server: ServerClient) -> None:
-        """Let a server not be asked any more; a router that is dead has forgotten it."""
+        """Unregister a server; a router that has ended has forgotten it."""
         with self.lock:
             if self.members.pop(server.url, None) is not None:
                 with suppress(WorkerDiedError):
                     self._tell("remove", server.url)
 
     def servers(self) -> list[ServerClient]:
-        """Return those that may be asked."""
+        """Return the registered servers."""
         with self.lock:
             return [*self.members.values()]
 
@@ -84,7 +84,7 @@ class VllmRouter:
         self.client.post(path, seconds=_ASK_SECONDS)
 
     def _ensure(self) -> None:
-        """Have it up, with its members."""
+        """Start or restart it, with its servers, unless it answers."""
         if self.process is not None and self.process.poll() is None and self.client.is_up():
             return
         self._end()
@@ -99,7 +99,7 @@ class VllmRouter:
             "port": self.port,
             "prometheus-host": _HOST,
             "prometheus-port": self.metrics_port,
-            # The responses to a prompt share its keys and values.
+            # Responses to the same prompt share its keys and values.
             "policy": "cache_aware",
             "health-check-interval-secs": 1,
             "health-failure-threshold": 2,
@@ -126,41 +126,42 @@ class VllmRouter:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedServer:
-    """A server behind a router: asked by whoever is free, commanded by itself; see `EngineServer`.
+    """A server behind a router: requests go to any free server, commands to this one.
 
-    An answer may be that of another server; it has the same weights, or is refused.
+    See `EngineServer`. An answer may come from another server; it has the same weights, or is
+    refused.
     """
 
     own: VllmServer
     routed: VllmServer
-    """The router in its place."""
+    """The same API at the router's address."""
     router: VllmRouter
 
     @property
     def client(self) -> ServerClient:
-        """Whoever asks the server itself."""
+        """Client of the server itself."""
         return self.own.client
 
     def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
-        """Let the server's ranks meet the training ranks."""
+        """Let the server's ranks join a link with the training ranks."""
         self.own.join_link(address, replica, generation)
 
     def receive_weights(self, version: int) -> None:
-        """Let the server take the weights; meanwhile, and where it fails, nobody else asks it."""
+        """Let the server receive weights; during that, and after a failure, it gets no requests."""
         self.router.remove(self.client)
         self.own.receive_weights(version)
         self.router.add(self.client)
 
     def generate(self, request: Request, sampling: Sampling, name: str, seconds: float) -> Answer:
-        """Ask until there is an answer."""
+        """Request a response from any server."""
         return self.routed.generate(request, sampling, name, seconds)
 
     def take_back(self, names: list[str]) -> None:
-        """Have all servers answer with what there is of requests: each may be with any."""
+        """Let all servers answer open requests with the tokens so far: any may have them."""
         for server in self.router.servers():
             with suppress(WorkerDiedError):
                 self.own.take_back_from(server, names)
 
     def close(self) -> None:
-        """Let nobody ask the server any more."""
+        """Stop sending requests to the server."""
         self.router.remove(self.client)

@@ -1,7 +1,7 @@
-"""SGLang's own server, by its published endpoints.
+"""SGLang's server, through its published endpoints.
 
-Read in SGLang 0.5.6.post2 and 0.5.23, and not run: scripts/check_engine_contract.py compares the
-endpoints with those of the published packages.
+Checked against the source of SGLang 0.5.6.post2 and 0.5.23, not run:
+scripts/check_engine_contract.py compares the endpoints with those of the published packages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from mindrl.rollout.http.client import ServerClient
 
 _GENERATE = "/generate"
 _WHOLE = -1
-"""The `top_k` that cuts nothing."""
+"""`top_k` without truncation."""
 
 
 class WholeTensor(NamedTuple):
@@ -38,23 +38,23 @@ class WholeTensor(NamedTuple):
 
 @plain_dataclass(kw_only=True)
 class SglangServer:
-    """Asks a server in SGLang's words; see `EngineServer`."""
+    """Client of SGLang's API; see `EngineServer`."""
 
     client: ServerClient
     control_seconds: float
     ranks: int
-    """Of the server."""
+    """Number of ranks of the server."""
     collectives: str
-    """What the group with training rank 0 runs over, as torch calls it."""
+    """torch backend of the group with training rank 0."""
     tensors: Sequence[WholeTensor]
     """In the order in which training rank 0 broadcasts them."""
     bucket_bytes: int
-    """Bound on the tensors that the server is told of at a time, which it makes room for."""
+    """Maximum bytes of tensors per call, for which the server allocates buffers."""
     group: str = ""
-    """Of the link; empty where there is none."""
+    """Group of the link; empty without one."""
 
     def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
-        """Let the server's ranks meet training rank 0."""
+        """Let the server's ranks join a group with training rank 0."""
         if self.group:
             self._leave()
         host, port = address
@@ -73,7 +73,7 @@ class SglangServer:
         self.group = group
 
     def receive_weights(self, version: int) -> None:
-        """Let the server take whole tensors, a bucket at a time, and load them itself."""
+        """Let the server receive whole tensors, a bucket at a time, and load them."""
         self._control("/pause_generation", {"mode": "retract"})
         buckets = [*_buckets(self.tensors, self.bucket_bytes)]
         for number, bucket in enumerate(buckets, start=1):
@@ -85,7 +85,7 @@ class SglangServer:
                     "dtypes": [each.dtype for each in bucket],
                     "shapes": [list(each.shape) for each in bucket],
                     "group_name": self.group,
-                    # Keys and values of the old weights are of no use, and may be of none of both.
+                    # Keys and values of the old weights, or of partly loaded ones, are useless.
                     "flush_cache": is_last,
                     **({"weight_version": str(version)} if is_last else {}),
                 },
@@ -93,7 +93,7 @@ class SglangServer:
         self._control("/continue_generation", {})
 
     def generate(self, request: Request, sampling: Sampling, name: str, seconds: float) -> Answer:
-        """Ask until there is an answer."""
+        """Request a response."""
         body = {
             "rid": name,
             "input_ids": list(request.token_ids),
@@ -104,7 +104,7 @@ class SglangServer:
         if meta.id != name:
             said = f"it is the answer to {meta.id}, and {name} was asked"
             raise self.client.garbage(_GENERATE, said)
-        # One that was taken back before its first token has none.
+        # Missing if the request was taken back before its first token.
         drawn = meta.output_token_logprobs or []
         return Answer(
             token_ids=[token for _, token, _ in drawn],
@@ -114,15 +114,15 @@ class SglangServer:
         )
 
     def take_back(self, names: list[str]) -> None:
-        """Have the server answer with what there is of requests."""
+        """Let the server answer open requests with the tokens so far."""
         for name in names:
             self._control("/abort_request", {"rid": name})
 
     def close(self) -> None:
-        """Do nothing: it lives on."""
+        """Do nothing: the server keeps running."""
 
     def _leave(self) -> None:
-        """Give the last link up, which may be gone already."""
+        """Leave the last link, which may already be closed."""
         group, self.group = self.group, ""
         try:
             self._control("/destroy_weights_update_group", {"group_name": group})
@@ -134,10 +134,10 @@ class SglangServer:
         self.client.post(path, body, seconds=self.control_seconds)
 
     def _require(self, path: str, body: Any) -> None:
-        """Ask for what may fail.
+        """Post a command that may fail.
 
         Raises:
-            ReshardError: It did.
+            ReshardError: It failed.
         """
         said = self.client.ask(_Done, path, body, seconds=self.control_seconds)
         if not said.success:
@@ -169,7 +169,7 @@ class _Reply:
 
 
 def _buckets(tensors: Sequence[WholeTensor], most: int) -> Iterator[list[WholeTensor]]:
-    """Deal tensors in their order, up to so many bytes or one larger tensor at a time."""
+    """Yield buckets of tensors in order, up to `most` bytes or one larger tensor each."""
     bucket: list[WholeTensor] = []
     for tensor in tensors:
         if bucket and sum(each.nbytes for each in bucket) + tensor.nbytes > most:
@@ -181,7 +181,7 @@ def _buckets(tensors: Sequence[WholeTensor], most: int) -> Iterator[list[WholeTe
 
 
 def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:
-    """Say how the rest of a response is drawn."""
+    """Return the sampling parameters of the rest of a response."""
     section, greedy = sampling.section, sampling.is_greedy
     said: dict[str, Any] = {
         "temperature": 0.0 if greedy else section.temperature,

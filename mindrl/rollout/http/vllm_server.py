@@ -1,6 +1,6 @@
-"""vLLM's own server, by its token route and its control routes.
+"""vLLM's server, through its token route and its control routes.
 
-Read in vLLM 0.32, and run with it.
+Written for vLLM 0.32 and tested with it.
 """
 
 from dataclasses import dataclass as plain_dataclass
@@ -16,26 +16,26 @@ from mindrl.rollout.http.client import ServerClient
 
 _GENERATE = "/inference/v1/generate"
 _OF_NAMES = "generate-tokens-"
-"""What the server puts before the name of a request."""
+"""Prefix that the server adds to the name of a request."""
 
 
 @plain_dataclass(frozen=True, kw_only=True)
 class VllmServer:
-    """Asks a server in vLLM's words; see `EngineServer`."""
+    """Client of vLLM's API; see `EngineServer`."""
 
     client: ServerClient
     control_seconds: float
     configuration: str
-    """The run's, as JSON: what the server plans its link by."""
+    """The run's configuration as JSON, from which the server plans its link."""
 
     def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
-        """Let the server's ranks meet the training ranks."""
+        """Let the server's ranks join a link with the training ranks."""
         host, port = address
         given = [self.configuration, host, str(port), str(replica), str(generation)]
         self._of_all_ranks("mindrl_join", given)
 
     def receive_weights(self, version: int) -> None:
-        """Let the server take the weights, slice by slice into its own parameters."""
+        """Let the server receive the weights, slice by slice into its own parameters."""
         self._control("/pause?mode=keep")
         self._of_all_ranks("mindrl_receive", [])
         self._control("/update_weight_version", {"new_version": str(version)})
@@ -43,7 +43,7 @@ class VllmServer:
         self._control("/resume")
 
     def generate(self, request: Request, sampling: Sampling, name: str, seconds: float) -> Answer:
-        """Ask until there is an answer."""
+        """Request a response."""
         body = {
             "request_id": name,
             "token_ids": list(request.token_ids),
@@ -62,16 +62,16 @@ class VllmServer:
         )
 
     def take_back(self, names: list[str]) -> None:
-        """Have the server answer with what there is of requests."""
+        """Let the server answer open requests with the tokens so far."""
         self.take_back_from(self.client, names)
 
     def take_back_from(self, server: ServerClient, names: list[str]) -> None:
-        """Have a server answer, which need not be this one."""
+        """Let any server answer open requests."""
         body = {"request_ids": [_OF_NAMES + name for name in names]}
         server.post("/inference/v1/abort_requests", body, seconds=self.control_seconds)
 
     def close(self) -> None:
-        """Do nothing: it lives on."""
+        """Do nothing: the server keeps running."""
 
     def _control(self, path: str, body: Any = None) -> None:
         self.client.post(path, body, seconds=self.control_seconds)
@@ -118,7 +118,7 @@ class _Reply:
 
 
 def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:
-    """Say how the rest of a response is drawn; as the engine in a worker is told."""
+    """Return the sampling parameters of the rest of a response, as for an engine in a worker."""
     section, greedy = sampling.section, sampling.is_greedy
     return {
         "temperature": 0.0 if greedy else section.temperature,

@@ -1,7 +1,7 @@
 """The vLLM adapter: one engine inside the worker's process.
 
-The engine starts with dummy weights; the first reshard gives it real ones. Between rollouts
-it sleeps: its weights and its KV cache are off the device.
+The engine starts with dummy weights; the first reshard loads real ones. Between rollouts it sleeps:
+its weights and its KV cache are off the device.
 """
 
 import random
@@ -49,11 +49,11 @@ _MODELS = (
 
 _LEAST_SHARE = 0.01
 _MOST_LIKELY = 20
-"""Tokens whose log-probs the engine returns at most: its `max_logprobs`."""
+"""Maximum number of log-probs that the engine returns: its `max_logprobs`."""
 
 
 class VllmEngine:
-    """A vLLM engine that shares its process with the trainer; see `RolloutEngine`."""
+    """A vLLM engine in the trainer's process; see `RolloutEngine`."""
 
     def __init__(
         self,
@@ -65,40 +65,42 @@ class VllmEngine:
         seed: int,
         timeout_seconds: int,
     ) -> None:
-        """Start the engine, awake, with weights that mean nothing. A collective over all ranks.
+        """Start the engine, awake, with dummy weights. A collective over all ranks.
 
-        `kv_cache_bytes` are those of each rank; the engine takes the whole blocks that fit. A
-        collective between the ranks of a replica raises after `timeout_seconds`.
+        `kv_cache_bytes` are per rank; the engine uses the whole blocks that fit. A collective
+        between the ranks of a replica raises after `timeout_seconds`.
         """
-        # A class object instead of a name spares a subprocess that imports all of vLLM.
+        # A class instead of a name avoids a subprocess that imports all of vLLM.
         for model in _MODELS:
             ModelRegistry.register_model(model.__name__, model)
         self.device_type, self.seed = platform.device_type, seed
         self.whole: Mapping[str, Shape] | None = None
-        """Of a family whose layout here is not known: what the engine is to load by itself."""
+        """For a family without known sharding: the whole tensors that the engine loads by
+        itself."""
         with _own_random_state(seed):
             self.llm = LLM(
                 model=folder,
                 load_format="dummy",
-                # A tokenizer is needed by texts alone that end a response.
+                # Only stop strings need a tokenizer.
                 skip_tokenizer_init=not generate.sampling_config.stop,
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=generate.infer_tensor_parallel_size,
-                # Else each expert is cut over the ranks of the replica.
+                # Otherwise each expert is split over the ranks of the replica.
                 enable_expert_parallel=generate.infer_expert_parallel_size > 1,
                 dtype=generate.dtype,
                 seed=seed,
                 max_num_seqs=generate.max_num_seqs,
                 max_model_len=generate.max_model_len,
                 max_num_batched_tokens=generate.max_num_batched_tokens,
-                # The size of the cache is given. All else that this share does is to refuse a
-                # start where less than it is free, whoever has the rest.
+                # The cache size is given. This share only makes the start fail if less memory is
+                # free, even if another process uses the rest.
                 gpu_memory_utilization=_LEAST_SHARE,
                 kv_cache_memory_bytes=kv_cache_bytes,
                 enforce_eager=platform.is_eager(generate.enforce_eager),
                 enable_prefix_caching=generate.enable_prefix_caching,
                 trust_remote_code=generate.trust_remote_code,
-                # Of the distribution that is sampled from: after temperature and truncation.
+                # Log-probs of the distribution that is sampled from: after temperature and
+                # truncation.
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
                 distributed_timeout_seconds=timeout_seconds,
@@ -114,14 +116,15 @@ class VllmEngine:
         }
         self._rounds: Rounds | None = None
         self._pages = dict(self._sizes)
-        """What each takes of the device: known behind its first return, at least its size."""
+        """Measured bytes of each on the device: known after the first wake-up, at least its
+        size."""
 
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost.
 
-        The engine forgets with them which prefixes its cache held. vLLM sleeps as a whole, or says
-        that it sleeps already: where the weights alone are there, the cache comes first, and where
-        that has no room the weights stay.
+        The engine also forgets the prefixes in its cache. vLLM sleeps only as a whole, and
+        otherwise reports that it sleeps already: if only the weights are allocated, the cache is
+        allocated first, and if there is no room for it the weights stay.
         """
         if self.awake == {"weights"}:
             with suppress(torch.OutOfMemoryError):
@@ -131,8 +134,8 @@ class VllmEngine:
             self.awake.clear()
 
     def onload(self, tag: EngineTag) -> None:
-        """Give the weights their memory back, or the KV cache its own: see `RolloutEngine`."""
-        # The engine has an allocator of its own, to which torch's freed blocks are not free.
+        """Allocate the weights or the KV cache: see `RolloutEngine`."""
+        # The engine has its own allocator, which cannot use blocks cached by torch.
         give_back_unused(self.device_type)
         before = free_bytes(self.device_type)
         if before is not None and before < self._pages[tag]:
@@ -148,14 +151,14 @@ class VllmEngine:
             self._pages[tag] = max(self._pages[tag], taken)
 
     def nbytes(self, tag: EngineTag) -> int:
-        """Return what the weights or the KV cache take on the device."""
+        """Return the bytes of the weights or the KV cache on the device when allocated."""
         return self._sizes[tag]
 
     def device_bytes(self, tag: EngineTag) -> int:
-        """Return what is on the device of the weights or of the KV cache now.
+        """Return the bytes of the weights or the KV cache on the device now.
 
-        On the host that is what their storages hold. A device's memory is unmapped behind its
-        storages while the engine sleeps, so there the engine is believed.
+        On CPU these are the bytes of their storages. Device memory is unmapped under the storages
+        while the engine sleeps, so there the engine's state counts.
         """
         if self.device_type == "cpu":
             return int(self._worker.resident_bytes()[tag])
@@ -174,7 +177,7 @@ class VllmEngine:
         return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
     def weight_sink(self) -> EngineShards | WholeTensors:
-        """Return where this rank's shards of all weights go, or whole ones, for one load."""
+        """Return the destination of this rank's shards, or of whole tensors, for one load."""
         if self.whole is None:
             return EngineShards(self._worker)
         return WholeTensors(self._worker, self.whole)
@@ -182,11 +185,11 @@ class VllmEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Answer each prompt once, in order: see `RolloutEngine`."""
+        """Complete each prompt once, in order: see `RolloutEngine`."""
         if not prompts:
             return Responses.of([], [], [])
         self._must_be_awake()
-        # The ranks of a replica have the same first seed, and no other call has it.
+        # All ranks of a replica have the same first seed; no other call uses it.
         state = self.seed if sampling.is_seeded else seeds[0]
         with _own_random_state(state), PROGRESS.steady():
             outputs = self.llm.generate(
@@ -207,7 +210,7 @@ class VllmEngine:
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
         """Return the log-prob of the last token of each row: see `RolloutEngine`.
 
-        A prompt's own log-probs would be those at temperature 1: vLLM scales drawn tokens alone.
+        A prompt's own log-probs would be at temperature 1: vLLM scales sampled tokens only.
         """
         self._must_be_awake()
         drawn = SamplingParams(
@@ -226,13 +229,13 @@ class VllmEngine:
         ]
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take requests: see `RolloutEngine`."""
+        """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
         self._rounds = Rounds(self.llm.llm_engine, partial(_params_of, sampling))
         self._rounds.add(requests)
 
     def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
-        """Take steps of the engine: see `RolloutEngine`."""
+        """Run steps of the engine: see `RolloutEngine`."""
         assert self._rounds is not None, "it has begun"
         self._must_be_awake()
         self._rounds.add(more)
@@ -240,23 +243,23 @@ class VllmEngine:
             return self._rounds.advance(steps)
 
     def answers(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests: see `RolloutEngine`."""
+        """Return the responses of completed requests: see `RolloutEngine`."""
         assert self._rounds is not None, "it has begun"
         return self._rounds.answers(places)
 
     def take_back(self) -> Responses:
-        """Return what was drawn: see `RolloutEngine`."""
+        """Return the sampled tokens: see `RolloutEngine`."""
         assert self._rounds is not None, "it has begun"
         rounds, self._rounds = self._rounds, None
         return rounds.take_back()
 
     def forget(self) -> None:
-        """Empty the KV cache: see `RolloutEngine`."""
+        """Invalidate the KV cache: see `RolloutEngine`."""
         if self._rounds is not None or not self.llm.reset_prefix_cache():
             raise RuntimeError("new weights come while the engine has requests that are not whole")
 
     def flush_preemptions(self) -> float:
-        """Return how often a sequence was taken back: see `RolloutEngine`."""
+        """Return the number of preemptions: see `RolloutEngine`."""
         return self._preemptions.flush()
 
     def _must_be_awake(self) -> None:
@@ -265,10 +268,10 @@ class VllmEngine:
 
 
 def sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> SamplingParams:
-    """Say how one response is drawn, or the rest of one of which some tokens are `drawn`."""
+    """Return the sampling parameters of a response of which `drawn` tokens exist."""
     section, greedy = sampling.section, sampling.is_greedy
     return SamplingParams(
-        # At temperature 0 the engine ignores the three that cut a distribution.
+        # At temperature 0 the engine ignores the three that truncate a distribution.
         temperature=0.0 if greedy else section.temperature,
         max_tokens=section.max_tokens - drawn,
         top_p=section.top_p,
@@ -283,7 +286,7 @@ def sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> Samplin
 
 
 def _ends(stop: Sequence[str]) -> dict[str, Any]:
-    """Say which texts end a response: searched in all that is drawn, where they stay."""
+    """Return the stop strings: searched in all sampled text, and kept in it."""
     if not stop:
         return {}
     return {
@@ -298,7 +301,7 @@ def _params_of(sampling: Sampling, request: Request) -> SamplingParams:
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:
-    """Tick with each step of the engine."""
+    """Return a function that counts progress with each step of the engine."""
 
     def ticking_step() -> Any:
         tick()
@@ -310,10 +313,10 @@ def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:
 
 @contextmanager
 def _own_random_state(seed: int) -> Iterator[None]:
-    """Run with freshly seeded global generators, then put the former states back.
+    """Seed the global random generators for the body, then restore their states.
 
-    The engine reseeds the global generators when it starts, and draws from them even where
-    every request has its own seed.
+    The engine reseeds the global generators when it starts, and uses them even if every request has
+    its own seed.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     accelerator = torch.accelerator.current_accelerator()

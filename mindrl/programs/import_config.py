@@ -23,6 +23,7 @@ from mindrl.config.text import (
     write_new,
 )
 from mindrl.config.validate import findings
+from mindrl.config.yaml_bounds import bounded_graph
 from mindrl.errors import ConfigError, OutputError
 from mindrl.migrate.file import TheirRun, their_run
 from mindrl.migrate.mapped import MISSING, Import, Kind, Mapped
@@ -35,6 +36,7 @@ from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
 from mindrl.programs.exits import FAILED, exit_code, print_json, report, written
+from mindrl.programs.hydra_words import why_unreadable
 
 _TITLES: Mapping[Kind, str] = {
     "refused": "refused: parts of the run that are not there",
@@ -239,6 +241,12 @@ def _training_rows(given: Mapping[str, Any]) -> int | None:
     return sum(map(count_rows, map(str, paths)))
 
 
+def _loaded(path: Path) -> DictConfig | ListConfig:
+    """Read a file whose anchors expand to no more values than a configuration has."""
+    bounded_graph(path)
+    return OmegaConf.load(path)
+
+
 def _yaml(
     path: Path, overrides: Sequence[str] = (), script: Script | None = None
 ) -> dict[str, Any]:
@@ -248,17 +256,15 @@ def _yaml(
     come on top.
     """
     try:
-        loaded = OmegaConf.load(path) if script is None else ListConfig([*script.overrides])
+        loaded = _loaded(path) if script is None else ListConfig([*script.overrides])
         if isinstance(loaded, ListConfig) and all("=" in str(each) for each in loaded):
             loaded, overrides = OmegaConf.create(), [*map(str, loaded), *overrides]
         if overrides:
             more = OmegaConf.from_dotlist([each.lstrip("+") for each in overrides])
             loaded = OmegaConf.merge(loaded, more)
         values = OmegaConf.to_container(loaded, resolve=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+    except (OSError, RecursionError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}{why_unreadable(error)}") from error
     if not isinstance(loaded, DictConfig) or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections with keys")
     return {str(key): value for key, value in values.items()}

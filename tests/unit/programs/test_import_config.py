@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ small:
   hidden_size: 64
   norm_epsilon: 1e-6
 """
+ANCHORS = "".join(f"{new}: &{new} [{f'*{old},' * 9}]\n" for old, new in pairwise("abcdef"))
+"""With `a`, six anchors of nine values each, of which each names the one before it."""
 GRPO = """\
 defaults:
   - model:
@@ -237,10 +240,11 @@ def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("megatron_training: [", "is no YAML file: while parsing"),
+        ("megatron_training: [", ", line 1: while parsing"),
         ("- a\n", "must hold sections with keys"),
+        (f"a: &a [{'x,' * 9}]\n" + ANCHORS, "its anchors expand to 672,"),
         ("megatron_training: 3\n", "megatron_training=3 must be a section with keys"),
-        ("a: ${nowhere}\n", "is no YAML file: Interpolation key 'nowhere' not found"),
+        ("a: ${nowhere}\n", "a: ${nowhere} names no key; write a whole key"),
         ("defaults: [model: big]\n", "big.yaml: no such model file; --model-configs names their"),
         ("defaults: [datasets: x]\n", "defaults: {'datasets': 'x'}: only model files are read"),
         (GRPO.replace("seed: 7", "sed: 7"), "megatron_training.sed is no key of MindSpeed-RL"),

@@ -23,7 +23,7 @@ class Gathered:
     metrics: Metrics = field(default_factory=dict)
     """Of how it came together."""
     probed: Rollouts | None = None
-    """What replicas drew of a `WeightProbe` with the trainer's present weights."""
+    """Other tokens than these, drawn with the trainer's present weights."""
     gap: Metrics = field(default_factory=dict)
     """The log-prob gap of other tokens than these, measured with the weights that drew these."""
 

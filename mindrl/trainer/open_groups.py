@@ -4,7 +4,7 @@ Shapes: B responses of a step, N tokens end to end, T positions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -82,6 +82,22 @@ class OpenGroups:
         rollouts = Rollouts.from_responses(asked, responses, order)
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
+
+    def drawn_in(self, step: int, groups: Sequence[OpenGroup], most: int) -> Rollouts | None:
+        """Lay out at most so many responses, whole or not, with the tokens of a step's weights.
+
+        None where there are no such tokens.
+        """
+        there = [each for group in groups for each in group.sequences]
+        if not any((each.steps_N == step).any() for each in there):
+            return None
+        laid_out = self.rollouts(step, groups)
+        mask_BT = laid_out.response_mask_BT
+        if laid_out.ages_BT is not None:
+            mask_BT = mask_BT & (laid_out.ages_BT == 0)
+        rows_B = mask_BT.any(dim=1).nonzero()[:most, 0]
+        of_one = torch.zeros_like(laid_out.group_B)
+        return replace(laid_out, response_mask_BT=mask_BT, group_B=of_one).rows(rows_B)
 
 
 def staleness(step: int, trained: Sequence[OpenGroup], left: Sequence[OpenGroup]) -> Metrics:

@@ -16,6 +16,7 @@ from mindrl.trainer.gathering import Answering, Gathered
 from mindrl.trainer.group_pool import GroupPool, OpenGroup
 from mindrl.trainer.open_groups import OpenGroups, staleness
 from mindrl.trainer.pool_bounds import PoolBounds
+from mindrl.trainer.weight_probe import PROBE_RESPONSES
 
 
 class PartialGroups:
@@ -55,8 +56,16 @@ class PartialGroups:
         prompts = [self.answering.prompts[group.index] for group in chosen]
         rollouts = self.open.rollouts(step, chosen)
         rating = self.answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
-        metrics = {"staleness/rounds": float(rounds), **staleness(step, chosen, left)}
-        return Gathered(prompts=prompts, rollouts=rollouts, rating=rating, metrics=metrics)
+        stale_BT = rollouts.ages_BT
+        is_stale = stale_BT is not None and bool((stale_BT[rollouts.response_mask_BT] > 0).all())
+        return Gathered(
+            prompts=prompts,
+            rollouts=rollouts,
+            rating=rating,
+            metrics={"staleness/rounds": float(rounds), **staleness(step, chosen, left)},
+            # Else the step would have no token to measure the log-prob gap at.
+            probed=self.open.drawn_in(step, left, PROBE_RESPONSES) if is_stale else None,
+        )
 
     def learned(self, step: int) -> Metrics:  # noqa: ARG002
         """Do nothing: whoever answers next asks for the weights."""

@@ -26,7 +26,7 @@ from mindrl.trainer.gathering import Answering
 from mindrl.trainer.mismatch import GAP, mean_and_max
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
 
-_RESPONSES, _TOKENS = 8, 8
+PROBE_RESPONSES, _TOKENS = 8, 8
 _KNOWN_ROWS = 64
 
 
@@ -40,7 +40,7 @@ class WeightProbe:
     @classmethod
     def of(cls, answering: Answering, seed: int, version: int) -> "WeightProbe":
         """Take the first prompts of the step after a version; `seed` is the run's."""
-        prompts = answering.draw(version * answering.per_step, _RESPONSES)
+        prompts = answering.draw(version * answering.per_step, PROBE_RESPONSES)
         asked, section = answering.sampling, answering.sampling.section
         # From the whole distribution, whose log-probs the trainer computes.
         short = replace(

@@ -137,6 +137,21 @@ def test_only_tokens_of_the_present_weights_have_a_gap_the_others_a_drift(tmp_pa
     assert second["logprob_gap/mean"] == pytest.approx(0.05)
 
 
+def test_a_step_of_old_tokens_alone_is_judged_by_those_that_it_drew_for_later_ones(
+    tmp_path: Path,
+) -> None:
+    """Of four groups that are whole at once two wait: from step 2 on all tokens are a step old."""
+    roles = LongTail()
+    roles.gap = 0.05
+    short = [prompt for prompt in PROMPTS if length_of(prompt.uid) == 2]
+    build(tmp_path, roles, train_iters=4, train=short).run()
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert [step["staleness/stale_tokens"] for step in steps] == [0, 1, 1, 1]
+    # Two groups of two responses of two tokens; the last step draws nothing.
+    assert [step.get("logprob_gap/probe_tokens") for step in steps] == [None, 8, 8, None]
+    assert [step["logprob_gap/mean"] for step in steps[:3]] == pytest.approx([0.05] * 3)
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 def test_each_prompt_is_trained_on_once_and_none_is_older_than_asked(
     staleness: int, tmp_path: Path

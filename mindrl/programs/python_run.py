@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Unpack
@@ -85,11 +85,7 @@ def train(
     places = {_KEYS[each]: rows_place(folder, each, rows) for each, rows in datasets.items()}
     rewards = reward_values(reward_functions) if reward_functions else {}
     changed = (*changes.items(), ("megatron_training", places), ("rl_config", rewards))
-    overrides = [
-        override(f"{section}.{key}", value)
-        for section, values in changed
-        for key, value in values.items()
-    ]
+    overrides = _overrides(changed)
     composition = _composition(config, overrides)
     run = with_local_folders(on_its_own_devices(run_config(composition)), downloads=True)
     with run_place(folder, composition, overrides):
@@ -97,6 +93,15 @@ def train(
             keep_rows(folder, argument, rows, goes_on=(folder / CHECKPOINTS).is_dir())
         _train(run, folder, Callbacks(callbacks))
     return read_run(folder)
+
+
+def _overrides(changed: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
+    """Return an override for each key of some sections; the last of one key holds."""
+    return [
+        override(f"{section}.{key}", value)
+        for section, values in changed
+        for key, value in values.items()
+    ]
 
 
 def _require_a_place_to_train() -> None:

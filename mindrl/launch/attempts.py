@@ -82,7 +82,9 @@ class RunFiles:
         first = found.step + 1 if found and found.step else 0
         logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]
         for log in (*logs, *self.folder.eval_sets.glob("*.jsonl")):
-            forget_later_steps(log, first - 1)
+            for line in forget_later_steps(log, first - 1):
+                text = f"{log}, line {line}, is no record with an integer step: it is left as it is"
+                self.console.note(f"warning: {text}, and not read")
         RolloutFiles(self.folder.rollouts).forget_later(first - 1)
         trackers: list[Tracker] = [JsonlTracker(self.folder.metrics)]
         if config.rl_config.use_tensorboard:

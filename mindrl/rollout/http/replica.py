@@ -1,8 +1,8 @@
-"""A rollout replica that is a server of its own, in rounds as the workers of one are.
+"""A rollout replica that is a separate server, used in rounds like a replica of workers.
 
-Each request is sent until it is answered; the first answer to it counts. An answer that was not
-drawn with the weights of the last publish is refused: a server that began anew has others. So is
-one that no engine can have drawn.
+Each request is retried until it is answered; its first answer is used. Answers that were not
+sampled with the last published weights are refused: a restarted server has others. So are answers
+that no engine can have sampled.
 """
 
 import time
@@ -24,97 +24,97 @@ from mindrl.rollout.soundness import CertainRow, unsound
 
 _LOOK_SECONDS = 0.3
 _ABORT_SECONDS = 0.5
-"""Between two calls that take back requests: one may have been on its way to the server."""
+"""Interval between calls that take back requests: one may still be on its way to the server."""
 
 
 @dataclass
 class _Asked:
-    """A request on its way."""
+    """A request in flight."""
 
     request: Request
     name: str
     answer: Future[Answer]
     is_told: bool = False
-    """`advance` has said that it is whole."""
+    """Whether `advance` has returned it as complete."""
 
 
 class EngineServer(Protocol):
-    """A server in the words of its engine. All raise WorkerDiedError where it does not answer."""
+    """A server with its engine's API. All methods raise WorkerDiedError without an answer."""
 
     @property
     def client(self) -> ServerClient:
-        """Whoever asks it."""
+        """Client of the server."""
 
     def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
-        """Let the server's ranks meet the training ranks, which `open_link`.
+        """Let the server's ranks join a link with the training ranks, in their `open_link`.
 
         Raises:
-            ReshardError: Names who did not come in time.
+            ReshardError: Names the ranks that did not join in time.
         """
 
     def receive_weights(self, version: int) -> None:
-        """Let the server take the weights that the training ranks send, while it draws nothing.
+        """Let the server receive the weights that the training ranks send, while it is paused.
 
-        Requests of others go on with them, from the tokens that they have; where the transfer
-        fails the server stays paused.
+        Requests of other clients continue with the new weights after their existing tokens; if the
+        transfer fails the server stays paused.
 
         Raises:
-            ReshardError: A peer is gone or silent, or what arrived is not what was sent.
+            ReshardError: A peer has ended or does not respond, or the weights arrived corrupted.
         """
 
     def generate(self, request: Request, sampling: Sampling, name: str, seconds: float) -> Answer:
-        """Ask until there is an answer, each time for so many seconds.
+        """Request a response, with retries of `seconds` each.
 
         Raises:
-            AnswerError: What was answered is none.
+            AnswerError: The answer is not valid.
         """
 
     def take_back(self, names: list[str]) -> None:
-        """Have the server answer with what there is of requests."""
+        """Let the server answer open requests with the tokens so far."""
 
     def close(self) -> None:
-        """Ask it nothing any more."""
+        """Stop using the server."""
 
 
 @dataclass(kw_only=True)
 class HttpReplica:
-    """A server as `RolloutWorker` is: weights first, then requests in rounds."""
+    """A server with the interface of `RolloutWorker`: weights first, then requests in rounds."""
 
     number: int
     server: EngineServer
     vocabulary: int
-    """Tokens of the model."""
+    """Vocabulary size of the model."""
     rows: int
-    """Requests that the server has at a time."""
+    """Maximum number of concurrent requests."""
     answer_seconds: float
     """Longest wait for one response."""
     control_seconds: float
     """Longest wait for anything else."""
     round_seconds: float = 1.0
-    """Longest round: the steps of a server are its own."""
+    """Longest round; the server's own steps cannot be counted."""
     version: int | None = None
-    """Of the weights; None where they mean nothing."""
+    """Version of the weights; None if they are not valid."""
     asked: list[_Asked] = field(default_factory=list)
     sampling: Sampling | None = None
     certain: CertainRow = field(default_factory=CertainRow)
-    """Of the whole answers, in the order in which they came."""
+    """Checks the complete answers, in order of arrival."""
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
-        """Have a thread for each request that is under way."""
+        """Create a thread per concurrent request."""
         self.threads = ThreadPoolExecutor(self.rows, thread_name_prefix=f"replica-{self.number}")
         self.names = (f"mindrl-{uuid4().hex[:12]}-{each}" for each in count())
 
     @property
     def client(self) -> ServerClient:
-        """Whoever asks the server."""
+        """Client of the server."""
         return self.server.client
 
     def wait_until_up(self, seconds: float, heed: Callable[[], None]) -> None:
-        """Wait until the server answers; `heed` is called again and again meanwhile, and may raise.
+        """Wait until the server answers; `heed` is called repeatedly meanwhile, and may raise.
 
         Raises:
-            WorkerDiedError: It does not within so many seconds.
+            WorkerDiedError: It does not answer within `seconds`.
         """
         ends = time.monotonic() + seconds
         while not self.client.is_up():
@@ -126,7 +126,7 @@ class HttpReplica:
             time.sleep(_LOOK_SECONDS)
 
     def receive_weights(self, version: int) -> None:
-        """Let the server take the weights that come: see `EngineServer`."""
+        """Let the server receive new weights: see `EngineServer`."""
         assert not self.asked, "new weights come while requests are open"
         began = time.perf_counter()
         self.version = None
@@ -137,7 +137,7 @@ class HttpReplica:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Answer each prompt once, in order, as `RolloutEngine.generate`; raises as the rounds."""
+        """Complete each prompt once, in order, as `RolloutEngine.generate`; raises as `advance`."""
         given = zip(prompts, seeds, strict=True)
         self.begin([Request(token_ids=tuple(each), drawn=0, seed=s) for each, s in given], sampling)
         missing = len(prompts)
@@ -146,7 +146,7 @@ class HttpReplica:
         return self.take()
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take requests, as `RolloutEngine.begin`.
+        """Start requests, as `RolloutEngine.begin`.
 
         Raises:
             ReshardError: There are no weights.
@@ -158,7 +158,7 @@ class HttpReplica:
         self._ask(requests)
 
     def advance(self, steps: int, more: Sequence[Request]) -> list[int]:  # noqa: ARG002
-        """Wait for a response, or for a round; returns the places of those that are now whole.
+        """Wait for a response, at most one round; return the indices of completed requests.
 
         Raises:
             WorkerDiedError: A request was not answered in time, or with other weights.
@@ -181,12 +181,12 @@ class HttpReplica:
         return metrics
 
     def close(self) -> None:
-        """Ask nothing any more; the server lives on."""
+        """Stop sending requests; the server keeps running."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.server.close()
 
     def take(self) -> Responses:
-        """Return what was drawn for each request, in order, whole or not; the server drops them.
+        """Return the tokens of each request, in order, complete or not; the server drops them.
 
         Raises:
             WorkerDiedError: The server does not answer, or has other weights.
@@ -206,7 +206,7 @@ class HttpReplica:
         )
 
     def answers(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
+        """Return the responses of completed requests, as `RolloutEngine.answers`."""
         return _responses([self._checked(self.asked[place]) for place in places])
 
     def _ask(self, requests: Sequence[Request]) -> None:
@@ -216,7 +216,7 @@ class HttpReplica:
             self.asked.append(_Asked(request, name, answer))
 
     def _answer(self, request: Request, name: str) -> Answer:
-        """Ask until there is an answer that can be one. In a thread of its own."""
+        """Request a valid response. Runs in a separate thread."""
         assert self.sampling is not None, "it has begun"
         sampling = self.sampling
         answer = self.server.generate(request, sampling, name, self.answer_seconds)
@@ -238,7 +238,7 @@ class HttpReplica:
         return AnswerError(f"{self.client.name} at {self.client.url} answered with garbage: {what}")
 
     def _whole(self) -> list[int]:
-        """Return the places of answers that nobody was told of."""
+        """Return the indices of completed answers that were not returned before."""
         new = [
             place
             for place, each in enumerate(self.asked)
@@ -266,7 +266,7 @@ class HttpReplica:
 
 
 def _responses(answers: Sequence[Answer]) -> Responses:
-    """Put answers together; the log-probs of a greedy one, which has none, are 0."""
+    """Combine answers; greedy ones have no log-probs and get 0."""
     return Responses.of(
         token_ids=[each.token_ids for each in answers],
         logprobs=[each.logprobs or [0.0] * len(each.token_ids) for each in answers],

@@ -1,4 +1,4 @@
-"""Responses drawn in rounds of engine steps, which may be left before they are whole."""
+"""Responses sampled in rounds of engine steps, which may stop before they are complete."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,18 +14,18 @@ class Rounds:
     """The requests of one rollout. The engine has no others meanwhile."""
 
     def __init__(self, engine: Any, params_of: Callable[[Request], SamplingParams]) -> None:
-        """Take an engine, and how the rest of a response is drawn."""
+        """Set the engine, and the sampling parameters of a request."""
         self.engine, self.params_of = engine, params_of
         self.drawn: list[tuple[list[int], list[float]]] = []
         self.finished: list[bool] = []
         self.open: dict[str, int] = {}
-        """Place of each request that is not whole, by its name in the engine."""
+        """Index of each incomplete request, by its name in the engine."""
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Give requests to the engine, behind those that it has."""
+        """Add requests to the engine after the existing ones."""
         for request in requests:
             place, params = len(self.drawn), self.params_of(request)
-            # Else each step copies all tokens of all responses.
+            # Otherwise each step copies all tokens of all responses.
             params.output_kind = RequestOutputKind.DELTA
             name, token_ids = f"round-{place}", list(request.token_ids)
             self.engine.add_request(name, TokensPrompt(prompt_token_ids=token_ids), params)
@@ -34,7 +34,7 @@ class Rounds:
             self.finished.append(False)
 
     def advance(self, steps: int) -> list[int]:
-        """Take steps of the engine; returns the places of requests that have become whole."""
+        """Run steps of the engine; return the indices of requests that were completed."""
         whole = []
         while self.open and steps:
             found = [self._taken(output) for output in self.engine.step()]
@@ -43,7 +43,7 @@ class Rounds:
         return whole
 
     def _taken(self, output: Any) -> tuple[int, bool]:
-        """Take what a step drew for a request; returns its place, and whether it is whole."""
+        """Store the tokens of a step; return the index of the request, and if it is complete."""
         answer, place = output.outputs[0], self.open[output.request_id]
         token_ids, logprobs = self.drawn[place]
         token_ids += answer.token_ids
@@ -56,7 +56,7 @@ class Rounds:
         return place, output.finished
 
     def answers(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for the requests at these places."""
+        """Return the responses of the requests at these indices."""
         drawn, finished = [self.drawn[place] for place in places], self.finished
         return Responses.of(
             token_ids=[each[0] for each in drawn],
@@ -65,17 +65,17 @@ class Rounds:
         )
 
     def take_back(self) -> Responses:
-        """Return what was drawn, in order, and drop what is not whole."""
+        """Return the sampled tokens, in order, and abort incomplete requests."""
         if self.open:
             self.engine.abort_request([*self.open])
-            # The model's own batch forgets them in the next step.
+            # The model runner drops them in the next step.
             self.engine.step()
             self.open = {}
         return self.answers(range(len(self.drawn)))
 
 
 def token_logprobs(answer: Any) -> list[float]:
-    """Return the log-prob of each token of a completion; 0 in a greedy one, which has none."""
+    """Return the log-prob of each token of a completion; 0 for greedy ones, which have none."""
     if not answer.logprobs:
         return [0.0] * len(answer.token_ids)
     return [

@@ -209,6 +209,8 @@ class ApartEngines:
             raise WorkerDiedError(why)
 
     def _replace(self, number: int, why: str) -> None:
+        # What has lost Ray, or those that train, is not mended by another replica.
+        self._require_training()
         self.linked.pop(number, None)
         self.fleet.replace(number, why)
 

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,18 +50,32 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
 def named_object(field: str, name: str) -> object:
     """Return what a module or file has by a name, `package.module:name` or `path/to/file.py:name`.
 
+    The name may go on to what an object or a class of it has, such as `judge.score`.
+
     Raises:
-        ConfigError: another name, failed import, or missing attribute.
+        ConfigError: another name, failed import, missing attribute, or a method without its object.
     """
     place, separator, attribute = name.rpartition(":")
     if not separator:
         need = "must be 'package.module:name' or 'path/to/file.py:name'"
         raise ConfigError(f"{field}={quoted(name)} {need}")
     module = _imported(field, name, place)
-    if attribute not in vars(module):
-        hint = did_you_mean(attribute, dir(module))
-        raise ConfigError(f"{field}={name!r}: {module.__file__} has no {attribute!r}{hint}")
-    found: object = vars(module)[attribute]
+    holder: object = module
+    found: object = module
+    for part in attribute.split("."):
+        holder = found
+        if part not in dir(holder):
+            hint = did_you_mean(part, dir(holder))
+            where = module.__file__ if holder is module else quoted(holder)
+            raise ConfigError(f"{field}={name!r}: {where} has no {part!r}{hint}")
+        found = getattr(holder, part)
+    if inspect.isclass(holder) and inspect.isfunction(inspect.getattr_static(holder, part)):
+        owner = attribute.rpartition(".")[0]
+        raise ConfigError(
+            f"{field}={name!r} is a method, which needs an object; write `made = {owner}()` into "
+            f"the file and name it '{place}:made.{part}', or give {owner} a __call__ and name it "
+            f"'{place}:{owner}'"
+        )
     return found
 
 
@@ -104,9 +119,22 @@ def _imported(field: str, name: str, place: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{field}={name!r}: {shown} does not import: {type(error).__name__}: {error}"
+            f"{_beside(path, error)}"
         ) from error
     finally:
         _importing.pop()
+
+
+def _beside(path: Path | None, error: BaseException) -> str:
+    """Return how a file beside the imported one is found, where that is what is missing."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if path is None or not missing:
+        return ""
+    first = missing.partition(".")[0]
+    beside = [path.with_name(f"{first}.py"), path.with_name(first)]
+    if not any(each.exists() for each in beside):
+        return ""
+    return f"; {first} lies beside it: start with PYTHONPATH={path.parent} in the environment"
 
 
 def _executed(path: Path) -> ModuleType:

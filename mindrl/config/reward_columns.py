@@ -1,11 +1,11 @@
 """What the reward functions of a run take of the rows of its data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mindrl.config.own_functions import named_object
-from mindrl.config.reward_signature import RewardSignature, signature_of
+from mindrl.config.reward_signature import RewardSignature, made_by, signature_of
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
@@ -43,16 +43,33 @@ def own_rewards(config: RunConfig) -> Iterator[tuple[str, str, RewardSignature]]
 
 
 def own_signature(field: str, name: str, given: dict[str, object]) -> RewardSignature:
-    """Return the signature of a reward function of the user's, without calling anything of it.
+    """Return the signature of a reward function of the user's; of a factory, of what it makes.
 
     Raises:
-        ConfigError: It cannot be imported, or is none.
+        ConfigError: It cannot be imported or made, or is none.
     """
     found = named_object(field, name)
+    made = made_reward(field, name, found, given) if callable(found) else None
     try:
-        return signature_of(found, given)  # type: ignore[arg-type]
+        return signature_of(found, given) if made is None else signature_of(made)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{field}={name!r} {error}") from error
+
+
+def made_reward(
+    field: str, name: str, found: Callable[..., object], given: Mapping[str, object]
+) -> Callable[..., object] | None:
+    """Return what a factory makes of its arguments, as `made_by`.
+
+    Raises:
+        ConfigError: The factory raises.
+    """
+    try:
+        return made_by(found, given)
+    except Exception as error:
+        raise ConfigError(
+            f"{field}={name!r} cannot be made with {dict(given)}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def reward_columns(config: RunConfig) -> RewardColumns:

@@ -146,6 +146,28 @@ class RewardSignature:
         return [(name, field) for name, field in rest.items() if name not in named]
 
 
+def made_by(
+    target: Callable[..., object], arguments: Mapping[str, object]
+) -> Callable[..., object] | None:
+    """Return the reward that a function returns for its arguments, as factories of TRL do.
+
+    None where the function is a reward itself, or returns something else. Calls it where its
+    parameters name nothing of a response.
+    """
+    if not inspect.isfunction(target):
+        return None
+    try:
+        signature_of(target, arguments).bound(None)
+    except ValueError:
+        try:
+            inspect.signature(target).bind(**arguments)
+        except TypeError:
+            return None
+        made = target(**arguments)
+        return made if callable(made) else None
+    return None
+
+
 def signature_of(target: Callable[..., object], given: Collection[str] = ()) -> RewardSignature:
     """Read the parameters of a function, an object or a class whose objects are called.
 

@@ -16,6 +16,11 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     """
     path = Path(folder)
     path = path if path.suffix == ".json" else path / "config.json"
+    if path.parent.is_file():
+        raise ModelError(
+            f"model folder {path.parent} is a file; name the folder that holds it and config.json, "
+            f"{path.parent.parent}"
+        )
     if not path.parent.is_dir():
         raise ModelError(f"model folder {path.parent} does not exist")
     try:

@@ -7,6 +7,7 @@ from functools import partial, update_wrapper
 from typing import Any, cast
 
 from mindrl.config.own_functions import named_function
+from mindrl.config.reward_columns import made_reward
 from mindrl.config.reward_signature import RewardSignature, signature_of
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
@@ -22,13 +23,15 @@ def resolve_reward(
 ) -> Callable[..., object]:
     """Return a builtin reward, `package.module:function`, `path/to/file.py:function` or a server.
 
-    A class is made with `kwargs`, a function is called with them. `field` is that of the
-    configuration, for errors.
+    A class is made with `kwargs`, a function is called with them, and one that returns a reward is
+    called with them once. `field` is that of the configuration, for errors.
 
     Raises:
         ConfigError: as `check_reward`; or a class cannot be made.
     """
     found = check_reward(name, field, kwargs)
+    if not name.startswith(SCHEMES) and found != _named(name, field):
+        return found  # made by a factory
     if inspect.isclass(found):
         at = (name,) if name.startswith(SCHEMES) else ()
         try:
@@ -44,7 +47,7 @@ def resolve_reward(
 def check_reward(
     name: str, field: str = FIELD, kwargs: Mapping[str, Any] = _NOTHING
 ) -> Callable[..., object]:
-    """Return what a name stands for, without a call of it.
+    """Return what a name stands for; it is called only where it makes the reward of `kwargs`.
 
     Raises:
         ConfigError: unknown name, failed import, missing attribute, or not a callable that takes a
@@ -53,7 +56,9 @@ def check_reward(
     at = (name,) if name.startswith(SCHEMES) else ()
     found: Callable[..., object] = RemoteReward
     if not at:
-        found = named_function(field, name, BUILTIN_REWARDS, "reward")
+        found = _named(name, field)
+        if (made := made_reward(field, name, found, kwargs)) is not None:
+            found, kwargs = made, _NOTHING
     try:
         signature_of(found, kwargs).bound(None)
         score_range(found)
@@ -69,6 +74,11 @@ def check_reward(
         raise ConfigError(
             f"{key} of {name}: {dict(kwargs)} for {inspect.signature(found)}: {error}"
         ) from error
+    return found
+
+
+def _named(name: str, field: str) -> Callable[..., object]:
+    found: Callable[..., object] = named_function(field, name, BUILTIN_REWARDS, "reward")
     return found
 
 

@@ -230,6 +230,13 @@ def test_a_model_folder_that_cannot_be_read_is_refused_with_what_is_wrong_with_i
     (larger / "config.json").write_text(json.dumps(SIZES | {"vocab_size": 95}), encoding="utf-8")
     for folder, reason in (
         (tmp_path / "nowhere", f"model folder {tmp_path}/nowhere does not exist"),
+        (
+            larger / "model.safetensors",
+            (
+                f"model folder {larger}/model.safetensors is a file; name the folder that holds it "
+                f"and config.json, {larger}"
+            ),
+        ),
         (empty, f"model folder {empty} has no config.json"),
         (bare.parent, f"model folder {bare.parent} has no .safetensors file"),
         (

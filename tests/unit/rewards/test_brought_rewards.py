@@ -118,3 +118,15 @@ def test_verls_functions_rate_verls_rows(
 ) -> None:
     changes = {"rl_config.verifier_kwargs": [kwargs]}
     assert rate(f"verl_rewards.py:{function}", OF_VERL, responses, **changes) == scores
+
+
+def test_a_factory_of_trl_is_made_with_its_arguments(rate: Rate) -> None:
+    kwargs = [{"max_completion_len": 8, "soft_punish_cache": 4}]
+    found = rate(
+        "trl_rewards.py:get_soft_overlong_punishment",
+        SUMS,
+        ["x" * 6, "x" * 9],
+        **TRL,
+        **{"rl_config.verifier_kwargs": kwargs},
+    )
+    assert found == (-0.5, -1.0)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from mindrl.config.reward_columns import own_signature
 from mindrl.errors import ConfigError
 from mindrl.rewards.functions import boxed_format, math_verify
-from mindrl.rewards.resolve import resolve_reward
+from mindrl.rewards.resolve import resolve_reward, signature_of_reward
 
 
 def write(path: Path, text: str) -> Path:
@@ -81,3 +82,70 @@ def test_a_file_that_cannot_serve_is_refused_with_its_own_error(
     with pytest.raises(ConfigError, match=r"rl_config\.verifier_function") as caught:
         resolve_reward(f"{file}:score")
     assert needed in str(caught.value)
+
+
+def test_a_file_beside_the_reward_that_it_imports_is_named_with_its_folder(tmp_path: Path) -> None:
+    write(tmp_path / "my_parts_of_rewards.py", "WEIGHT = 1.0")
+    file = write(tmp_path / "reward.py", "from my_parts_of_rewards import WEIGHT")
+    with pytest.raises(ConfigError) as caught:
+        resolve_reward(f"{file}:score")
+    hint = (
+        f"my_parts_of_rewards lies beside it: start with PYTHONPATH={tmp_path} in the environment"
+    )
+    assert str(caught.value).endswith(f"No module named 'my_parts_of_rewards'; {hint}")
+    other = write(tmp_path / "other.py", "import no_such_package_at_all")
+    with pytest.raises(ConfigError, match="No module named 'no_such_package_at_all'$"):
+        resolve_reward(f"{other}:score")
+
+
+METHODS = """
+class R:
+    bonus = 0.5
+    def score(self, response, reference): return self.bonus
+    @classmethod
+    def of_class(cls, response, reference): return cls.bonus + 1
+    @staticmethod
+    def alone(response, reference): return 2.5
+made = R()
+"""
+
+
+def test_methods_of_an_object_or_of_a_class_itself_are_functions(tmp_path: Path) -> None:
+    file = write(tmp_path / "methods.py", METHODS)
+    names = ("made.score", "R.of_class", "R.alone")
+    assert [resolve_reward(f"{file}:{name}")("", "") for name in names] == [0.5, 1.5, 2.5]
+
+
+def test_a_method_without_its_object_says_how_to_give_it_one(tmp_path: Path) -> None:
+    file = write(tmp_path / "methods.py", METHODS)
+    with pytest.raises(ConfigError) as caught:
+        resolve_reward(f"{file}:R.score")
+    assert str(caught.value) == (
+        f"rl_config.verifier_function='{file}:R.score' is a method, which needs an object; write "
+        f"`made = R()` into the file and name it '{file}:made.score', or give R a __call__ and "
+        f"name it '{file}:R'"
+    )
+    with pytest.raises(ConfigError, match=r"has no 'scor'; did you mean 'score'"):
+        resolve_reward(f"{file}:made.scor")
+
+
+FACTORIES = """
+def limit(max_length: int, cache: int = 2):
+    if cache > max_length: raise ValueError("cache above max_length")
+    def punishment(completion_ids, **columns):
+        return [float(max_length - cache >= len(ids)) for ids in completion_ids]
+    return punishment
+"""
+
+
+def test_what_a_factory_makes_of_its_arguments_is_the_reward_as_in_trl(tmp_path: Path) -> None:
+    name = f"{write(tmp_path / 'factories.py', FACTORIES)}:limit"
+    reward = resolve_reward(name, kwargs={"max_length": 4})
+    assert reward([[7], [7, 7, 7]]) == [1.0, 0.0]
+    assert signature_of_reward(reward).is_batch
+    # Its `**columns` take all columns of the rows, also of those that are read for it.
+    assert own_signature("rl_config.verifier_function", name, {"max_length": 4}).columns is None
+    with pytest.raises(ConfigError, match="cannot be made with .*: ValueError: cache above"):
+        resolve_reward(name, kwargs={"max_length": 1})
+    with pytest.raises(ConfigError, match=r"has the signature .*max_length"):
+        resolve_reward(name)

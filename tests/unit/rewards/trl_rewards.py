@@ -41,3 +41,25 @@ async def slow_judge(
     await asyncio.sleep(0.01)
     assert len(prompts) == len(completions) == len(kwargs["task"])
     return [float(len(ids)) for ids in completion_ids]
+
+
+def get_soft_overlong_punishment(max_completion_len: int, soft_punish_cache: int) -> Any:
+    """Make a reward, as the factory of this name in trl.rewards does."""
+
+    def soft_overlong_punishment_reward(
+        completion_ids: list[list[int]], **kwargs: Any
+    ) -> list[float]:
+        rewards = []
+        for ids in completion_ids:
+            length = len(ids)
+            if length <= max_completion_len - soft_punish_cache:
+                rewards.append(0.0)
+            elif length <= max_completion_len:
+                rewards.append(
+                    (max_completion_len - soft_punish_cache - length) / soft_punish_cache
+                )
+            else:
+                rewards.append(-1.0)
+        return rewards
+
+    return soft_overlong_punishment_reward

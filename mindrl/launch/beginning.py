@@ -14,6 +14,7 @@ from mindrl.errors import CheckpointError
 from mindrl.observability.output_files import step_of_record
 from mindrl.observability.terminal import note
 from mindrl.report.run_record import raw_lines
+from mindrl.trainer.inputs import changed_inputs
 from mindrl.trainer.resumed_groups import gathering_state
 from mindrl.trainer.run_log import RunFolder
 
@@ -108,6 +109,7 @@ def _newest_whole(
     findings = [*map(str, resume_findings(state["config"], config, weights_alone=weights_alone))]
     if not weights_alone:
         findings += replaced_models(state.get("fixed_models", {}), config)
+        findings += changed_inputs(state.get("inputs", {}), config)
     if findings:
         raise CheckpointError("\n".join(findings))
     # A reference that was reset may be one that is fixed from now on.

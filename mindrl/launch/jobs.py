@@ -30,8 +30,10 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.spool.duties import Duties
 from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.header import CONTENT
 from mindrl.spool.leases import Leases
 from mindrl.spool.reader import StepReader
+from mindrl.trainer.inputs import shared_prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
 from mindrl.trainer.spool_groups import SpoolGroups
@@ -77,6 +79,7 @@ def agreed(config: RunConfig, data: RunData) -> dict[str, Any]:
         "weights in actor_config.load": fingerprint(Path(config.actor_config.load)),
         "prompts": prompts.hexdigest(),
         **{key: every[key] for key in keys},
+        **{f"{CONTENT}{key}": found for key, found in shared_prints(config).items()},
     }
 
 

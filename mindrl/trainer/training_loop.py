@@ -26,6 +26,7 @@ from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.inputs import input_prints
 from mindrl.trainer.minibatches import MinibatchT
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
@@ -56,6 +57,7 @@ class TrainingLoop(ABC):
         record = {
             "config": recorded_config(config),
             "fixed_models": fixed_models(config),
+            "inputs": input_prints(config),
             **run_log.summary.provenance,
         }
         self.checkpoints = Checkpoints(workers, self.training, record, run_log)

@@ -1,6 +1,7 @@
 """A run begins from its own checkpoints, else from those that its configuration names."""
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import RunFiles
 from mindrl.launch.beginning import Beginning, beginning
 from mindrl.observability.console import StepConsole
+from mindrl.trainer.inputs import input_prints
 from mindrl.trainer.run_log import RunFolder
 
 Begin = Callable[..., Beginning | None]
@@ -280,3 +282,43 @@ def test_a_reference_that_was_replaced_is_refused_by_its_key_unless_that_is_allo
         return
     with pytest.raises(CheckpointError, match=r"^ref_config\.load=.* holds another model than the"):
         beginning(second, folder)
+
+
+@pytest.mark.parametrize("changed", ["megatron_training.data_path", "rl_config.verifier_function"])
+def test_data_and_rewards_that_were_changed_are_refused_by_key_and_file_unless_that_is_allowed(
+    changed: str, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    data, reward = tmp_path / "train.jsonl", tmp_path / "my_reward.py"
+    data.write_text('{"problem": "1+1", "answer": "2"}\n')
+    reward.write_text("def score(response, reference):\n    return 1.0\n")
+    keys = {
+        "megatron_training.data_path": str(data),
+        "rl_config.verifier_function": (f"{reward}:score",),
+        "rl_config.verifier_weight": (1.0,),
+    }
+
+    def begun(**more: Any) -> Beginning | None:
+        named = {f"megatron_training.{key}": value for key, value in more.items()}
+        config = run_config(Path("model"), STEPS | keys | named)
+        return beginning(config, RunFolder(root=tmp_path / "run"))
+
+    first = run_config(Path("model"), STEPS | keys)
+    commits = Commits(tmp_path / "run/checkpoints")
+    files = [write_synced(commits.begin(1) / "actor-00000.safetensors", [b"weights"])]
+    record = {"config": recorded_config(first), "inputs": input_prints(first)}
+    assert changed in record["inputs"]
+    commits.commit(1, files, {**PARTS, **record, "updates": {"actor": 1}})
+    assert begun() is not None
+    file = data if changed.endswith("data_path") else reward
+    # As many bytes as before.
+    file.write_text(file.read_text().replace("1", "3", 1))
+    os.utime(file, (1, 1))
+    with pytest.raises(CheckpointError) as error:
+        begun()
+    assert str(error.value).startswith(f"{changed}: the content of {file.name} differs from the")
+    assert f"megatron_training.resume_allow=[{changed}]" in str(error.value)
+    assert begun(resume_allow=(changed,)) is not None
+    # A checkpoint of an earlier version has no fingerprints.
+    commits.begin(2)
+    commits.commit(2, [], {**PARTS, "config": record["config"], "updates": {}})
+    assert begun() is not None

@@ -67,6 +67,16 @@ def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -
         found.agree(OURS)
 
 
+def test_fingerprints_of_a_spool_are_compared_where_both_jobs_have_them(tmp_path: Path) -> None:
+    found, key = spool(tmp_path), "content of rl_config.verifier_function"
+    found.agree({**OURS, key: ["ab"]})
+    found.agree(OURS)
+    with pytest.raises(
+        SpoolError, match=f'{key} is .*"cd".* here, the spool was begun with .*"ab"'
+    ):
+        found.agree({**OURS, key: ["cd"]})
+
+
 def test_a_lease_is_taken_from_the_dead_alone(tmp_path: Path) -> None:
     leases = Leases(tmp_path, 0.1, this_process("a rollout job"))
     for name, holder in {"living": this_process("another"), "gone": GONE, "far": ELSEWHERE}.items():

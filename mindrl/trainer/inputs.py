@@ -1,0 +1,96 @@
+"""Fingerprints of what a run reads by its path: data files, and the source of its own functions."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mindrl.checkpoint.commits import checksum_of
+from mindrl.config.data_rules import data_keys
+from mindrl.config.own_functions import named_object
+from mindrl.config.run import RunConfig
+from mindrl.data.files import files_of
+
+Prints = dict[str, list[list[Any]]]
+"""By configuration key: name, bytes and checksum of each file."""
+_EVALUATION = "data_config.eval_sets"
+"""May differ from the run that is resumed, as these keys may."""
+_PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
+
+
+def input_prints(config: RunConfig) -> Prints:
+    """Return the fingerprints of all files that decide what a run computes."""
+    keys = (key for key in data_keys(config) if not key.startswith(_EVALUATION))
+    prints = {key: _prints(files_of(config.value_of(key))) for key in keys}
+    for key, names in _own_names(config).items():
+        files = {file: None for name in names for file in _source_files(key, name)}
+        prints[key] = _prints(files)
+    return {key: found for key, found in prints.items() if found}
+
+
+def shared_prints(config: RunConfig) -> dict[str, list[str]]:
+    """Return the checksums of training data and rewards, which two jobs must have alike.
+
+    A key of `megatron_training.resume_allow` is left out.
+    """
+    own = ("megatron_training.test_data_path", *_PARTS, *config.megatron_training.resume_allow)
+    prints = {key: found for key, found in input_prints(config).items() if key not in own}
+    return {key: [checksum for *_, checksum in found] for key, found in prints.items()}
+
+
+def changed_inputs(before: Mapping[str, list[list[Any]]], config: RunConfig) -> Iterator[str]:
+    """Describe each file that differs from the run that is resumed, unless that is allowed."""
+    allowed = config.megatron_training.resume_allow
+    # A checkpoint of an earlier version has no fingerprints.
+    for key, now in (input_prints(config) if before else {}).items():
+        was = before.get(key)
+        if was is None or key in allowed or [each[1:] for each in was] == [e[1:] for e in now]:
+            continue
+        new = [name for name, *content in now if content not in [each[1:] for each in was]]
+        what = f"the content of {new[0]}" if new else "the list of files"
+        yield (
+            f"{key}: {what} differs from the run that is resumed (now {_size(now)}, then "
+            f"{_size(was)}); put it back, or accept the change with "
+            f"megatron_training.resume_allow=[{key}]"
+        )
+
+
+def _size(prints: list[list[Any]]) -> str:
+    return f"{len(prints)} file(s) of {sum(nbytes for _, nbytes, _ in prints):,} bytes"
+
+
+def _own_names(config: RunConfig) -> dict[str, list[str]]:
+    """Return the functions of the user's own by the key that names them."""
+    found: dict[str, list[str]] = {}
+    if config.rolls_out:
+        for source, weights in config.reward_weights.items():
+            found.setdefault(config.reward_key(source), []).extend(weights)
+    for key in _PARTS:
+        value = config.value_of(key)
+        found[key] = [value] if isinstance(value, str) else [*value]
+    return {
+        key: [name for name in names if ":" in name and "://" not in name]
+        for key, names in found.items()
+    }
+
+
+def _source_files(key: str, name: str) -> Iterator[str]:
+    """Yield the file that a name stands for, and the one that defines what it finds there."""
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        yield str(Path(place).expanduser().resolve())
+    elif (spec := find_spec(place)) is not None and spec.origin is not None:
+        yield spec.origin
+    with suppress(TypeError):
+        if (file := inspect.getsourcefile(inspect.unwrap(named_object(key, name)))) is not None:  # type: ignore[arg-type]
+            yield str(Path(file).resolve())
+
+
+def _prints(files: Any) -> list[list[Any]]:
+    return [
+        [Path(file).name, Path(file).stat().st_size, checksum_of(Path(file))]
+        for file in files
+        if Path(file).is_file()
+    ]

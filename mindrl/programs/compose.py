@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -148,6 +149,15 @@ def run_config(composed: DictConfig) -> RunConfig:
         values = plain_values(composed)
     except OmegaConfBaseException as error:
         raise ConfigError(in_our_words(error)) from error
+    return configured(values)
+
+
+def configured(values: Mapping[str, Any]) -> RunConfig:
+    """Turn the plain values of all sections into the configuration of a run.
+
+    Raises:
+        ConfigError: A key or a value is not legal.
+    """
     # Strings are compared with the keys beside them, which have the right types from here on.
     load_run_config(without_unset(values), other_name)
     sized = with_sizes(values)

@@ -94,7 +94,7 @@ def test_a_file_beside_the_reward_that_it_imports_is_named_with_its_folder(tmp_p
     )
     assert str(caught.value).endswith(f"No module named 'my_parts_of_rewards'; {hint}")
     other = write(tmp_path / "other.py", "import no_such_package_at_all")
-    with pytest.raises(ConfigError, match="No module named 'no_such_package_at_all'$"):
+    with pytest.raises(ConfigError, match=r"No module named 'no_such_package_at_all'$"):
         resolve_reward(f"{other}:score")
 
 
@@ -145,7 +145,7 @@ def test_what_a_factory_makes_of_its_arguments_is_the_reward_as_in_trl(tmp_path:
     assert signature_of_reward(reward).is_batch
     # Its `**columns` take all columns of the rows, also of those that are read for it.
     assert own_signature("rl_config.verifier_function", name, {"max_length": 4}).columns is None
-    with pytest.raises(ConfigError, match="cannot be made with .*: ValueError: cache above"):
+    with pytest.raises(ConfigError, match=r"cannot be made with .*: ValueError: cache above"):
         resolve_reward(name, kwargs={"max_length": 1})
     with pytest.raises(ConfigError, match=r"has the signature .*max_length"):
         resolve_reward(name)

@@ -13,7 +13,14 @@ from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.checkpoint.commits import Commits, SavedFiles, WrittenFile, write_synced
-from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError, WorkerDiedError
+from mindrl.errors import (
+    CallbackError,
+    OutputError,
+    SkippedUpdatesError,
+    StopRequestedError,
+    WorkerDiedError,
+)
+from mindrl.launch.callbacks import Callbacks, StepView
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
 
@@ -106,6 +113,24 @@ def test_a_run_that_is_stopped_leaves_the_state_behind_its_last_whole_step(tmp_p
     with pytest.raises(StopRequestedError):
         trainer.run(heed)
     assert commits(tmp_path).steps() == [3, 2]
+
+
+def test_where_a_callback_raises_its_step_is_written_whole_saved_and_exported(
+    tmp_path: Path,
+) -> None:
+    def judge(view: StepView) -> None:
+        if view.step == 3:
+            raise ZeroDivisionError("by the callback")
+
+    callbacks, roles = Callbacks([judge]), MemoryRoles()
+    trainer = build(tmp_path, roles)
+    trainer.run_log.trackers = [callbacks, *trainer.run_log.trackers]
+    with pytest.raises(CallbackError, match="ZeroDivisionError behind step 3") as caught:
+        trainer.run(callbacks.heed)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert commits(tmp_path).steps() == [3, 2]
+    assert (roles.records, trainer.run_log.close()["model_step"]) == ([{"step": 3}], 3)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
 def test_a_worker_that_dies_while_a_stopped_run_is_saved_leaves_it_stopped(

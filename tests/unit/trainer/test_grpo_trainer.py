@@ -19,8 +19,7 @@ from memory_roles import (
 
 from mindrl.batch.experience import Minibatch, PolicyUpdate
 from mindrl.batch.prompts import Prompt
-from mindrl.errors import CallbackError, RewardError, StopRequestedError
-from mindrl.launch.callbacks import Callbacks, StepView
+from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
@@ -399,23 +398,3 @@ def test_what_is_exported_or_was_never_learned_is_not_exported_again_on_the_way_
             asked_in(second.calls, "export model", 1)
         )
     assert second.records == [{"step": 2}]
-
-
-def test_where_a_callback_raises_its_step_is_written_whole_saved_and_exported(
-    tmp_path: Path,
-) -> None:
-    def judge(view: StepView) -> None:
-        if view.step == 3:
-            raise ZeroDivisionError("by the callback")
-
-    roles, callbacks = MemoryRoles(), Callbacks([judge])
-    trainer = build(tmp_path, roles, train_iters=9, save_interval=9)
-    trainer.run_log.trackers = [callbacks, *trainer.run_log.trackers]
-    with pytest.raises(CallbackError, match="ZeroDivisionError behind step 3") as caught:
-        trainer.run(callbacks.heed)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert roles.records == [{"step": 3}]
-    assert trainer.checkpoints.newest == 3
-    assert trainer.run_log.close()["model_step"] == 3
-    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
-    assert {line["step"] for line in lines(tmp_path / "samples.jsonl")} == {1, 2, 3}

@@ -103,6 +103,8 @@ def run_config(folder: str, algorithm: str, size: Size) -> RunConfig:
             "mini_batch_size": PROMPTS,
             "max_prompt_length": PROMPT_TOKENS,
             "init_kl_coef": 0.001,
+            # Each step of `Course` computes them in a pass of its own, which the plan has to count.
+            "old_log_probs": "recompute",
         },
         "generate_config": {
             "dtype": "float32",

@@ -65,7 +65,13 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
             advantages_BT=(wanted_B - wanted_B.mean())[:, None] * rollouts.response_mask_BT * 10,
             ref_logprobs_BT=None,
         )
-        dealer = MinibatchDealer(RLConfig(mini_batch_size=4, epochs=2), seed=0, longest=4)
+        dealer = MinibatchDealer(
+            RLConfig(mini_batch_size=4, epochs=2),
+            seed=0,
+            longest=4,
+            # In bfloat16 a run corrects for the engine by default.
+            corrects=config.rollout_correction is not None,
+        )
         dealt = dealer.deal(experience.group_B)
         updates = [actor.update(each).metrics for each in dealer.cut(experience, dealt, Minibatch)]
         trace.losses += [update["policy_loss"] for update in updates]

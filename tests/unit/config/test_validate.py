@@ -164,19 +164,6 @@ def test_a_huge_batch_is_judged_at_once(run_config: MakeConfig) -> None:
     assert finding == f"{MINI}=7 must divide {BATCH}=1000000; nearest: 5, 8"
 
 
-def test_rewards_that_all_weigh_nothing_teach_nothing(run_config: MakeConfig) -> None:
-    names = "rl_config.verifier_weight"
-    assert found(run_config, {names: [0.0, 0.0]}) == [
-        f"{names}=0.0,0.0 gives every response the reward 0; needs one that is not 0"
-    ]
-    assert found(run_config, {names: [0.0, 0.1]}) == []
-    # A reward model rates, and the functions measure accuracy alone.
-    model = {"reward_config.load": "model", "reward_config.weight": 1.0}
-    assert found(run_config, {names: [0.0, 0.0]} | model) == []
-    (finding,) = found(run_config, {names: [0.0, 0.0]} | model | {"reward_config.weight": 0.0})
-    assert finding.startswith(f"{names}=0.0,0.0 gives every response the reward 0")
-
-
 def test_the_sequences_of_an_update_must_divide_over_the_replicas(run_config: MakeConfig) -> None:
     uneven = {DEVICES: 8, MINI: 2, SAMPLES: 6}
     (finding,) = found(run_config, uneven)

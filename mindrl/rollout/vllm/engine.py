@@ -75,8 +75,7 @@ class VllmEngine:
             ModelRegistry.register_model(model.__name__, model)
         self.device_type, self.seed = platform.device_type, seed
         self.whole: Mapping[str, Shape] | None = None
-        """For a family without known sharding: the whole tensors that the engine loads by
-        itself."""
+        """For a family without known sharding: the whole tensors to load."""
         with _own_random_state(seed):
             self.llm = LLM(
                 model=folder,
@@ -99,8 +98,7 @@ class VllmEngine:
                 enforce_eager=platform.is_eager(generate.enforce_eager),
                 enable_prefix_caching=generate.enable_prefix_caching,
                 trust_remote_code=generate.trust_remote_code,
-                # Log-probs of the distribution that is sampled from: after temperature and
-                # truncation.
+                # Log-probs of the sampled distribution: after temperature and truncation.
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
                 distributed_timeout_seconds=timeout_seconds,
@@ -116,8 +114,7 @@ class VllmEngine:
         }
         self._rounds: Rounds | None = None
         self._pages = dict(self._sizes)
-        """Measured bytes of each on the device: known after the first wake-up, at least its
-        size."""
+        """Measured bytes of each on the device, known after the first wake-up."""
 
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost.

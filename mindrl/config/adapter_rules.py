@@ -1,4 +1,4 @@
-"""Rules of adapters of low rank."""
+"""Rules of low-rank adapters."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,7 +14,7 @@ _LOW_RATE = 1e-5
 
 
 def adapter_findings(config: RunConfig) -> Iterator[Finding]:
-    """Return what keeps the adapters of a run from being made, whatever its model."""
+    """Yield what prevents the adapters of a run, independently of its model."""
     lora, usual = config.actor_config.lora, asdict(LoRAConfig())
     if not lora.r:
         for name, value in asdict(lora).items():
@@ -34,7 +34,7 @@ def adapter_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def adapter_warnings(config: RunConfig) -> Iterator[Finding]:
-    """Say so where adapters learn at the rate of whole weights."""
+    """Yield a warning if adapters have a learning rate for full fine-tuning."""
     actor = config.actor_config
     if actor.lora.r and actor.lr < _LOW_RATE:
         need = f": with {SECTION}.r={actor.lora.r} adapters hardly learn; 1e-5 to 1e-3 are usual"
@@ -42,7 +42,7 @@ def adapter_warnings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _unknown_layers(names: tuple[str, ...]) -> Iterator[Finding]:
-    """Name the layers that no model has by these names, and those that may be meant."""
+    """Yield unknown target layers, with suggestions."""
     field = f"{SECTION}.target_modules"
     for name in names:
         if name in LINEARS:

@@ -1,4 +1,4 @@
-"""Rules for what an algorithm needs of a run. Imports no torch."""
+"""Rules about what an algorithm requires of a run. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _OLD = "rl_config.old_log_probs"
 
 
 def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say what keeps the parts of the algorithm from going together."""
+    """Yield combinations of algorithm options that do not work together."""
     yield from _old_log_probs(config)
     yield from _rollout_correction(config)
     rl = config.rl_config
@@ -27,7 +27,7 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def gap_warnings(config: RunConfig) -> Iterator[Finding]:
-    """Warn of a limit on the log-prob gap of distributions that differ by design."""
+    """Warn of a limit on the log-prob gap if sampling truncates the engine's distribution."""
     limit, cuts = config.rl_config.max_logprob_gap, config.generate_config.sampling_config.cuts
     if limit is not None and cuts:
         need = (
@@ -38,7 +38,7 @@ def gap_warnings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
-    """An update finds the log-probs it starts from where nothing needs them sooner, or later."""
+    """`from_update` needs no earlier or later use of the log-probs; `from_rollout` no warm-up."""
     rl, early = config.rl_config, config.needs_log_prob_pass
     asked, warmup = rl.old_log_probs, rl.critic_warmup
     legal = (None, "recompute")
@@ -51,7 +51,7 @@ def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
-    """Weights have bounds, and compare two policies."""
+    """Weights need valid bounds, and two different policies."""
     section, options = "rl_config.rollout_correction", config.rl_config.rollout_correction
     if config.old_log_probs == "from_rollout" and config.rollout_correction is not None:
         need = "compares the trainer with the engine; rl_config.old_log_probs=from_rollout has one"
@@ -67,7 +67,7 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
 
 
 def _reference(config: RunConfig) -> Iterator[Finding]:
-    """Whoever takes weights over is there, and has them cut alike."""
+    """A reference that is updated must exist and have the actor's layout."""
     field, interval = "rl_config.ref_update_interval", config.rl_config.ref_update_interval
     if interval and not config.uses_reference:
         need = "needs a reference; rl_config.init_kl_coef=0 loads none"
@@ -80,7 +80,7 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
 
 
 def _baseline(config: RunConfig) -> Iterator[Finding]:
-    """A reward model rates the greedy answers too."""
+    """A reward model also scores the greedy answers."""
     if not config.rl_config.has_baseline or config.reward_config is None:
         return
     prompts, replicas = config.megatron_training.global_batch_size, config.layout("reward").dp

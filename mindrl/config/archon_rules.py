@@ -1,6 +1,6 @@
-"""Rules of the engines: what one of them does not do is refused, and nothing is left out silently.
+"""Rules of the engines: unsupported options are refused, never ignored.
 
-Most are of PyTorch's own engine, `archon:` and `fsdp:`, and of its section.
+Most are about PyTorch's own engine, `archon:` and `fsdp:`, and its section.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ _MEGATRONS: dict[str, tuple[Value, str]] = {
     "recompute_num_layers": (None, "say what is made again by archon.ac_mode"),
     "moe_grouped_gemm": (False, "all experts of a layer are multiplied at once as it is"),
 }
-"""Keys of a role that Megatron alone reads: the value that asks for nothing, and what to know."""
+"""Keys of a role that only Megatron reads: the neutral value, and a hint."""
 
 
 def engine_findings(config: RunConfig) -> Iterator[Finding]:
-    """Return what the engine of each role cannot do."""
+    """Yield what the engine of each role does not support."""
     for role in config.roles:
         if config.training_backend(role) == "fsdp":
             yield from _fully_sharded(config, role)
@@ -40,7 +40,7 @@ def engine_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _fully_sharded(config: RunConfig, role: Role) -> Iterator[Finding]:
-    """Refuse sizes that a role takes from keys, and that the string could not have said."""
+    """Refuse sizes given by keys that an `fsdp` string could not contain."""
     layout, keys = config.layout(role), config.layout_keys(role)
     for name in ("pp", "vpp", "ep", "etp"):
         if (size := getattr(layout, name)) > 1:
@@ -50,7 +50,7 @@ def _fully_sharded(config: RunConfig, role: Role) -> Iterator[Finding]:
 
 
 def _unread(config: RunConfig, role: _Learner) -> Iterator[Finding]:
-    """Refuse keys of the section where Megatron trains the role."""
+    """Refuse keys of the section if Megatron trains the role."""
     usual = asdict(ArchonConfig())
     for name, value in asdict(_section(config, role)).items():
         if value != usual[name]:
@@ -71,7 +71,7 @@ def _megatrons_own(config: RunConfig, role: _Learner) -> Iterator[Finding]:
 
 
 def _pipeline(config: RunConfig, role: _Learner) -> Iterator[Finding]:
-    """Compare the schedule with the chunks of layers that each stage has."""
+    """Check the schedule against the number of layer chunks per stage."""
     layout, keys, section = config.layout(role), config.layout_keys(role), _section(config, role)
     field, asked = f"{role}_config.archon.pp_schedule", section.pp_schedule
     if asked is None:
@@ -88,7 +88,7 @@ def _pipeline(config: RunConfig, role: _Learner) -> Iterator[Finding]:
 
 
 def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
-    """Refuse keys without a meaning, and what does not go together."""
+    """Refuse recomputation keys without effect, and invalid combinations."""
     section, at = _section(config, role), f"{role}_config.archon"
     mode, chunks = section.ac_mode, config.layout(role).vpp
     for name, needed in {
@@ -112,7 +112,7 @@ def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
 
 
 def _sharing(config: RunConfig, role: _Learner) -> Iterator[Finding]:
-    """Let those that share divide the ranks of one part of the model."""
+    """The sharding group size must divide the ranks that hold one part of the model."""
     layout, size = config.layout(role), _section(config, role).fsdp_size
     devices = len(config.role_devices(role))
     if size is not None and devices % layout.ranks_per_replica == 0:
@@ -126,6 +126,6 @@ def _section(config: RunConfig, role: _Learner) -> ArchonConfig:
 
 
 def _named(config: RunConfig, role: Role) -> str:
-    """Return the engine of a role as the user has written it."""
+    """Return the engine of a role as the user wrote it."""
     key = config.backend_key(role)
     return f"{key}={config.value_of(key)}"

@@ -1,4 +1,4 @@
-"""The backends that strings such as `megatron:d4t2` may name, and those that run here."""
+"""Backends that strings such as `megatron:d4t2` may name, and those that run here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,35 +7,35 @@ from typing import Literal, get_args
 TrainingBackend = Literal["megatron", "archon", "fsdp"]
 TRAINING_BACKENDS: tuple[TrainingBackend, ...] = get_args(TrainingBackend)
 LETTERS = "dptcev"
-"""Data, pipeline, tensor, context and expert parallel, virtual chunks; 1 is legal everywhere."""
+"""Data, pipeline, tensor, context and expert parallel, virtual chunks; 1 is always legal."""
 TRAINING_BACKEND: TrainingBackend = "megatron"
-"""The one that trains where nothing is said; the package that it comes with has the same name."""
+"""Default training backend; its package has the same name."""
 ROLLOUT_BACKEND = "vllm"
-"""The one that generates here; so is its package called."""
+"""Rollout backend of this version; its package has the same name."""
 SERVED_BACKENDS = ("sglang",)
-"""Those that generate in servers alone, which somebody else has started."""
+"""Backends that only generate in servers, which the user starts."""
 TRAINING_ENGINE = "Megatron"
-"""The first of them in the words of a sentence."""
+"""Name of the default training backend in messages."""
 
 
 def training_backend_of(text: str) -> TrainingBackend:
-    """Return the backend that the string of an engine that trains begins with."""
+    """Return the training backend that a string starts with."""
     name = text.partition(":")[0]
     return next((each for each in TRAINING_BACKENDS if each == name), TRAINING_BACKEND)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendRules:
-    """What may stand behind the name of a backend."""
+    """What may follow the name of a backend."""
 
     trains: bool
     letters: str
-    """Of one list for the whole model."""
+    """Letters of a single list for the whole model."""
     attn: str = ""
-    """Letters behind `attn:`; none where experts have no list of their own."""
+    """Letters after `attn:`; empty if experts have no separate list."""
     ffn: str = ""
     beside: str = ""
-    """Letters whose sizes are keys of their own, which stand beside a string."""
+    """Letters whose sizes have separate keys next to a string."""
 
 
 BACKENDS: Mapping[str, BackendRules] = {

@@ -1,4 +1,4 @@
-"""A configuration with other values of some keys."""
+"""Change values of a configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ from mindrl.config.run import OTHER_REFERENCE, RunConfig
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return the configuration with paths of workers that mean the same from every folder."""
+    """Return the configuration with absolute paths, valid in any worker's folder."""
     sections = ("actor_config", "ref_config", "critic_config", "reward_config")
     loads = (f"{section}.load" for section in sections)
     for key in (*loads, OTHER_REFERENCE, "profiler_config.profile_save_path"):
@@ -18,10 +18,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def with_value(section: Any, key: str, value: object) -> Any:
-    """Return a section with another value of a dotted key below it.
+    """Return a section with a new value of a dotted key.
 
     Raises:
-        ValidationError: The key does not take the value.
+        ValidationError: The value is invalid for the key.
     """
     name, _, inner = key.partition(".")
     if isinstance(section, tuple):

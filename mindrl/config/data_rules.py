@@ -12,11 +12,11 @@ from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
-"""Of data files."""
+"""Suffixes of data files."""
 
 
 def data_keys(config: RunConfig) -> list[str]:
-    """Return the keys that name the data of a run; what evaluates comes last."""
+    """Return the keys of a run's data; evaluation data comes last."""
     keys = ["megatron_training.data_path", "megatron_training.test_data_path"]
     for name in ("train_sets", "eval_sets"):
         sets = getattr(config.data_config, name)
@@ -25,17 +25,17 @@ def data_keys(config: RunConfig) -> list[str]:
 
 
 def is_pattern(path: str) -> bool:
-    """Tell a pattern, which may find several files, from a path."""
+    """Return whether a path is a pattern, which may match several files."""
     return any(letter in path for letter in "*?[")
 
 
 def is_address(path: str) -> bool:
-    """Tell an address, `https://..` or `hf://..`, from a path."""
+    """Return whether text is an address, `https://..` or `hf://..`, instead of a path."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
 
 
 def data_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say what keeps the data sets from being used."""
+    """Yield what makes the data sets unusable."""
     for field in data_keys(config):
         for path in paths_of(config.value_of(field)):
             if is_address(path):
@@ -46,7 +46,7 @@ def data_findings(config: RunConfig) -> Iterator[Finding]:
                 yield broken(field, path, need)
                 continue
             suffix = Path(path).suffix.lower()
-            # A folder needs no suffix, and may have any.
+            # A folder may have any suffix or none.
             if not (suffix in ("", *SUFFIXES) or is_pattern(path) or Path(path).is_dir()):
                 need = f"must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or be a folder"
                 yield broken(field, path, need)
@@ -65,7 +65,7 @@ def data_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _training(config: RunConfig) -> Iterator[Finding]:
-    """One of the two keys says what trains."""
+    """Training data must come from exactly one of the two keys."""
     field, sets = "megatron_training.data_path", config.data_config.train_sets
     path = config.megatron_training.data_path
     if path is None and not sets:
@@ -78,7 +78,7 @@ def _training(config: RunConfig) -> Iterator[Finding]:
 
 
 def _plain_text(config: RunConfig) -> Iterator[Finding]:
-    """What only a chat has, a plain text has not."""
+    """Plain text has no system prompt."""
     training = config.megatron_training
     if training.takes_plain_text and training.system_prompt is not None:
         field = "megatron_training.system_prompt"
@@ -89,7 +89,7 @@ def _plain_text(config: RunConfig) -> Iterator[Finding]:
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
-    """One of two keys says what is held out."""
+    """Only one of two keys may define the held-out data."""
     field, share = "data_config.held_out_fraction", config.data_config.held_out_fraction
     if share and config.megatron_training.test_data_path is not None:
         need = "and megatron_training.test_data_path both say what is held out; give one of them"
@@ -97,7 +97,7 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
 
 
 def _order(config: RunConfig) -> Iterator[Finding]:
-    """An order by a column has one, and no other order does."""
+    """`order=by_column` needs a column; other orders must not have one."""
     data, field = config.data_config, "data_config.order_column"
     if data.order == "by_column":
         if data.order_column is None:
@@ -140,7 +140,7 @@ def _evaluations(config: RunConfig) -> Iterator[Finding]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:
-    """Each source that is known without a look into the files has a reward, of whole pairs."""
+    """Each source in the configuration needs a reward; functions and weights must pair up."""
     data = config.data_config
     rewarded = [each.data_source for each in data.rewards]
     yield from _named("data_config.rewards", rewarded)
@@ -163,7 +163,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 
 def _arguments(config: RunConfig) -> Iterator[Finding]:
-    """Each reward function has its arguments, and the same wherever it is named."""
+    """Each reward function has one set of arguments, the same in all sections."""
     sections = {"rl_config": config.rl_config.verifier_function}
     for place, reward in enumerate(config.data_config.rewards):
         sections[f"data_config.rewards.{place}"] = reward.verifier_function
@@ -187,7 +187,7 @@ def _rewarded(field: str, source: str, rewarded: list[str]) -> Iterator[Finding]
 
 
 def _named(field: str, names: list[str]) -> Iterator[Finding]:
-    """No two sets have one name."""
+    """Names of sets must be unique."""
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         text = f"{field} has {', '.join(twice)} more than once; each set needs a name of its own"
@@ -195,7 +195,7 @@ def _named(field: str, names: list[str]) -> Iterator[Finding]:
 
 
 def _answer_length(config: RunConfig, field: str, longest: int | None) -> Iterator[Finding]:
-    """The engine takes a prompt and an answer to it; the trainer does not see these."""
+    """Prompt plus answer must fit the engine; the trainer does not process them."""
     prompt, limit = config.rl_config.max_prompt_length, config.generate_config.max_model_len
     if longest is not None and prompt + longest > limit:
         need = (
@@ -206,7 +206,7 @@ def _answer_length(config: RunConfig, field: str, longest: int | None) -> Iterat
 
 
 def _best(config: RunConfig) -> Iterator[Finding]:
-    """What chooses the best is there."""
+    """The set that determines the best model must exist."""
     name, names = config.data_config.best_by, [each.name for each in config.data_config.eval_sets]
     if name is not None and name not in names:
         found = unknown("data_config.best_by", name, names, "set of data_config.eval_sets")
@@ -214,7 +214,7 @@ def _best(config: RunConfig) -> Iterator[Finding]:
 
 
 def unknown(field: str, name: str, names: Iterable[str], where: str) -> Finding:
-    """Say which names there are instead of one."""
+    """Return a finding that lists the known names and the nearest one."""
     known = [*names]
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     return broken(field, name, f"is no {where}; there is {', '.join(known) or 'none'}", *near)

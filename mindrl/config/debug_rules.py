@@ -1,4 +1,4 @@
-"""Rules for a run of one half of each step alone. Imports no torch."""
+"""Rules for runs of only one half of each step. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _FOLDER = "rl_config.debug_rollouts"
 
 
 def debug_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say what one half of a step alone lacks, or has no use for."""
+    """Yield what one half of a step lacks, or cannot use."""
     rl = config.rl_config
     if rl.debug == "train_only":
         yield from _train_only(config)

@@ -21,27 +21,29 @@ from mindrl.config.section import (
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SamplingConfig:
-    """How responses are drawn during training. The held-out file is answered greedily."""
+    """Sampling of responses during training. The held-out file is answered greedily."""
 
     temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
-    """Divides the logits, in the rollout and in the trainer alike. vLLM takes no lower one."""
+    """Divides the logits, in the rollout and in the trainer. vLLM accepts no lower value."""
     max_tokens: Tokens = 128
     """Longest response in tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus of the distribution that is sampled from. Below 1 the log-prob gap grows."""
+    """Nucleus of the distribution that is sampled from. A value below 1 increases the log-prob
+    gap."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
-    """Most likely tokens that are sampled from. -1 or 0 keeps all."""
+    """Number of most likely tokens that are sampled from. -1 or 0 keeps all."""
     min_p: Fraction = 0.0
-    """Least probability of a token, relative to the most likely one."""
+    """Smallest probability of a token, relative to the most likely one."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """A response ends behind the token that completes one of these texts, special tokens' included;
-    they are part of it."""
+    """A response ends after the token that completes one of these strings, which may contain
+    special tokens; the string is part of the response."""
     stop_token_ids: tuple[Count, ...] = ()
-    """Tokens that end a response besides those that end a text and a turn of this model."""
+    """Tokens that end a response, in addition to the model's own end-of-text and end-of-turn
+    tokens."""
 
     @property
     def cuts(self) -> str:
-        """The keys by which a part of the distribution is drawn from; empty for none."""
+        """The options that truncate the distribution; empty for none."""
         cuts = {
             f"top_p={self.top_p:g}": self.top_p < 1,
             f"top_k={self.top_k}": self.top_k > 0,
@@ -55,64 +57,64 @@ class GenerateConfig:
     """The engine of each rollout replica."""
 
     backend: str = ""
-    """The rollout layout as an allocation string, such as `vllm:d4t2`, in place of the keys that it
-    stands for; see [Allocation strings](allocation-strings.md). `sglang:` needs `servers`."""
+    """The rollout layout as an allocation string, such as `vllm:d4t2`, instead of the keys that it
+    sets; see [Allocation strings](allocation-strings.md). `sglang:` needs `servers`."""
     servers: tuple[str, ...] = ()
-    """Addresses of vLLM or SGLang servers that generate in the place of processes of the run, such
-    as `http://127.0.0.1:8000`; one for each replica, with `rl_config.use_integrated_worker: false`.
-    [External engines](../how-to/external-engines.md) says how to start them."""
+    """Addresses of vLLM or SGLang servers that generate instead of processes of the run, such as
+    `http://127.0.0.1:8000`; one per replica, with `rl_config.use_integrated_worker: false`. See
+    [External engines](../how-to/external-engines.md) for how to start them."""
     server_token_file: PathText | None = None
-    """File that holds the token of all `servers`, and nothing else."""
+    """File that contains only the token of all `servers`."""
     router: Literal["vllm-router"] | None = None
-    """Who deals the requests of the run to its `servers`, all of vLLM: vllm-router, which the run
-    starts and ends, on this machine. None asks each server itself."""
+    """Distributes the run's requests to its `servers`, all of vLLM: vllm-router, which the run
+    starts and ends on this machine. None sends requests to each server directly."""
     servers_are_remote: bool = False
-    """The `servers` may be on other machines than this one. Their control routes take no token, so
-    whoever reaches one commands it: say so of a network of the run's own machines only."""
+    """Allow `servers` on other machines. Their control routes take no token, so any client that
+    reaches a server can control it: use this only in a private network of the run's machines."""
     infer_tensor_parallel_size: PositiveInt = 1
     """Rollout tensor-parallel size; may differ from the training one."""
     infer_pipeline_parallel_size: Literal[1] = 1
-    """Rollout pipeline-parallel size. This version rolls out with 1 stage."""
+    """Rollout pipeline-parallel size. This version supports only 1 stage."""
     infer_expert_parallel_size: PositiveInt = 1
-    """Ranks that share the experts of a layer as whole experts. 1 cuts each expert over
-    `infer_tensor_parallel_size`, the only other value that this version rolls out with."""
+    """Number of ranks that distribute the experts of a layer as whole experts. 1 splits each expert
+    over `infer_tensor_parallel_size`, which is the only other value that this version supports."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of the rollout weights and of the KV cache."""
+    """Data type of the rollout weights and of the KV cache."""
     max_num_seqs: Sequences = 64
-    """Sequences that one replica decodes at a time."""
+    """Number of sequences that one replica decodes concurrently."""
     max_model_len: Tokens = 2048
     """Longest sequence in tokens, prompt and response together, that the engine accepts."""
     max_num_batched_tokens: Tokens = 2048
     """Tokens that one replica processes in one engine step."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of a device's memory that all regions together may take during rollout. The KV cache
-    gets what rollout weights and regions that stay leave of it, unless `kv_cache_mib` is set. The
-    rest is for the engine's activations and the buffers of libraries."""
+    """Fraction of a device's memory for all regions together during rollout. The KV cache gets what
+    rollout weights and resident regions leave of it, unless `kv_cache_mib` is set. The rest is for
+    the engine's activations and the buffers of libraries."""
     kv_cache_mib: Mib | None = None
     """Size of each worker's KV cache in MiB. None derives it from `gpu_memory_utilization`."""
     enforce_eager: bool | None = None
-    """Run the engine without graph capture. None captures on GPUs, and neither on a CPU nor on
-    NPUs; [why](../how-to/faster-rollouts.md#graphs)."""
+    """Run the engine without graph capture. None captures on GPUs, but not on CPUs and NPUs;
+    [why](../how-to/faster-rollouts.md#graphs)."""
     enable_prefix_caching: bool = True
-    """Share the KV cache of equal prompt prefixes, as the samples of one prompt have. New weights
-    begin with an empty cache."""
+    """Share the KV cache of equal prompt prefixes, such as those of the samples of one prompt. The
+    cache is emptied when weights change."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model folder."""
+    """Run Python code from the model folder."""
     offload_train_optimizer: bool = True
-    """Move optimizer state to the host while the trainer does not update."""
+    """Move optimizer state to the host except during updates."""
     offload_train_grad: bool = True
-    """Release gradient buffers while the trainer does not update."""
+    """Release gradient buffers except during updates."""
     offload_train_param: bool = True
     """Move the training weights to the host during rollout."""
     rank_map: Literal["best", "default"] = "best"
-    """Order of the training ranks: `best` is the one with the fewest reshard bytes among those that
-    the training engine's groups can be given, `default` the engine's own."""
+    """Order of the training ranks: `best` has the fewest reshard bytes among the orders that the
+    training engine's groups support, `default` is the engine's own."""
     reshard_bucket_mib: Mib = 256
-    """Bound on the messages that a worker has in flight while weights are resharded, in MiB."""
+    """Maximum MiB of messages that a worker has in flight while weights are resharded."""
     reshard_timeout_seconds: Seconds = 300
-    """Longest wait for a peer during a reshard; beyond it the run fails and names the peer."""
+    """Longest wait for a peer during a reshard; after that the run fails and names the peer."""
     verify_weights: Literal["off", "first", "always"] = "first"
-    """After which reshards the rollout weights are compared with the training side, by a 64-bit
-    checksum of each slice: none, the first of the run, or each."""
+    """Which reshards to verify, by a 64-bit checksum of each slice of the rollout weights and of
+    the training side: none, the first of the run, or each."""
     sampling_config: SamplingConfig = SamplingConfig()
-    """How responses are drawn during training."""
+    """Sampling of responses during training."""

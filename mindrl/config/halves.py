@@ -1,4 +1,4 @@
-"""A run that does one half of each step alone, and what two of them go by."""
+"""Runs of only one half of each step, and the numbering that two such jobs share."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ from mindrl.config.run import RunConfig
 
 
 def on_its_own_devices(config: RunConfig) -> RunConfig:
-    """Return the configuration of one half of each step alone, on the devices that are that half's.
+    """Return the configuration of one half of each step on only the devices of that half.
 
-    Any other is returned as it is.
+    Any other configuration is returned unchanged.
     """
     if not config.is_apart or (config.learns and config.rolls_out):
         return config
@@ -22,17 +22,17 @@ def on_its_own_devices(config: RunConfig) -> RunConfig:
         use_integrated_worker=True,
         rollout_resource=none,
         step_order="in_turns",
-        # What is kept may be of another order, and is corrected as there.
+        # Stored rollouts may come from another step order, and keep that order's correction.
         rollout_correction=config.rollout_correction or rl.rollout_correction,
     )
     return replace(config, rl_config=alone)
 
 
 def version_of(config: RunConfig, step: int) -> int:
-    """Return behind which step the weights are that draw a step, where a spool joins two jobs.
+    """Return the step after which the weights were published that sample a step, with a spool.
 
-    The newest that are published when the train job is `rl_config.max_staleness` steps behind:
-    whoever is faster, they are the same.
+    They are the newest weights that exist if the train job is `rl_config.max_staleness` steps late:
+    the result does not depend on which job is faster.
     """
     every = config.spool_config.publish_every
     newest = step - 1 - (config.rl_config.max_staleness - (every - 1))
@@ -40,6 +40,6 @@ def version_of(config: RunConfig, step: int) -> int:
 
 
 def records_per_step(config: RunConfig) -> int:
-    """Return how many records of a spool are a step."""
+    """Return the number of spool records per step."""
     prompts = config.megatron_training.global_batch_size
     return prompts // (config.spool_config.prompts_per_record or prompts)

@@ -1,4 +1,4 @@
-"""Gives Hydra every key with its default, so that each can be overridden on the command line."""
+"""Register every key with its default in Hydra, so that the command line can override it."""
 
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
@@ -15,14 +15,14 @@ NAME = "mindrl_defaults"
 """First entry of the `defaults` list of a configuration file."""
 
 _OPTIONAL = {"critic": CriticConfig, "reward": RewardConfig, "sft": SFTConfig}
-"""A file with a section of these has an entry, such as `mindrl_critic_defaults`, behind the first:
-all keys of the section can then be overridden."""
+"""Optional sections. A file that has one lists its entry, such as `mindrl_critic_defaults`, after
+the first entry: all keys of the section can then be overridden."""
 _SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})
-"""Keys that a backend string may say instead: here null is not given, whatever the default."""
+"""Keys that a backend string may set instead: null means not given, even if there is a default."""
 
 
 def register_defaults() -> None:
-    """Make `mindrl_defaults` known to Hydra, and those of the sections that may be left out."""
+    """Register `mindrl_defaults` in Hydra, and the defaults of optional sections."""
     store = ConfigStore.instance()
     store.store(name=NAME, node=_defaults(RunConfig))
     for role, kind in _OPTIONAL.items():
@@ -30,7 +30,7 @@ def register_defaults() -> None:
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:
-    """Turn what Hydra composed into plain values, without the keys that nobody set."""
+    """Convert a composed configuration to plain values, without keys that are not set."""
     values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
     return _without_missing(values)
 

@@ -1,9 +1,9 @@
-"""The keys that the sizes of a layout are written under, by the names that the layout has."""
+"""Configuration keys of the sizes of a layout, by the layout's own names."""
 
 from typing import Literal
 
 Role = Literal["actor", "ref", "critic", "reward"]
-"""A model that lies in a training layout; its section is `<role>_config`."""
+"""A model with a training layout; its section is `<role>_config`."""
 
 SIZE_KEYS = {
     "tp": "tensor_model_parallel_size",
@@ -24,7 +24,7 @@ RESOURCES: dict[Role, str] = {
     "critic": "rl_config.critic_resource",
     "reward": "rl_config.reward_resource",
 }
-"""The section that says on which devices a role is."""
+"""Section of each role's devices."""
 DEVICES = "rl_config.actor_resource.num_npus"
 ROLLOUT_DEVICES = "rl_config.rollout_resource.num_npus"
-"""Where rollout is apart; else it has those."""
+"""Used only if rollout has its own devices."""

@@ -1,4 +1,4 @@
-"""From a plain mapping, as Hydra composes it, to frozen dataclasses."""
+"""Load frozen dataclasses from a plain mapping, as composed by Hydra."""
 
 import difflib
 import json
@@ -18,23 +18,24 @@ _LIKE_ENOUGH = 0.6
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _A_SECTION = "must be a section with keys"
 _NEEDS = {"dataclass_type": _A_SECTION, "tuple_type": "must be a list"}
-"""In our words."""
+"""Replacements of pydantic's messages."""
 
 
 Hint = Callable[[str, object], object | None]
-"""Returns what to write for an unknown key with a value; None where it does not know the key."""
+"""Returns a replacement for an unknown key and its value, or None."""
 
 
 def no_hint(key: str, value: object) -> None:
-    """Know no other names of keys."""
+    """Return None: no other names are known."""
 
 
 def load_run_config(values: Mapping[str, Any], hint: Hint = no_hint) -> RunConfig:
-    """Build the configuration of a run from its sections, with what follows from its kind.
+    """Build a run's configuration from its sections, with the values that its kind implies.
 
     Args:
         values: Sections with their keys.
-        hint: Says what to write for an unknown key; without an answer, the nearest key is named.
+        hint: Returns a replacement for an unknown key; if it returns None, the nearest key is
+            suggested.
 
     Raises:
         ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
@@ -42,7 +43,7 @@ def load_run_config(values: Mapping[str, Any], hint: Hint = no_hint) -> RunConfi
     if unreadable := [*_unreadable(values)]:
         raise ConfigError("\n".join(unreadable))
     try:
-        # JSON lets a list stand for a tuple while every other type stays strict.
+        # JSON allows a list for a tuple while every other type stays strict.
         return supervised(TypeAdapter(RunConfig).validate_json(json.dumps(values)))
     except ValidationError as error:
         findings = [_describe(finding, hint) for finding in error.errors(include_url=False)]
@@ -50,7 +51,7 @@ def load_run_config(values: Mapping[str, Any], hint: Hint = no_hint) -> RunConfi
 
 
 def wrong_sections(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Say so where a value stands in the place of a section; null leaves a section out."""
+    """Yield an error for each value in place of a section; null leaves a section out."""
     for key, value in values.items():
         place = (*path, str(key))
         if isinstance(value, Mapping):
@@ -65,7 +66,7 @@ def wrong_sections(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Ite
 
 
 def sections(section: type, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], type]:
-    """Return a section and those inside it, by the path to each; outer ones come first."""
+    """Return a section and its nested sections by path; outer ones come first."""
     found = {path: section}
     for name, hint in get_type_hints(section).items():
         for kind in (hint, *get_args(hint)):
@@ -80,17 +81,17 @@ _LISTS = frozenset(
     for path in _SECTIONS
     if path and get_origin(get_type_hints(_SECTIONS[path[:-1]])[path[-1]]) is tuple
 )
-"""Places that hold a list of such sections."""
+"""Paths of lists of sections."""
 
 
 def field_names(path: Sequence[str]) -> list[str]:
-    """List the keys of the section that `path` leads to; empty where it leads to none."""
+    """Return the keys of the section at `path`; empty if there is none."""
     section = _SECTIONS.get(tuple(part for part in path if not part.isdigit()))
     return list(documented_fields(section)) if section else []
 
 
 def same_name(key: str) -> str | None:
-    """Return the first key of any section that has this name, with or without its section's."""
+    """Return the first key of any section with this name, with or without the section's prefix."""
     for place in filter(None, _SECTIONS):
         for name in (key, key.removeprefix(f"{place[-1]}_")):
             if name in field_names(place):
@@ -99,7 +100,7 @@ def same_name(key: str) -> str | None:
 
 
 def suggest(path: Sequence[str], key: str) -> str:
-    """Return the key that was probably meant by an unknown one, or the three nearest."""
+    """Return a suggestion for an unknown key: the probable one, or the three nearest."""
     known = field_names(path)
     if not known:
         return f"{'.'.join(path)} has no keys"
@@ -115,7 +116,7 @@ def suggest(path: Sequence[str], key: str) -> str:
 
 
 def _unreadable(value: Any, path: str = "") -> Iterator[str]:
-    """Name values that no key can have: bytes, and text with half a letter."""
+    """Yield values that no key accepts: bytes, and text with lone surrogates."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _unreadable(each, f"{path}.{key}" if path else str(key))
@@ -127,7 +128,7 @@ def _unreadable(value: Any, path: str = "") -> Iterator[str]:
 
 
 def _likeness(typed: str, name: str) -> float:
-    """Compare with the whole name and with its beginning: long names are typed short."""
+    """Return the similarity to the whole name or its beginning: long names are abbreviated."""
     return max(
         difflib.SequenceMatcher(None, typed, candidate).ratio()
         for candidate in (name, name[: len(typed)])

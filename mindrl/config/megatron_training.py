@@ -17,7 +17,7 @@ from mindrl.config.section import (
 )
 
 PLAIN = "plain"
-"""In the place of a chat template: none."""
+"""Value of `chat_template` for no template."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -32,33 +32,32 @@ class MegatronTrainingConfig:
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
     data_path: DataPath | None = None
     """Training prompts: a `.jsonl`, `.json`, `.parquet` or `.csv` file, a folder of them, a pattern
-    such as `data/train-*.parquet`, or a list of these. None where `data_config.train_sets` has
-    them."""
+    such as `data/train-*.parquet`, or a list of these. None with `data_config.train_sets`."""
     test_data_path: DataPath | None = None
     """Held-out prompts for evaluation, in the same forms. None evaluates nothing, unless
-    `data_config` says what."""
+    `data_config` defines an evaluation."""
     prompt_column: str = "messages"
     """Column of the prompt: a list of chat messages, or a string that becomes one user message.
-    Dots lead into a column with columns of its own."""
+    Dots select nested columns."""
     answer_column: str | None = "answer"
-    """Column of the reference answer; dots as above, `reward_model.ground_truth`. The tail behind
-    `####` counts where there is one (GSM8K). None has rewards that compare with nothing."""
+    """Column of the reference answer; dots as above, `reward_model.ground_truth`. Only the text
+    after `####` counts if there is one (GSM8K). None is for rewards without a reference."""
     system_prompt: str | None = None
-    """Put before every prompt as a system message. None adds nothing."""
+    """System message put before every prompt. None adds nothing."""
     tokenizer_name_or_path: PathText | None = None
-    """Folder with the tokenizer and its chat template. None takes `actor_config.load`."""
+    """Folder with the tokenizer and its chat template. None uses `actor_config.load`."""
     chat_template: PathText | None = None
-    """File with a Jinja chat template in the place of the tokenizer's own. `plain` takes prompts as
-    they stand, without any template, as base models read them. None is the tokenizer's own."""
+    """File with a Jinja chat template that replaces the tokenizer's. `plain` uses prompts
+    unchanged, without any template, as for base models. None uses the tokenizer's own."""
     allow_download: bool = False
-    """Models and data by their names on the Hugging Face hub, `Qwen/Qwen2.5-0.5B` or
-    `openai/gsm8k/main/train*`, are looked for in the hub's cache; this downloads what it lacks."""
+    """Download models and data that the Hugging Face hub's cache lacks. Their names, such as
+    `Qwen/Qwen2.5-0.5B` or `openai/gsm8k/main/train*`, are always looked up in the cache."""
     no_shuffle: bool = False
-    """True reads the prompts in file order; False draws a fresh permutation per epoch."""
+    """True reads the prompts in file order; False uses a new permutation per epoch."""
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 1234
     """Seed of data order, sampling and initialisation. Equal seeds give equal runs."""
     deterministic: bool = False
-    """Two runs agree to the bit: deterministic kernels and collectives, at some cost in speed."""
+    """Two runs agree bitwise: deterministic kernels and collectives, at some cost in speed."""
     npu_deterministic: bool = False
     """MindSpeed-RL's name for `deterministic`: either is enough, on any device."""
     bf16: bool = True
@@ -66,72 +65,73 @@ class MegatronTrainingConfig:
     use_distributed_optimizer: bool = True
     """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
     sequence_parallel: bool = False
-    """Split activations along the sequence between the tensor-parallel regions, in every role
-    whose tensor-parallel size is above 1."""
+    """Split activations along the sequence between the tensor-parallel regions, in every role with
+    a tensor-parallel size above 1."""
     own_models: tuple[str, ...] = ()
-    """Specs of models of your own, which `archon:` trains: `package.module:spec` or
-    `path/to/file.py:spec`. Each serves the models of every role whose config.json has its
-    `model_type`, before the families that mindrl knows; behind those come the specs of installed
+    """Specs of your own models, trained by `archon:`: `package.module:spec` or
+    `path/to/file.py:spec`. Each is used for every role whose config.json has its `model_type`. They
+    take precedence over mindrl's own families, which take precedence over specs of installed
     packages."""
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"] = "auto"
-    """Backend of the process groups. `auto` takes the platform's own."""
+    """Backend of the process groups. `auto` uses the platform's own."""
     distributed_timeout_minutes: Annotated[int, Field(ge=1, le=WEEK_SECONDS // 60)] = 10
-    """A collective of the trainer that lasts longer ends the run with an error; the engine is told
-    the same limit."""
+    """Time limit of the trainer's collectives, after which the run ends with an error; the engine
+    gets the same limit."""
     save_interval: Count = 0
-    """Write a checkpoint every so many steps, from which the run can go on, and one at the end or
-    when the run is stopped. 0 writes none."""
+    """Steps between two checkpoints, from which the run can resume; one is also written at the end
+    or when the run is stopped. 0 writes none."""
     export_interval: Count | None = None
-    """Export the model as a Hugging Face folder every so many steps. 0 exports only at the end, or
-    when the run is stopped; None takes `save_interval`. A multiple of `rl_config.test_freq` has
-    every export evaluated, and the best one kept."""
+    """Steps between two exports of the model as a Hugging Face folder. 0 exports only at the end,
+    or when the run is stopped; None uses `save_interval`. With a multiple of `rl_config.test_freq`
+    every export is evaluated, and the best one kept."""
     keep_last: PositiveInt = 2
-    """Checkpoints that stay: the newest so many."""
+    """Number of newest checkpoints that are kept."""
     keep_every: Count = 0
-    """Those of steps that are multiples of it stay too. 0 keeps none besides `keep_last`."""
+    """Also keep checkpoints of steps that are multiples of this. 0 keeps only `keep_last`."""
     keep_best: bool = False
-    """That of the step with the best evaluation so far stays too, of the steps that have both."""
+    """Also keep the checkpoint with the best evaluation so far, among steps that have both."""
     on_save_failure: Literal["stop", "skip"] = "stop"
-    """A checkpoint that cannot be written, on a full disk for instance, ends the run with `stop`,
-    and is given up with `skip`: told once, counted, and the one before stays."""
+    """What to do if a checkpoint cannot be written, for example on a full disk: `stop` ends the
+    run, `skip` reports and counts it once, and keeps the previous checkpoint."""
     keep_rollouts: Count = 0
-    """Keep all responses of the last so many steps, with tokens, log-probs and rewards, as Parquet
-    files. 0 keeps none."""
+    """Number of last steps of which all responses are kept, with tokens, log-probs and rewards, as
+    Parquet files. 0 keeps none."""
     resume: PathText = "auto"
-    """A run whose folder holds checkpoints goes on from the newest whole one with `auto`, and is
-    refused with `never`. Else a folder: a run whose own holds none yet goes on from the newest
-    whole checkpoint of that run, or from that one, `.../checkpoints/step-00000020`."""
+    """`auto` resumes from the newest complete checkpoint in the run's own folder; `never` refuses a
+    folder with checkpoints. Otherwise a folder: a run without its own checkpoints resumes from that
+    run's newest complete checkpoint, or from the given one, `.../checkpoints/step-00000020`."""
     resume_allow: tuple[str, ...] = ()
-    """Keys that may differ from the run that is resumed although they change what it computes."""
+    """Keys that may differ from the resumed run although they change its results."""
     finetune: bool = False
-    """Of the folder that `resume` names take weights alone: steps, data order, optimizer and
-    schedule begin anew."""
+    """Load only the weights from the folder in `resume`: steps, data order, optimizer and schedule
+    start from the beginning."""
     no_load_optim: bool = False
-    """Of that folder take no optimizer: moments and learning-rate schedule begin anew."""
+    """Do not load the optimizer from that folder: moments and learning-rate schedule start from the
+    beginning."""
     no_load_rng: bool = False
-    """Of that folder take no random state: that of `rl_config.shuffle_mini_batch` begins anew. All
-    others follow from seed and step."""
+    """Do not load the random state of `rl_config.shuffle_mini_batch` from that folder. All other
+    random states follow from seed and step."""
     on_nonfinite: Literal["skip", "stop"] = "skip"
-    """What a NaN or Inf does. `skip`: no rank takes an update that it would reach; the update is
-    counted, and the run goes on until a model takes none in 3 steps. `stop`: nor is another update
-    taken behind it, and the run ends with that step, its checkpoint and model written."""
+    """What to do on NaN or Inf. `skip`: all ranks skip the affected update; it is counted, and the
+    run continues until all updates of a model were skipped in 3 steps. `stop`: no further update is
+    made, and the run ends with that step, after writing checkpoint and model."""
 
     @property
     def takes_plain_text(self) -> bool:
-        """Whether prompts go to the model as they stand."""
+        """Whether prompts are passed to the model unchanged."""
         return self.chat_template == PLAIN
 
     @property
     def exports_every(self) -> int:
-        """Steps between two exports; 0 exports at the end alone."""
+        """Steps between two exports; 0 exports only at the end."""
         return self.save_interval if self.export_interval is None else self.export_interval
 
     @property
     def begins_from(self) -> str | None:
-        """The folder of another run that this one begins from; None where it names none."""
+        """Folder of another run to start from; None if not set."""
         return None if self.resume in ("auto", "never") else self.resume
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether two runs must agree to the bit."""
+        """Whether two runs must agree bitwise."""
         return self.deterministic or self.npu_deterministic

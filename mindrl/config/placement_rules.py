@@ -1,4 +1,4 @@
-"""Rules for who has which devices. Imports no torch."""
+"""Rules for the devices of roles. Imports no torch."""
 
 import json
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _BRINGS: dict[Role, str] = {
     "critic": "rl_config.adv_estimator=gae brings it",
     "reward": "reward_config brings it",
 }
-"""What lets a run have a role."""
+"""What adds a role to a run."""
 
 
 def placement_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say what a run with the rollout on devices of its own lacks, or one without cannot do."""
+    """Yield what a run with or without separate rollout devices lacks or does not support."""
     rl = config.rl_config
     yield from _router(config)
     yield from _servers(config)
@@ -44,7 +44,7 @@ def placement_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _stop_texts(config: RunConfig) -> Iterator[Finding]:
-    """Texts end a response where one engine draws all of it, by the model's own tokenizer."""
+    """Stop strings need one engine for the whole response, and the model's own tokenizer."""
     field, stop = (
         "generate_config.sampling_config.stop",
         config.generate_config.sampling_config.stop,
@@ -63,7 +63,7 @@ def _stop_texts(config: RunConfig) -> Iterator[Finding]:
         key = "megatron_training.tokenizer_name_or_path"
         needs.append(f"is found by the tokenizer in actor_config.load, found another in {key}")
     for need in needs if stop else ():
-        # Line ends and the like stand in such texts.
+        # Quoted, since such strings may contain line breaks.
         yield Finding(f"{field}={json.dumps(stop)} {need}", field, stop, ((),))
 
 
@@ -91,7 +91,7 @@ def _router(config: RunConfig) -> Iterator[Finding]:
 
 
 def _roles(config: RunConfig) -> Iterator[Finding]:
-    """Every role that says where it is is there, and every device has one."""
+    """A role with its own devices must be part of the run, and every device must have a role."""
     for role, section in RESOURCES.items():
         given = {name: config.value_of(f"{section}.{name}") for name in ("num_npus", "first_npu")}
         unused = {name: value for name, value in given.items() if value is not None}
@@ -102,7 +102,7 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
     held = {device for role in config.roles for device in config.role_devices(role)}
     empty = [device for device in range(config.world_size) if device not in held]
     if empty:
-        # The role behind the hole begins too late.
+        # The role after the gap starts too late.
         behind = {role: config.role_devices(role).start for role in config.roles}
         role = min((each for each in behind if behind[each] > empty[0]), key=lambda r: behind[r])
         key = f"{RESOURCES[role]}.first_npu"
@@ -116,7 +116,7 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
 
 
 def _servers(config: RunConfig) -> Iterator[Finding]:
-    """Each server is a replica, asked with a token, and on this machine unless that is said."""
+    """Each server is one replica, needs a token, and is local unless allowed otherwise."""
     generate, key = config.generate_config, "generate_config.servers"
     if not generate.servers:
         return
@@ -139,7 +139,7 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
 
 
 def _ahead(config: RunConfig) -> Iterator[Finding]:
-    """Where the rollout answers while the trainer learns, all that it is asked goes that way."""
+    """If the rollout overlaps training, refuse options that need it in turns."""
     rl, order = config.rl_config, config.rl_config.step_order
     if rl.filter_groups_enable:
         need = f"needs {_ORDER}=in_turns, found {order}: a step draws prompts until it is full"

@@ -1,4 +1,4 @@
-"""Section `profiler_config`: what is recorded of the time of a run."""
+"""Section `profiler_config`: timelines and profiles of a run."""
 
 from typing import Literal
 
@@ -18,48 +18,47 @@ Stage = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ProfilerConfig:
-    """Timelines of steps, and profiles of what workers do in them."""
+    """Timelines of steps, and profiles of workers."""
 
     trace_steps: Count = 2
-    """Steps at the start of the run whose timeline is written to `trace/`, for Perfetto or
-    chrome://tracing. SIGUSR1 to the driver writes that of the next step, also with 0."""
+    """Number of steps at the start of the run whose timeline is written to `trace/`, for Perfetto
+    or chrome://tracing. SIGUSR1 to the driver writes that of the next step, even with 0."""
     profile: bool = False
-    """Profile workers with `torch.profiler`, on an NPU with `torch_npu.profiler`, in the steps, on
-    the ranks and in the stages that the keys below name. Such steps are slower; they have a
-    timeline too."""
+    """Profile workers with `torch.profiler`, on an NPU with `torch_npu.profiler`, in the steps,
+    ranks and stages selected by the keys below. Such steps are slower; they also have a
+    timeline."""
     profile_step_start: PositiveInt = 1
-    """First step that is profiled."""
+    """First profiled step."""
     profile_step_end: PositiveInt = 2
-    """Step behind the last one that is."""
+    """Step after the last profiled one."""
     profile_ranks: tuple[Count, ...] | None = None
-    """Ranks of the workers that are profiled, and within each rollout replica on devices of its
-    own. None: all."""
+    """Profiled ranks of the workers, and of each rollout replica on separate devices. None: all."""
     stage: tuple[Stage, ...] | None = None
-    """What is profiled, each call in files of its own. None: all of these, scores of a reward model
-    and weights on their way to replicas too."""
+    """Profiled stages, with separate files for each call. None: all of these, and also the scores
+    of a reward model and the transfer of weights to replicas."""
     profile_save_path: PathText | None = None
     """Folder of the profiles. None: `profile/` in the run folder."""
     profile_with_cpu: bool = True
-    """What the host does."""
+    """Profile the host."""
     profile_with_npu: bool = True
-    """What the device does, an NPU or a GPU."""
+    """Profile the device, an NPU or a GPU."""
     profile_with_memory: bool = False
-    """Allocations."""
+    """Profile allocations."""
     profile_record_shapes: bool = False
-    """Shapes of the operands."""
+    """Record shapes of the operands."""
     profile_with_module: bool = False
-    """Python's stacks, and the modules that operators were called in."""
+    """Record Python stacks, and the modules that call operators."""
     profile_level: Literal["level_none", "level0", "level1", "level2"] = "level0"
-    """On an NPU: how much CANN records of it."""
+    """On an NPU: CANN's level of detail."""
     profile_export_type: Literal["text", "db"] = "text"
-    """On an NPU: the form of the files."""
+    """On an NPU: format of the files."""
     profile_analysis: bool = False
-    """On an NPU: make the files readable as they are written; else `torch_npu.profiler` does it
+    """On an NPU: convert the files as they are written; otherwise `torch_npu.profiler` does it
     later."""
 
     @property
     def of_device(self) -> bool:
-        """Whether a device is profiled, whatever kind it is of."""
+        """Whether a device of any kind is profiled."""
         return self.profile_with_npu
 
     @property

@@ -1,4 +1,4 @@
-"""Rules for what is profiled. Imports no torch."""
+"""Rules for profiles. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _SECTION = "profiler_config"
 
 
 def profiler_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say what keeps a profile from being one of anything."""
+    """Yield settings with which nothing would be profiled."""
     asked, last = config.profiler_config, config.megatron_training.train_iters
     start, end = asked.profile_step_start, asked.profile_step_end
     if end <= start:

@@ -1,4 +1,4 @@
-"""The keys of `rl_config` that say on which devices each part of a run is."""
+"""Keys of `rl_config` for the devices of each part of a run."""
 
 from typing import Annotated
 
@@ -10,39 +10,40 @@ from mindrl.config.section import SECTION, PathText
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ActorResource:
-    """Devices of the run, or of the actor, where other roles have others."""
+    """Devices of the run, or of the actor only if other roles have their own."""
 
     num_npus: Annotated[int, Field(ge=1, le=1 << 16)] = 1
-    """Devices, one worker process on each. NPUs, GPUs or CPU slots by `rl_config.device`."""
+    """Number of devices, with one worker process each. NPUs, GPUs or CPU slots, by
+    `rl_config.device`."""
     first_npu: Annotated[int, Field(ge=0, le=1 << 16)] = 0
-    """The first of them, of all devices that train. Above 0 other roles have those before it."""
+    """Index of the first, among all training devices. A value above 0 leaves those before it to
+    other roles."""
     npus_per_node: Annotated[int, Field(ge=1, le=1 << 16)] = 8
-    """Devices of one machine: 8 on Atlas A2, 16 on Atlas A3. Each machine of the run gives as many.
-    Weights are fetched from the own machine where they can be, and training groups stay inside
-    one."""
+    """Devices per machine: 8 on Atlas A2, 16 on Atlas A3. Each machine of the run provides as many.
+    Weights are fetched from the same machine if possible, and training groups stay within one."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RoleResource:
-    """Devices of a role beside the actor, where they are not the actor's."""
+    """Devices of a role other than the actor, if they differ from the actor's."""
 
     num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Devices, which may be some of the actor's, or others. None with `first_npu` null takes the
-    actor's, else as many as the actor has."""
+    """Number of devices, which may include the actor's. None with `first_npu` null uses the actor's
+    devices, otherwise as many as the actor has."""
     first_npu: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
-    """The first of them, of all devices that train, from 0. None is the actor's first."""
+    """Index of the first, among all training devices, from 0. None is the actor's first."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RolloutResource:
-    """Devices of the rollout, where it has its own."""
+    """Devices of the rollout, if it has its own."""
 
     num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Devices, with `rl_config.use_integrated_worker: false`; one engine lies on
+    """Number of devices, with `rl_config.use_integrated_worker: false`; one engine uses
     `generate_config.infer_tensor_parallel_size` of them. None: as many as `generate_config.backend`
     has ranks."""
     first: bool = False
-    """They lie before the devices that train, and no longer behind them."""
+    """Place them before the training devices instead of after them."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -1,4 +1,4 @@
-"""Whether a run can go on from the checkpoint of another, and what must not have changed."""
+"""Check whether a run can resume from another run's checkpoint: keys that must not change."""
 
 import json
 import re
@@ -31,13 +31,13 @@ _FREE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Keys that say how a run is carried out, and not what it is."""
+"""Keys that affect how a run is executed, not its results."""
 _WEIGHTS = re.compile(r"(actor|critic)_config\.load|actor_config\.lora\.(r|target_modules)")
-"""Keys that say of what model the weights are, and of which of them a checkpoint is."""
+"""Keys that determine which model the weights belong to, and which weights a checkpoint has."""
 
 
 def recorded_config(config: RunConfig) -> dict[str, Any]:
-    """Return all keys as a checkpoint keeps them, dotted, in values that JSON has."""
+    """Return all keys as stored in a checkpoint, dotted, with JSON values."""
     flat = dict(dotted(asdict(config)))
     kept: dict[str, Any] = json.loads(json.dumps(flat))
     return kept
@@ -46,12 +46,12 @@ def recorded_config(config: RunConfig) -> dict[str, Any]:
 def resume_findings(
     before: Mapping[str, Any], config: RunConfig, *, weights_alone: bool = False
 ) -> Iterator[Finding]:
-    """Name each key that makes another run of it than the one of a checkpoint.
+    """Yield each key that makes the run differ from the one of a checkpoint.
 
     Args:
         before: `recorded_config` of the run that wrote it.
-        config: Of the run that is to go on.
-        weights_alone: All else begins anew; then only the model must be the same.
+        config: Configuration of the resumed run.
+        weights_alone: Only weights are loaded; then only the model must be the same.
     """
     now, allowed = recorded_config(config), config.megatron_training.resume_allow
 
@@ -59,7 +59,7 @@ def resume_findings(
         free = not _WEIGHTS.fullmatch(key) if weights_alone else _FREE.fullmatch(key)
         return bool(free) or key in allowed
 
-    # A key that only one of them knows is of another version.
+    # A key that only one of them has comes from another version.
     for key in sorted(before.keys() & now.keys()):
         was, value = before[key], now[key]
         if was != value and not may_differ(key):

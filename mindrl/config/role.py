@@ -1,4 +1,4 @@
-"""The sections of the roles, `actor_config` first, and what they share: training and layout."""
+"""Sections of the roles, `actor_config` first, and what they share: training and layout."""
 
 from typing import Annotated, Literal
 
@@ -21,38 +21,38 @@ from mindrl.config.section import (
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class LearningConfig:
-    """What a role that is trained needs: recomputation, experts, optimizer."""
+    """Options of a trained role: recomputation, experts, optimizer."""
 
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations that the backward pass makes again: those of attention, or of whole layers. None
-    keeps all. Of Megatron; of the other engines `archon.ac_mode` says it."""
+    """Activations that the backward pass recomputes: those of attention, or of whole layers. None
+    keeps all. For Megatron; other engines use `archon.ac_mode`."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """With `full`: runs of `recompute_num_layers` layers each, which must divide the layers of each
-    chunk; or that many single layers of each chunk."""
+    """With `full`: `uniform` recomputes groups of `recompute_num_layers` layers, which must divide
+    the layers of each chunk; `block` recomputes that many single layers of each chunk."""
     recompute_num_layers: PositiveInt | None = None
     """With `full`: see `recompute_method`."""
     moe_aux_loss_coeff: Coefficient = 0.0
-    """Weight of the loss that keeps the experts of a layer equally busy."""
+    """Weight of the loss that balances the load of a layer's experts."""
     moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss"] = "aux_loss"
-    """Within what they are to be: `aux_loss`, one micro-batch, so that the gradient depends on the
-    cut into micro-batches; `seq_aux_loss`, each sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17),
-    the mean over those of a micro-batch."""
+    """Scope of the balance: `aux_loss`, one micro-batch, so that the gradient depends on the
+    micro-batches; `seq_aux_loss`, each sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17), as a mean
+    over those of a micro-batch."""
     moe_grouped_gemm: bool = False
-    """Multiply by all experts of a rank and layer at once, in bfloat16; False takes them one after
-    the other."""
+    """Multiply all experts of a rank and layer at once, in bfloat16; False multiplies them in
+    sequence."""
     lr: Annotated[float, Field(gt=0.0, le=10.0)] = 1e-6
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """Learning rate that the decay ends at: that of the step after the last."""
+    """Final learning rate of the decay: that of the step after the last."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate after the warm-up."""
     lr_warmup_fraction: Fraction = 0.0
-    """Share of all optimizer steps, w of them, in which the learning rate rises linearly: step i of
-    them takes i/(w + 1) of the peak, and the first step behind them all of it."""
+    """Fraction of all optimizer steps, w steps, in which the learning rate rises linearly: step i
+    of them uses i/(w + 1) of the peak, and the first step after them the peak."""
     weight_decay: Annotated[float, Field(ge=0.0, le=100.0)] = 0.01
     """Decoupled weight decay (AdamW)."""
     clip_grad: Annotated[float, Field(ge=0.0, le=1e12)] = 1.0
-    """Largest global gradient norm; longer gradients are scaled down. 0 clips nothing."""
+    """Maximum global gradient norm; longer gradients are scaled down. 0 disables clipping."""
     adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """Decay of Adam's first moment."""
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
@@ -60,7 +60,7 @@ class LearningConfig:
     adam_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8
     """Added to the denominator of Adam's step."""
     archon: ArchonConfig = ArchonConfig()
-    """The engine of PyTorch alone, where `backend` names it."""
+    """Options of PyTorch's own engine, if `backend` names it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -70,107 +70,108 @@ class ActorConfig(LearningConfig):
     load: PathText
     """Folder of the initial model in Hugging Face format (config.json, safetensors)."""
     sizes: PathText | None = None
-    """A config.json, or a folder with one, that says how large the model is: for checks and plans
-    where `load` is not on the machine. None takes the shipped one of `load`'s name."""
+    """A config.json, or a folder with one, with the sizes of the model: for checks and plans if
+    `load` is not on the machine. None uses the shipped file with `load`'s name."""
     save: PathText | None = None
     """Folder for the exported model. None writes to `model` in the run folder. The best export by
-    evaluation lies beside it, as `<folder>_best`."""
+    evaluation is next to it, as `<folder>_best`."""
     backend: str = ""
     """The engine and the training layout as an allocation string, such as `megatron:d4p2t2` or
-    `archon:d4t2`, in place of the keys that it stands for; see
-    [Allocation strings](allocation-strings.md). Empty takes `megatron` and the keys."""
+    `archon:d4t2`, instead of the keys that it sets; see [Allocation
+    strings](allocation-strings.md). Empty uses `megatron` and the keys."""
     tensor_model_parallel_size: PositiveInt = 1
     """Training tensor-parallel size."""
     pipeline_model_parallel_size: PositiveInt = 1
-    """Training pipeline-parallel size: stages, run one forward, one backward."""
+    """Training pipeline-parallel size: number of stages, in a 1F1B schedule."""
     virtual_pipeline_model_parallel_size: PositiveInt = 1
-    """Chunks of layers of each stage; above 1 the stages are interleaved."""
+    """Chunks of layers of each stage; with more than 1 the stages are interleaved."""
     num_layer_list: tuple[PositiveInt, ...] | None = None
     """Layers of each stage, or of each chunk: those of the first chunk of all stages, then those of
-    the second. None cuts evenly."""
+    the second. None divides evenly."""
     context_parallel_size: PositiveInt = 1
-    """Ranks that share the tokens of each sequence."""
+    """Number of ranks that split the tokens of each sequence."""
     context_parallel_algo: Literal["ulysses_cp_algo"] = "ulysses_cp_algo"
-    """How they attend to each other's tokens: each gets all tokens of some heads for the while."""
+    """Method of attention over the split sequence: each rank temporarily receives all tokens of
+    some heads."""
     expert_model_parallel_size: PositiveInt = 1
-    """Ranks that share the experts of a layer, each holding some of them."""
+    """Number of ranks that distribute the experts of a layer, each with some of them."""
     expert_tensor_parallel_size: PositiveInt = 1
-    """Ranks that each expert is cut over. 1 keeps experts whole; the engine's own default is
+    """Number of ranks that split each expert. 1 keeps experts whole; the engine's own default is
     `tensor_model_parallel_size`."""
     micro_batch_size: Sequences = 1
     """Sequences per forward and backward pass of one data-parallel rank, unless
     `rl_config.use_dynamic_bsz`."""
     logprob_chunk_tokens: Tokens = 1024
-    """Tokens whose logits are in memory at a time."""
+    """Number of tokens whose logits are in memory at the same time."""
     lora: LoRAConfig = LoRAConfig()
-    """Adapters of low rank that learn in place of the weights; see
+    """Low-rank adapters that are trained instead of the weights; see
     [LoRA](../how-to/train-with-lora.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RoleLayoutConfig:
-    """The training layout of a role beside the actor; what is not given is the actor's."""
+    """The training layout of a role other than the actor; the defaults are the actor's."""
 
     backend: str = ""
-    """Engine and layout as an allocation string, as `actor_config.backend`. Empty takes the actor's
+    """Engine and layout as an allocation string, as `actor_config.backend`. Empty uses the actor's
     engine, and its sizes or the keys below."""
     tensor_model_parallel_size: PositiveInt | None = None
-    """Tensor-parallel size. None takes the actor's."""
+    """Tensor-parallel size. None uses the actor's."""
     pipeline_model_parallel_size: PositiveInt | None = None
-    """Pipeline stages. None takes the actor's."""
+    """Pipeline stages. None uses the actor's."""
     virtual_pipeline_model_parallel_size: PositiveInt | None = None
-    """Chunks of layers of each stage. None takes the actor's."""
+    """Chunks of layers of each stage. None uses the actor's."""
     num_layer_list: tuple[PositiveInt, ...] | None = None
-    """Layers of each stage or chunk, as `actor_config.num_layer_list`. None takes the actor's where
-    stages and chunks are as many as the actor's, and else cuts evenly."""
+    """Layers of each stage or chunk, as `actor_config.num_layer_list`. None uses the actor's if the
+    numbers of stages and chunks equal the actor's, and otherwise divides evenly."""
     context_parallel_size: PositiveInt | None = None
-    """Ranks that share the tokens of each sequence. None takes the actor's."""
+    """Number of ranks that split the tokens of each sequence. None uses the actor's."""
     expert_model_parallel_size: PositiveInt | None = None
-    """Ranks that share the experts of a layer. None takes the actor's."""
+    """Number of ranks that distribute the experts of a layer. None uses the actor's."""
     expert_tensor_parallel_size: PositiveInt | None = None
-    """Ranks that each expert is cut over. None takes the actor's."""
+    """Number of ranks that split each expert. None uses the actor's."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RefConfig(RoleLayoutConfig):
-    """The reference: model folder, layout. There is one where `rl_config.init_kl_coef` is not 0."""
+    """The reference: model folder, layout. It exists if `rl_config.init_kl_coef` is not 0."""
 
     load: PathText | None = None
-    """Folder of the reference model. None takes `actor_config.load`."""
+    """Folder of the reference model. None uses `actor_config.load`."""
     offload_param: bool = True
-    """Keep the weights on the host while no log-probs of the reference are computed."""
+    """Keep the weights on the host except while log-probs of the reference are computed."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class CriticConfig(RoleLayoutConfig, LearningConfig):
-    """The critic of PPO. Left out by default; there with `rl_config.adv_estimator: gae`."""
+    """The critic of PPO, with `rl_config.adv_estimator: gae`. Left out by default."""
 
     load: PathText | None = None
-    """Folder of the initial model: of a token classifier with one label, or of a language model,
-    whose value head is then drawn at random. None takes `actor_config.load`."""
+    """Folder of the initial model: a token classifier with one label, or a language model, whose
+    value head is then initialised at random. None uses `actor_config.load`."""
     save: PathText | None = None
     """Folder for the exported critic. None writes to `critic` in the run folder."""
     micro_batch_size: Sequences | None = None
-    """Sequences per forward and backward pass of one data-parallel rank. None takes
+    """Sequences per forward and backward pass of one data-parallel rank. None uses
     `actor_config.micro_batch_size`."""
     offload_train_param: bool = True
     """Keep the critic's weights on the host while they are not used."""
     offload_train_grad: bool = True
-    """Release the critic's gradient buffers while it does not update."""
+    """Release the critic's gradient buffers except during updates."""
     offload_train_optimizer: bool = True
-    """Keep the critic's optimizer state on the host while it does not update."""
+    """Keep the critic's optimizer state on the host except during updates."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RewardConfig(RoleLayoutConfig):
-    """A neural reward model, beside the verifiers or in their place. Left out by default."""
+    """A neural reward model, besides or instead of the verifiers. Left out by default."""
 
     load: PathText
     """Folder of a sequence classifier with one label, with the actor's vocabulary."""
     weight: Weight = 1.0
     """Weight of its score, which is added to the weighted sum of the verifiers."""
     micro_batch_size: Sequences | None = None
-    """Sequences per forward pass of one data-parallel rank. None takes
+    """Sequences per forward pass of one data-parallel rank. None uses
     `actor_config.micro_batch_size`."""
     offload_param: bool = True
-    """Keep the weights on the host while no responses are scored."""
+    """Keep the weights on the host except while responses are scored."""

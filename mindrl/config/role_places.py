@@ -1,4 +1,4 @@
-"""What follows from the devices that each role is on. Imports no torch."""
+"""Placement of roles on devices. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,13 +8,13 @@ from mindrl.config.run import RunConfig
 
 
 def devices_key(config: RunConfig, role: Role) -> str:
-    """Return the key that says how many devices a role has: its own, or the actor's."""
+    """Return the key of a role's number of devices: its own, or the actor's."""
     own = f"{RESOURCES[role]}.num_npus"
     return own if config.value_of(own) else DEVICES
 
 
 def places(config: RunConfig) -> tuple[tuple[Role, ...], ...]:
-    """Return the roles of each device that trains; empty where each has all of them."""
+    """Return the roles of each training device; empty if each has all of them."""
     if not config.is_spread:
         return ()
     devices = {role: config.role_devices(role) for role in config.roles}
@@ -25,13 +25,13 @@ def places(config: RunConfig) -> tuple[tuple[Role, ...], ...]:
 
 
 def learn_beside(config: RunConfig) -> bool:
-    """Say whether actor and critic share no device, and no update of one stops the other's."""
+    """Return whether actor and critic may train concurrently: no shared device, no NaN `stop`."""
     both = {*config.role_devices("actor")} & {*config.role_devices("critic")}
     return not both and config.megatron_training.on_nonfinite != "stop"
 
 
 def end_of(place: Mapping[str, Any], actors: Mapping[str, Any]) -> int:
-    """Return the device behind the last of a role, from what its section and the actor's say."""
+    """Return the index after the last device of a role, from its section and the actor's."""
     first = place.get("first_npu")
     begin = actors.get("first_npu") if first is None else first
     return int(begin or 0) + int(place.get("num_npus") or actors.get("num_npus") or 1)

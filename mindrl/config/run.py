@@ -1,4 +1,4 @@
-"""The whole configuration of a run, and the numbers that follow from it."""
+"""The whole configuration of a run, and numbers derived from it."""
 
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -28,13 +28,13 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.layouts.placement import NodeMap, placed
 
 OTHER_REFERENCE = "rl_config.integrated_mode_config.ref_model_load_path"
-"""The other name of `ref_config.load`."""
+"""Second name of `ref_config.load`."""
 _LAYERS = "num_layer_list"
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RunConfig:
-    """The sections of a run."""
+    """Sections of a run."""
 
     megatron_training: MegatronTrainingConfig
     """The run as a whole: steps, batch, data, precision."""
@@ -47,53 +47,53 @@ class RunConfig:
     reward_config: RewardConfig | None = None
     """The neural reward model: model folder, weight, layout. None without one."""
     rl_config: RLConfig
-    """The algorithm, its rewards, the devices and what is watched."""
+    """The algorithm, its rewards, the devices, and monitoring."""
     generate_config: GenerateConfig
     """The rollout engine, its layout and its sampling."""
     data_config: DataConfig = DataConfig()
     """Data sets besides the two files of `megatron_training`."""
     spool_config: SpoolConfig = SpoolConfig()
-    """The folder that joins a train job and rollout jobs."""
+    """The shared folder of a train job and rollout jobs."""
     sft_config: SFTConfig | None = None
-    """Supervised fine-tuning: what is learned from. None learns from rewards."""
+    """Supervised fine-tuning: its targets. None trains on rewards."""
     profiler_config: ProfilerConfig = ProfilerConfig()
-    """Timelines of steps, and profiles of what workers do in them."""
+    """Timelines of steps, and profiles of workers."""
 
     @property
     def world_size(self) -> int:
-        """Processes that train, one per device; they roll out too, unless that is apart."""
+        """Number of training processes, one per device; they also roll out by default."""
         return max(self.role_devices(role).stop for role in self.roles)
 
     def role_devices(self, role: Role) -> range:
-        """Return the devices of a role, of all that train."""
+        """Return the devices of a role, as indices into all training devices."""
         actor, own = self.rl_config.actor_resource, self.value_of(RESOURCES[role])
         first = actor.first_npu if own.first_npu is None else own.first_npu
         return range(first, first + (own.num_npus or actor.num_npus))
 
     @property
     def is_spread(self) -> bool:
-        """Whether a role is on some of the training devices, and not on all."""
+        """Whether some role is not on all training devices."""
         return any(self.role_devices(role) != range(self.world_size) for role in self.roles)
 
     @property
     def is_apart(self) -> bool:
-        """Whether the rollout has devices of its own."""
+        """Whether the rollout has its own devices."""
         return not self.rl_config.use_integrated_worker
 
     @property
     def rollout_devices(self) -> int:
-        """Devices of the rollout, its own or all; 0 where its own are not given."""
+        """Devices of the rollout, its own or all; 0 if its own are not given."""
         own = self.rl_config.rollout_resource.num_npus or 0
         return own if self.is_apart else self.world_size
 
     @property
     def starts_engines(self) -> bool:
-        """Whether engines on devices of their own are processes of the run, and no servers."""
+        """Whether engines on their own devices are processes of the run instead of servers."""
         return self.is_apart and not self.generate_config.servers
 
     @property
     def rollout_backend(self) -> str:
-        """The engine that generates, by the name that its string begins with."""
+        """Name of the engine that generates, from its string."""
         named = self.generate_config.backend.partition(":")[0]
         return named if named in SERVED_BACKENDS else ROLLOUT_BACKEND
 
@@ -104,7 +104,7 @@ class RunConfig:
 
     @property
     def placement(self) -> NodeMap:
-        """Where the training world lies and, where rollout is apart, behind it each replica's."""
+        """Nodes of the training world and, with separate rollout, of each replica."""
         rl, rollout = self.rl_config, self.rollout_layout
         replicas = [rollout.world_size // rollout.replicas] * rollout.replicas
         worlds = [self.world_size, *(replicas if self.starts_engines else ())]
@@ -115,9 +115,9 @@ class RunConfig:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The models of the run that lie in training layouts; of one that rolls out, its sizes.
+        """Roles with training layouts; the actor for its sizes if the run only rolls out.
 
-        A reference that is the actor's base is none of its own.
+        A reference that equals the actor's base is not included.
         """
         if not self.learns:
             return ("actor",)
@@ -129,11 +129,11 @@ class RunConfig:
         return tuple(role for role in get_args(Role) if there.get(role, True))
 
     def training_backend(self, role: Role) -> TrainingBackend:
-        """Return the engine that trains a role: its string's, the actor's, or Megatron."""
+        """Return the engine that trains a role: from its string, the actor's, or Megatron."""
         return training_backend_of(self.value_of(self.backend_key(role)))
 
     def backend_key(self, role: Role) -> str:
-        """Return the key of the string that says which engine trains a role."""
+        """Return the key of the string that names a role's training engine."""
         own = f"{role}_config.backend"
         return own if self.value_of(own) else "actor_config.backend"
 
@@ -145,14 +145,14 @@ class RunConfig:
     def layout_keys(self, role: Role) -> dict[str, str]:
         """Return the key of each size of a role's layout, by the names of a `TrainLayout`.
 
-        It is the actor's where the role gives none.
+        It is the actor's if the role has none.
         """
 
         def owner(key: str) -> str:
             return "actor" if self.value_of(f"{role}_config.{key}") is None else role
 
         keys = {name: f"{owner(key)}_config.{key}" for name, key in SIZE_KEYS.items()}
-        # The actor's layers are of its stages and chunks.
+        # The actor's layers only fit its own numbers of stages and chunks.
         given = (
             self._stages_are_the_actors(role)
             and owner(_LAYERS) == "actor"
@@ -163,8 +163,8 @@ class RunConfig:
     def layout(self, role: Role) -> TrainLayout:
         """Return a role's training layout, in the engine's own order of the ranks.
 
-        Sizes that a section does not give are the actor's; replicas take all its devices. One that
-        has findings has sizes, and no order. Where nothing learns, nothing is cut.
+        Missing sizes of a section are the actor's; the number of replicas follows from its devices.
+        A layout with findings has sizes, but no order. Without trained models nothing is sharded.
         """
         if not self.learns:
             return TrainLayout(dp=self.world_size)
@@ -176,7 +176,7 @@ class RunConfig:
         return replace(layout, dp=replicas, folds=folds, first_rank=devices.start)
 
     def schedule(self, role: Role) -> Schedule | None:
-        """Return the order of the passes in a role's pipeline; None where Megatron has its own."""
+        """Return the schedule of a role's pipeline; None if Megatron uses its own."""
         if self.training_backend(role) == TRAINING_BACKEND:
             return None
         chunks = self.value_of(self.layout_keys(role)["vpp"])
@@ -184,25 +184,25 @@ class RunConfig:
 
     @property
     def rollout_layout(self) -> RolloutLayout:
-        """The layout of the rollout; only one without findings can be made."""
+        """The layout of the rollout; requires a configuration without findings."""
         keys = ROLLOUT_SIZE_KEYS.items()
         sizes = {name: getattr(self.generate_config, key) for name, key in keys}
         return RolloutLayout(**sizes, dp=self.rollout_devices // sizes["tp"])
 
     @property
     def rolls_out(self) -> bool:
-        """Whether this run has an engine; without one it trains on what is there."""
+        """Whether this run has an engine; otherwise it trains on existing data."""
         stored = self.rl_config.debug == "train_only" or self.spool_config.job == "train"
         return not stored and self.sft_config is None
 
     @property
     def learns(self) -> bool:
-        """Whether this run has models that learn; without them it rolls out and rates."""
+        """Whether this run has trained models; otherwise it only rolls out and scores."""
         return self.rl_config.debug != "rollout_only" and self.spool_config.job != "rollout"
 
     @property
     def watched_steps(self) -> int:
-        """Steps whose memory timeline is written; where nothing learns nothing comes and goes."""
+        """Steps whose memory timeline is written; 0 without trained models: nothing is moved."""
         return self.rl_config.memory_timeline_steps if self.learns else 0
 
     @property
@@ -217,18 +217,18 @@ class RunConfig:
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps that follow one rollout."""
+        """Optimizer steps per rollout."""
         per_epoch = self.megatron_training.global_batch_size // self.rl_config.mini_batch_size
         return per_epoch * self.rl_config.epochs
 
     def total_updates(self, role: Literal["actor", "critic"]) -> int:
-        """Return the optimizer steps of a role in the whole run."""
+        """Return the total number of optimizer steps of a role."""
         waits = self.rl_config.critic_warmup if role == "actor" else 0
         return self.updates_per_step * (self.megatron_training.train_iters - waits)
 
     @property
     def reward_weights(self) -> dict[str, dict[str, float]]:
-        """Weights of the reward functions by `data_source`; that of rows without one is empty.
+        """Weights of the reward functions by `data_source`; the key for rows without one is empty.
 
         The first function of each measures accuracy.
         """
@@ -246,7 +246,7 @@ class RunConfig:
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether there is any evaluation data."""
         return self.data_config.evaluates or self.megatron_training.test_data_path is not None
 
     @property
@@ -255,7 +255,7 @@ class RunConfig:
         return self.megatron_training.tokenizer_name_or_path or self.actor_config.load
 
     def model_key(self, role: Role) -> str:
-        """Return the key that names the folder of a role's model."""
+        """Return the key of the folder of a role's model."""
         own = f"{role}_config.load"
         if role in ("actor", "reward") or self.value_of(own):
             return own
@@ -270,9 +270,9 @@ class RunConfig:
         return path
 
     def value_of(self, key: str) -> Any:
-        """Return the value of a dotted key; None where its section, or such a key, is not there.
+        """Return the value of a dotted key; None if the section or the key does not exist.
 
-        A number takes one of a list: `data_config.eval_sets.0.samples`.
+        A number selects an entry of a list: `data_config.eval_sets.0.samples`.
         """
         at: Any = self
         for part in key.split("."):
@@ -280,12 +280,12 @@ class RunConfig:
         return at
 
     def learning(self, role: Role) -> LearningConfig:
-        """Return how a role's model is trained; one that never changes may group its experts."""
+        """Return how a role's model is trained, as far as it applies to that role."""
         if role == "critic" and self.critic_config is not None:
             return self.critic_config
         if role == "actor":
             return self.actor_config
-        # What recomputes nothing backward needs no recomputation.
+        # Models without backward passes need no recomputation.
         actor = self.actor_config
         grouped = role == "ref" and actor.moe_grouped_gemm
         alike = self._stages_are_the_actors(role)
@@ -296,9 +296,9 @@ class RunConfig:
         )
 
     def micro_batching(self, role: Role, *, learns: bool) -> MicroBatching:
-        """Return how a role's sequences are cut, by their number or by tokens.
+        """Return how a role's sequences are divided, by number or by tokens.
 
-        For an update where it learns, else for its log-probs, values or rewards.
+        For an update if it learns, otherwise for its log-probs, values or rewards.
         """
         rl = self.rl_config
         sequences = self.value_of(f"rl_config.{role}_forward_micro_batch_size")
@@ -313,13 +313,13 @@ class RunConfig:
 
     @property
     def old_log_probs(self) -> Literal["recompute", "from_update", "from_rollout"]:
-        """Where the old log-probs come from: the fastest way that is exact, or as asked."""
+        """Source of the old log-probs: as configured, otherwise the fastest exact one."""
         asked, early = self.rl_config.old_log_probs, self.needs_log_prob_pass
         return asked or ("recompute" if early else "from_update")
 
     @property
     def needs_log_prob_pass(self) -> str:
-        """Why an update cannot find the old log-probs itself; empty where it can."""
+        """Why an update cannot compute the old log-probs itself; empty if it can."""
         rl, dropout = self.rl_config, self.actor_config.lora.dropout
         reasons = {
             f"{self.updates_per_step} updates a step": self.updates_per_step > 1,
@@ -332,13 +332,13 @@ class RunConfig:
 
     @property
     def overlong_buffer(self) -> int:
-        """Tokens over which the length penalty grows."""
+        """Number of tokens over which the length penalty grows."""
         asked = self.rl_config.overlong_buffer
         return self.generate_config.sampling_config.max_tokens // 5 if asked is None else asked
 
     @property
     def rollout_correction(self) -> RolloutCorrection | None:
-        """What makes up for the engine, with the level that it has; None where nothing does."""
+        """The correction for the engine with its effective level; None if it has no effect."""
         rl, asked = self.rl_config, self.rl_config.rollout_correction
         goes_on = rl.partial_rollout or rl.step_order == "asynchronous"
         goes_on = goes_on or self.spool_config.job is not None
@@ -351,7 +351,7 @@ class RunConfig:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference model is loaded at all."""
+        """Whether a reference model is loaded."""
         return self.rl_config.init_kl_coef > 0
 
     @property
@@ -363,23 +363,23 @@ class RunConfig:
 
     @property
     def reads_actor(self) -> bool:
-        """Whether a pass before the update reads the actor, as it is or as the reference."""
+        """Whether a pass before the update evaluates the actor, as itself or as the reference."""
         return self.old_log_probs == "recompute" or self.reference_is_base
 
     @property
     def changing_roles(self) -> tuple[Role, ...]:
-        """The models that a step may change, and a checkpoint has to hold."""
+        """Models that a step may change, which a checkpoint must contain."""
         changes = {"ref": self.rl_config.ref_update_interval > 0, "reward": False}
         return tuple(role for role in self.roles if changes.get(role, True))
 
     def resets_reference(self, step: int) -> bool:
-        """Say whether the reference has the weights that the actor begins this step with."""
+        """Return whether the reference is set to the actor's weights before this step."""
         interval = self.rl_config.ref_update_interval
         return interval > 0 and step > 1 and (step - 1) % interval == 0
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """How far the policy ratio counts below and above 1."""
+        """Distances below and above 1 at which the policy ratio is clipped."""
         rl = self.rl_config
         both, low, high = rl.clip_ratio, rl.clip_ratio_low, rl.clip_ratio_high
         return both if low is None else low, both if high is None else high

@@ -1,4 +1,4 @@
-"""What all configuration sections have in common."""
+"""Common settings and types of the configuration sections."""
 
 from typing import Annotated
 
@@ -12,35 +12,35 @@ SECTION = ConfigDict(
     use_attribute_docstrings=True,
     allow_inf_nan=False,
 )
-"""Unknown keys and wrong types are refused; the text under a field documents it."""
+"""Unknown keys and wrong types are refused; the docstring of a field documents it."""
 
 LARGEST = (1 << 31) - 1
-"""Whole numbers stop here: sizes in bytes that are made of them stay within 64 bits."""
+"""Maximum of integers: products of sizes in bytes stay within 64 bits."""
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveInt = Annotated[int, Field(ge=1, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
-"""Of a term of a loss or a reward: squares and sums of larger ones leave the range of float32."""
+"""Coefficient of a term of a loss or a reward: squares and sums of larger ones exceed float32."""
 Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
-"""The same where it may be below 0."""
+"""The same, but may be negative."""
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 Bound = Annotated[float, Field(gt=0.0, le=1e12)]
-"""A bound of something; a very large one bounds nothing."""
+"""An upper bound; a very large one has no effect."""
 Sequences = Annotated[int, Field(ge=1, le=1 << 20)]
-"""Or prompts, of a batch."""
+"""Number of sequences or prompts of a batch."""
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 Mib = Annotated[int, Field(ge=1, le=1 << 24)]
 """Up to 16 TiB."""
 WEEK_SECONDS = 7 * 24 * 3600
-"""Longest time to wait: beyond some weeks, clocks that count milliseconds in 32 bits overflow."""
+"""Longest wait: after some weeks, clocks that count milliseconds in 32 bits overflow."""
 Seconds = Annotated[int, Field(ge=1, le=WEEK_SECONDS)]
 
 _LONGEST_PATH, _LONGEST_NAME = 4000, 240
-"""In bytes. Linux takes 4095 and 255; what is written stands for a while under a longer name."""
+"""In bytes. Linux allows 4095 and 255; temporary files have longer names."""
 
 
 def is_path(text: str) -> str:
-    """Refuse what no file system takes."""
+    """Refuse paths that no file system accepts."""
     path = text.encode()
     longest = max(map(len, path.split(b"/")))
     if "\0" in text:
@@ -59,9 +59,9 @@ PathText = Annotated[str, AfterValidator(is_path)]
 
 
 def documented_fields(section: type) -> dict[str, FieldInfo]:
-    """Return the fields of a section by name, each from the class that has the text under it.
+    """Return the fields of a section by name, each from the class with its docstring.
 
-    The section's own come first, then those that it inherits.
+    The section's own fields come first, then the inherited ones.
     """
     found: dict[str, FieldInfo] = {}
     for owner in section.__mro__:

@@ -1,11 +1,11 @@
-"""Where a server may be that a run asks. Imports no torch."""
+"""Addresses that the servers of a run may have. Imports no torch."""
 
 import ipaddress
 from urllib.parse import urlsplit
 
 
 def unfit_server(address: str, *, allow_remote: bool) -> str:
-    """Say why a run must not ask a server at an address; empty where it may."""
+    """Return why a run must not use a server at an address; empty if it may."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "must begin with http:// or https:// and name a host"
@@ -19,7 +19,7 @@ def unfit_server(address: str, *, allow_remote: bool) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine alone."""
+    """Return whether a host is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Section `spool_config`: two jobs, one that trains and one that rolls out, joined by a folder."""
+"""Section `spool_config`: a train job and rollout jobs that communicate through a folder."""
 
 from typing import Annotated, Literal
 
@@ -10,27 +10,27 @@ from mindrl.config.section import SECTION, PathText, PositiveInt, Seconds
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SpoolConfig:
-    """The folder that joins the jobs of `mindrl job`, and how they wait for each other."""
+    """The shared folder of the jobs of `mindrl job`, and how they wait for each other."""
 
     folder: PathText | None = None
-    """The spool: a folder that all jobs of it reach. The first job makes it."""
+    """The spool: a folder that all its jobs can access. The first job creates it."""
     job: Literal["train", "rollout"] | None = None
-    """Which of them this is; `mindrl job` sets it."""
+    """Kind of this job; set by `mindrl job`."""
     publish_every: PositiveInt = 1
-    """Steps between two versions of the weights that the train job puts into the spool; at most
+    """Steps between two versions of the weights that the train job publishes; at most
     `rl_config.max_staleness` + 1."""
     prompts_per_record: PositiveInt | None = None
-    """Prompts that a rollout job answers at a time, and writes as one record; they divide
-    `megatron_training.global_batch_size`. None: all of a step. Several rollout jobs share a step by
-    its records."""
+    """Prompts that a rollout job completes at a time and writes as one record; must divide
+    `megatron_training.global_batch_size`. None: all of a step. Several rollout jobs share the
+    records of a step."""
     max_records_mib: PositiveInt | None = None
-    """Most MiB of records, beyond which rollout jobs wait; what the train job waits for is drawn
-    all the same. None: what the disk has."""
+    """Maximum MiB of records, above which rollout jobs wait; records that the train job waits for
+    are still generated. None: the free disk space."""
     lease_seconds: Seconds = 60
-    """Longest time without a sign of life of a job on another machine, until it is taken for dead;
-    on the same machine a process that is gone is seen at once."""
+    """Longest time without a sign of life from a job on another machine before it counts as dead;
+    on the same machine an ended process is noticed immediately."""
     poll_seconds: Annotated[float, Field(gt=0.0, le=60.0)] = 0.5
-    """Between two looks into the spool of a job that waits."""
+    """Interval at which a waiting job checks the spool."""
     waits: bool = True
-    """False ends a job, its checkpoint written, where it would wait for the other: they take turns
-    on the same devices."""
+    """False ends a job, after writing its checkpoint, instead of waiting for the other one: they
+    take turns on the same devices."""

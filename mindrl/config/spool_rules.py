@@ -1,4 +1,4 @@
-"""Rules for two jobs that a spool joins. Imports no torch."""
+"""Rules for jobs that share a spool. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _STALENESS = "rl_config.max_staleness"
 
 
 def spool_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say what keeps a job from being one of two."""
+    """Yield what prevents a job from working with a spool."""
     spool, rl = config.spool_config, config.rl_config
     if spool.job is None:
         if spool.folder is not None:
@@ -35,7 +35,7 @@ def spool_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _steps(config: RunConfig) -> Iterator[Finding]:
-    """The prompts of a step follow from its number."""
+    """The prompts of a step must follow from its number."""
     rl = config.rl_config
     whole = ": a job that rolls out knows the prompts of a step by its number alone; needs false"
     for name in ("partial_rollout", "filter_groups_enable"):

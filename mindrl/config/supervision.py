@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as the run that it is: no engine, no rewards, one answer to a prompt."""
+"""Configuration of supervised fine-tuning: no engine, no rewards, one answer per prompt."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -34,20 +34,20 @@ _ALONE = {
     "use_integrated_worker": _NO_ROLLOUT,
     "debug": _NO_ROLLOUT,
 }
-"""Keys of `rl_config` that would say something else, and why they are not heeded."""
+"""Keys of `rl_config` that contradict it, and why they have no effect."""
 _OWN: dict[str, Any] = {
     "n_samples_per_prompt": 1,
     "policy_loss": "plain",
     "verifier_function": (),
     "verifier_weight": (),
 }
-"""What the defaults of some of them become."""
+"""Replacements of some defaults."""
 
 
 def supervised(config: RunConfig) -> RunConfig:
-    """Return supervised fine-tuning with all that follows from it; another run as it is.
+    """Return the configuration with supervised fine-tuning's values; other runs unchanged.
 
-    What describes rollouts is not read. What contradicts stays, for `sft_findings` to name.
+    Keys of the rollout are ignored. Contradicting keys are kept, and `sft_findings` reports them.
     """
     if config.sft_config is None:
         return config
@@ -57,7 +57,7 @@ def supervised(config: RunConfig) -> RunConfig:
         config,
         rl_config=replace(
             rl,
-            # A sequence may be as long as the trainer takes, whatever of it is the answer.
+            # A prompt may fill the trainer's sequence but for one token of the answer.
             max_prompt_length=max(1, longest - 1),
             old_log_probs="recompute",
             rollout_correction=RolloutCorrection(level="off"),
@@ -81,7 +81,7 @@ def supervised(config: RunConfig) -> RunConfig:
 
 
 def sft_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say which keys contradict supervised fine-tuning."""
+    """Yield keys that contradict supervised fine-tuning."""
     if config.sft_config is None:
         return
     unset = _defaults()
@@ -103,7 +103,7 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def in_epochs(config: RunConfig, rows: int) -> RunConfig:
-    """Return the configuration with the steps that its epochs take, if those are fewer."""
+    """Return the configuration with the steps of its epochs, if those are fewer."""
     sft, training = config.sft_config, config.megatron_training
     if sft is None or sft.epochs is None:
         return config

@@ -1,4 +1,4 @@
-"""A configuration as a YAML file with comments, by dotted keys."""
+"""Write a configuration as a YAML file with comments, from dotted keys."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _NO_TEXT = frozenset(
     {"true", "false", "null", "yes", "no", "on", "off", "y", "n", ".", ".inf", ".nan"}
 )
 WIDTH = 98
-"""Columns of a comment."""
+"""Width of a comment."""
 
 
 def config_text(
@@ -25,10 +25,10 @@ def config_text(
     comments: Mapping[str, str],
     has_critic: bool,
 ) -> str:
-    """Write the values of dotted keys, in the order of the reference.
+    """Return a YAML file with the values of dotted keys, in the order of the reference.
 
-    The header stands at the beginning, a comment over the key that it is for. With a critic all of
-    the critic's keys can be overridden.
+    The header comes first, each comment above its key. With a critic all of the critic's keys can
+    be overridden.
     """
     critic = ["mindrl_critic_defaults"] if has_critic else []
     defaults = [f"  - {name}" for name in ("mindrl_defaults", *critic, "program", "_self_")]
@@ -37,10 +37,10 @@ def config_text(
 
 
 def write_new(path: str, text: str) -> None:
-    """Write a file that is not there yet.
+    """Write a new file.
 
     Raises:
-        OutputError: It is there, or cannot be written.
+        OutputError: It exists, or cannot be written.
     """
     try:
         with Path(path).open("x", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def write_new(path: str, text: str) -> None:
 
 
 def needs_yaml_suffix(path: str) -> None:
-    """Refuse a name that no program would find as a configuration.
+    """Refuse a file name that is not a configuration's.
 
     Raises:
         ConfigError: It does not end in .yaml.
@@ -62,7 +62,7 @@ def needs_yaml_suffix(path: str) -> None:
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Name each value of sections by its dotted key; an empty section has none."""
+    """Yield each value of nested sections with its dotted key; an empty section yields none."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from dotted(value, f"{prefix}{key}.")
@@ -71,7 +71,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into sections."""
+    """Convert dotted keys to nested sections."""
     whole: dict[str, Any] = {}
     for key, value in values.items():
         *path, name = key.split(".")
@@ -85,7 +85,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _section(
     values: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str, str]
 ) -> Iterator[str]:
-    """Write a section in the order of the reference."""
+    """Yield the lines of a section in the order of the reference."""
     indent = "  " * len(path)
     known = field_names(path)
     for name, value in sorted(values.items(), key=lambda item: known.index(item[0])):
@@ -100,7 +100,7 @@ def _section(
 
 
 def _comment(text: str, indent: str) -> list[str]:
-    """Write a comment; whatever the text holds, it stays one."""
+    """Return the lines of a comment; unprintable characters become spaces."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     begin = f"{indent}# "
     lines = wrap(shown, WIDTH - len(begin), break_on_hyphens=False, break_long_words=False)
@@ -108,12 +108,12 @@ def _comment(text: str, indent: str) -> list[str]:
 
 
 def spelled_value(value: Any) -> str:
-    """Write a value so that YAML reads the same."""
+    """Format a value so that YAML reads the same value."""
     if isinstance(value, list):
         return f"[{', '.join(spelled_value(each) for each in value)}]"
     if not isinstance(value, str):
         return json.dumps(value)
     if _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT:
         return value
-    # What looks like an interpolation is text here: those of their file are resolved.
+    # Escape interpolations: the values are already resolved.
     return json.dumps(value.replace("${", r"\${"), ensure_ascii=False)

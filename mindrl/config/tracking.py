@@ -1,4 +1,4 @@
-"""Section `rl_config.tracking`: where the metrics go besides the run folder."""
+"""Section `rl_config.tracking`: destinations of metrics besides the run folder."""
 
 from typing import Annotated
 
@@ -8,30 +8,31 @@ from pydantic.dataclasses import dataclass
 from mindrl.config.section import SECTION, Seconds
 
 TRACKERS = ("wandb", "swanlab", "mlflow")
-"""Those of `mindrl.tracking.libraries`."""
+"""Trackers of `mindrl.tracking.libraries`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Tracking:
-    """Where the metrics of each step go besides the run folder."""
+    """Destinations of the metrics of each step besides the run folder."""
 
     trackers: tuple[str, ...] = ()
-    """`wandb`, `swanlab`, `mlflow`, or a function of your own, several at once. What one of them
-    does never holds a run up: [Trackers](../how-to/trackers.md)."""
+    """`wandb`, `swanlab`, `mlflow`, or your own function; several are possible. A tracker never
+    blocks or stops a run: [Trackers](../how-to/trackers.md)."""
     project: str = "mindrl"
-    """Project there; the experiment of MLflow."""
+    """Project at the tracker; MLflow's experiment."""
     experiment: str | None = None
-    """Name of the run there. None takes the end of the run folder's path."""
+    """Name of the run at the tracker. None uses the end of the run folder's path."""
     offline: bool = False
-    """Without network: what would be sent lies in the run folder, below `trackers/`."""
+    """Work without network: data to be sent is stored in the run folder, in `trackers/`."""
     sample_rows: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Samples in each table that `wandb`, `swanlab` and `mlflow` get: one with each evaluation and
-    one each `sample_interval` steps. They get the report of the run at its end too. 0 sends no
-    table and no report: no prompt and no response leaves the run folder."""
+    """Number of samples in each table that `wandb`, `swanlab` and `mlflow` receive: one table with
+    each evaluation and one every `sample_interval` steps. They also receive the report at the end
+    of the run. 0 sends no table and no report: no prompt and no response leaves the run folder."""
     sample_interval: PositiveInt = 10
     """Steps between two tables of training samples."""
     timeout_seconds: Seconds = 60
     """Longest time that a tracker may take for one record of metrics, and at the end of the run for
-    all that it has not taken by then; beyond it the run goes on without it."""
+    all remaining records; after that the run continues without it."""
     prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
-    """Port of the loopback address where Prometheus finds the newest metrics. None opens none."""
+    """Port of the loopback address from which Prometheus reads the newest metrics. None opens no
+    port."""

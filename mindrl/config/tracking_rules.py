@@ -10,7 +10,7 @@ _FIELD = "rl_config.tracking.trackers"
 
 
 def tracking_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say so where a tracker has no such name, or is named twice."""
+    """Yield trackers that are unknown or listed twice."""
     names = config.rl_config.tracking.trackers
     if len({*names}) < len(names):
         yield broken(_FIELD, names, "must name each tracker once", tuple(dict.fromkeys(names)))
@@ -24,6 +24,6 @@ def tracking_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _instead(name: str) -> str:
-    """Name the key of what needs no tracker."""
+    """Return the key of a destination that is no tracker."""
     own = {"tensorboard": "rl_config.use_tensorboard", "prometheus": "prometheus_port"}
     return f"; {name} has a key of its own, {own[name]}" if name in own else ""

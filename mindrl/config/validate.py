@@ -1,4 +1,4 @@
-"""Rules between fields: all that can be said of a configuration by itself."""
+"""Rules between fields: all checks that need only the configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -41,15 +41,15 @@ _RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
     "recompute_method": ("uniform or block", ("uniform", "block")),
     "recompute_num_layers": ("1 or more", (1,)),
 }
-"""What full recomputation needs besides, in words and as values."""
+"""Further requirements of full recomputation, as words and as values."""
 _HIGH_RATE = 1e-2
 
 _Rule = tuple[object, str, str, *tuple[Value, ...]]
-"""Whether it is broken, the field, what the field needs, and values that it allows."""
+"""Whether the rule is broken, the field, its requirement, and allowed values."""
 
 
 def findings(config: RunConfig) -> list[Finding]:
-    """Return everything that is wrong with a configuration; empty where nothing is."""
+    """Return all findings of a configuration; empty if it is valid."""
     learned = (_advantages, _rewards) if config.sft_config is None else (sft_findings,)
     rules = (_shares, _lengths, _learning, *learned, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
@@ -59,7 +59,7 @@ def findings(config: RunConfig) -> list[Finding]:
 
 
 def learning_warnings(config: RunConfig) -> Iterator[Finding]:
-    """Say what no rule forbids and hardly anybody means."""
+    """Yield warnings: legal settings that are almost always mistakes."""
     need = ": an update of Adam moves a weight by up to about this much; 1e-7 to 1e-3 are usual"
     for section, learner in _learners(config).items():
         yield from _judged(config, (learner.lr > _HIGH_RATE, f"{section}.lr", need))
@@ -68,18 +68,18 @@ def learning_warnings(config: RunConfig) -> Iterator[Finding]:
 
 
 def layout_findings(config: RunConfig) -> list[Finding]:
-    """Return what keeps the layouts of the roles and of the rollout from being made."""
+    """Return what makes the layouts of the roles and of the rollout invalid."""
     found = [each for role in config.roles for each in _role(config, role)]
-    # A size that several roles take from the actor is named once.
+    # Report a size once that several roles take from the actor.
     return [*once(found), *_sequence_parallel(config), *_rollout(config)]
 
 
 def _role(config: RunConfig, role: Role) -> Iterator[Finding]:
-    """Say what keeps the layout of a role from being made."""
+    """Yield what makes the layout of a role invalid."""
     layout, keys = config.layout(role), config.layout_keys(role)
 
     def cut(*names: str) -> dict[str, int]:
-        """Return the key and the value of each of these sizes that cuts anything."""
+        """Return the keys and values of those of these sizes that are above 1."""
         return {keys[name]: size for name in names if (size := getattr(layout, name)) > 1}
 
     key, devices = devices_key(config, role), len(config.role_devices(role))
@@ -91,7 +91,7 @@ def _role(config: RunConfig, role: Role) -> Iterator[Finding]:
 
 
 def sequence_limits(config: RunConfig) -> dict[str, int]:
-    """Return the longest sequence that each side accepts, by its key."""
+    """Return the longest sequence that trainer and engine accept, by key."""
     keys = ("megatron_training.seq_length", "generate_config.max_model_len")
     return {key: config.value_of(key) for key in keys}
 
@@ -110,7 +110,7 @@ def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iter
     elif number % product:
         near = nearest_divisors(number, product)
         text = f"{' times '.join(cut)}={product} must divide {what}={number}; nearest: {near}"
-        # The one to change is the first for which the others leave something.
+        # Change the first size for which the other sizes divide the number.
         alone = {key for key, size in cut.items() if number % (product // size) == 0}
         field = next((key for key in cut if key in alone), next(iter(cut)))
         left = number // (product // cut[field])
@@ -120,7 +120,7 @@ def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iter
 
 def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
     field = "megatron_training.sequence_parallel"
-    # Without models that learn there are no layouts of training.
+    # Without trained models there are no training layouts.
     uncut = config.learns and all(config.layout(role).tp == 1 for role in config.roles)
     need = (
         "needs a tensor_model_parallel_size of 2 or "
@@ -130,12 +130,12 @@ def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
 
 
 def _rollout(config: RunConfig) -> Iterator[Finding]:
-    """Whole replicas fill the devices, and each has all experts."""
+    """Whole replicas must fill the devices, and each needs all experts."""
     rollout, devices = config.generate_config, config.rollout_devices
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
     together = "the devices of all roles" if config.is_spread else DEVICES
     key = ROLLOUT_DEVICES if config.is_apart else together
-    # 0 are missing, which is a finding of its own.
+    # 0 means missing, which has its own finding.
     yield from must_divide(_ROLLOUT_TP, tensor, key, devices or tensor)
     need = (
         f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; experts that are shared across "
@@ -146,7 +146,7 @@ def _rollout(config: RunConfig) -> Iterator[Finding]:
 
 
 def _shares(config: RunConfig) -> Iterator[Finding]:
-    """A batch is whole mini-batches, and the replicas of a role have equally many sequences."""
+    """Mini-batches must divide the batch, and replicas must get equal numbers of sequences."""
     rl, batch = config.rl_config, config.megatron_training.global_batch_size
     mini_batch, samples = rl.mini_batch_size, rl.n_samples_per_prompt
     yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
@@ -169,7 +169,7 @@ def _shares(config: RunConfig) -> Iterator[Finding]:
 
 
 def _lengths(config: RunConfig) -> Iterator[Finding]:
-    """Prompt and response together fit what either side accepts, and every token budget."""
+    """Prompt plus response must fit both sides and every token budget."""
     rl, rollout = config.rl_config, config.generate_config
     prompt, response = rl.max_prompt_length, rollout.sampling_config.max_tokens
     longest = prompt + response
@@ -181,14 +181,14 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
     yield from _judged(
         config,
         (
-            # The tokens over which the penalty grows are some, and not all, of a response's.
+            # The penalty must grow over a part of the response's tokens, not over all.
             rl.overlong_buffer_enable and not 0 < config.overlong_buffer < response,
             "rl_config.overlong_buffer",
             f"{some} with rl_config.overlong_buffer_enable=true",
             *((max(1, response // 5),) if response > 1 else ()),
         ),
         (
-            # A step of the engine holds a token of every sequence.
+            # A step of the engine has one token of each sequence.
             rollout.max_num_batched_tokens < rollout.max_num_seqs,
             "generate_config.max_num_batched_tokens",
             f"must be at least generate_config.max_num_seqs={rollout.max_num_seqs}",
@@ -210,13 +210,13 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
 
 
 def _learners(config: RunConfig) -> dict[str, LearningConfig]:
-    """Return the sections of the roles that learn."""
+    """Return the sections of the trained roles."""
     sections = ("actor_config", "critic_config")
     return {section: there for section in sections if (there := config.value_of(section))}
 
 
 def _learning(config: RunConfig) -> Iterator[Finding]:
-    """Full recomputation says how, and no other does; a learning rate does not decay upwards."""
+    """Full recomputation needs its method, other modes must not have one; min_lr <= lr."""
     grouped = f"{TRAINING_ENGINE} multiplies grouped experts in bfloat16 only"
     for section, learner in _learners(config).items():
         granularity = learner.recompute_granularity
@@ -246,7 +246,7 @@ def _learning(config: RunConfig) -> Iterator[Finding]:
 
 
 def _advantages(config: RunConfig) -> Iterator[Finding]:
-    """There is a critic exactly where advantages come from one; the actor learns in some step."""
+    """A critic must exist if and only if the estimator needs one, and warm-up must end."""
     rl, steps = config.rl_config, config.megatron_training.train_iters
     name, wanted, there = rl.adv_estimator, rl.has_critic, config.critic_config is not None
     yield from _function(_ESTIMATOR, name, ESTIMATORS)
@@ -279,7 +279,7 @@ def _function(field: str, name: str, builtins: Sequence[str]) -> Iterator[Findin
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:
-    """Each reward function has a weight; without a reward model there is one at least."""
+    """Each reward function needs a weight; without a reward model at least one is required."""
     names, weights = config.rl_config.verifier_function, config.rl_config.verifier_weight
     if len(weights) != len(names) or not (names or config.reward_config):
         field = "rl_config.verifier_weight"
@@ -314,7 +314,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 
 def _some_weight(config: RunConfig) -> Iterator[Finding]:
-    """Something tells responses apart: a reward function, or a reward model beside them."""
+    """Some weight must not be 0: of a reward function, or of the reward model."""
     if config.reward_config is not None and config.reward_config.weight:
         return
     sections = ["rl_config"]
@@ -327,7 +327,7 @@ def _some_weight(config: RunConfig) -> Iterator[Finding]:
 
 
 def _files(config: RunConfig) -> Iterator[Finding]:
-    """What is read has one name; what evaluates has something to read."""
+    """The reference folder must be named once; evaluation needs data."""
     ours, theirs = config.ref_config.load, config.value_of(OTHER_REFERENCE)
     need = "needs megatron_training.test_data_path, data_config.held_out_fraction or eval_sets"
     names = f"and {OTHER_REFERENCE}={theirs} are two names of one folder; give one of them"
@@ -339,7 +339,7 @@ def _files(config: RunConfig) -> Iterator[Finding]:
 
 
 def _checkpoints(config: RunConfig) -> Iterator[Finding]:
-    """A best one is chosen among several; what is left of one is left of another run's."""
+    """keep_best needs intermediate evaluations; finetune and no_load_* need a resume folder."""
     training = config.megatron_training
     steps, saved, judged = training.train_iters, training.save_interval, config.rl_config.test_freq
     apart = training.keep_best and not 0 < lcm(saved, judged) < steps

@@ -1,4 +1,4 @@
-"""Bounds of a YAML file before it is read: its bytes, and what its anchors expand to."""
+"""Limits of a YAML file, checked before it is loaded: bytes, and expanded anchors."""
 
 from pathlib import Path
 
@@ -7,15 +7,15 @@ import yaml
 from mindrl.errors import ConfigError
 
 MOST_BYTES = 1 << 20
-"""Of a file: a configuration with every key is below 100 KB."""
+"""Maximum size of a file: a configuration with every key is below 100 KB."""
 MOST_VALUES = 100_000
-"""Of a file, each anchor counted wherever it is used."""
+"""Maximum number of values in a file; each use of an anchor counts."""
 
 
 def bounded_graph(path: Path) -> yaml.Node | None:
-    """Return the graph of a file, in which what an anchor names is shared and not expanded.
+    """Return the node graph of a file, in which anchors are shared and not expanded.
 
-    None where the file is empty.
+    None if the file is empty.
 
     Raises:
         ConfigError: The file is too large, or its anchors expand to too many values.
@@ -36,7 +36,7 @@ def bounded_graph(path: Path) -> yaml.Node | None:
 
 
 def _values(root: yaml.Node) -> int:
-    """Count the values below a node, those of an anchor once for each use."""
+    """Return the number of values below a node; each use of an anchor counts."""
     counts: dict[int, int] = {}
     open_nodes, stack = set[int](), [root]
     while stack:
@@ -44,7 +44,7 @@ def _values(root: yaml.Node) -> int:
         below = _below(node)
         if id(node) not in open_nodes:
             open_nodes.add(id(node))
-            # One that is still open holds itself, which the reader refuses.
+            # An open node contains itself; the loader refuses that.
             stack += [each for each in below if id(each) not in open_nodes]
             continue
         stack.pop()

@@ -100,7 +100,7 @@ def test_a_joined_cluster_that_loses_its_head_ends_the_run_in_words_and_is_left_
         server.kill()
         assert program.process.wait(timeout=90) == 1, program.text()
         assert "error: " in program.text()
-        assert "cannot be reached" in program.text()
+        assert "the cluster that this run has joined is lost: " in program.text()
         assert program.summary()["status"] == "failed"
         assert other.poll() is None
 

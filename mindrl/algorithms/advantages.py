@@ -1,9 +1,9 @@
-"""Advantages: how much better a response, or a token, did than what it is compared with.
+"""Advantages of responses and of tokens relative to a baseline.
 
-GRPO compares the responses to one prompt; generalised advantage estimation asks a critic.
+GRPO compares the responses to one prompt; generalised advantage estimation uses a critic.
 
-Shapes: B sequences, P groups (the responses to one prompt form a group), T positions. A value
-stands at the token that is chosen knowing it.
+Shapes: B sequences, P groups (the responses to one prompt form a group), T positions. The value at
+position t is the expected return before the token at t is chosen.
 """
 
 from typing import NamedTuple
@@ -12,27 +12,29 @@ import torch
 from torch import Tensor
 
 _EPSILON = 1e-8
-"""Added to a variance before its root is taken."""
+"""Added to a variance before taking its root."""
 
 
 class GroupedRewards(NamedTuple):
-    """Rewards as their groups see them."""
+    """Rewards with statistics of their groups."""
 
     centred_B: Tensor
-    """Reward less the mean of its group; exactly 0 where all rewards of the group are equal."""
+    """Reward minus the mean of its group; exactly 0 if all rewards of the group are equal."""
     index_B: Tensor
-    """int64; the place of the group among the groups, from 0."""
+    """int64; index of the group, from 0."""
     count_B: Tensor
-    """Responses of the group, as numbers of the rewards' dtype."""
+    """Number of responses in the group, in the rewards' dtype."""
     std_B: Tensor
     """The group's sample std (divisor n - 1); 0 in a group of one."""
 
 
 def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
-    """Compare each reward with its group. Group ids are int64, in any order, groups of any size.
+    """Return statistics of each reward's group. Group ids are int64, in any order.
+
+    Groups may have any size.
 
     Raises:
-        ValueError: if the shapes are not one and the same [B].
+        ValueError: if the shapes are not the same [B].
     """
     if rewards_B.ndim != 1 or rewards_B.shape != group_B.shape:
         raise ValueError(
@@ -42,8 +44,8 @@ def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
     ids_P, index_B = torch.unique(group_B, return_inverse=True)
     zeros_P = rewards_B.new_zeros(ids_P.shape)
     count_P = zeros_P.index_add(0, index_B, torch.ones_like(rewards_B))
-    # Measured from the group's lowest reward, equal rewards are exact zeros, so that no
-    # rounding of their mean is blown up by a division by next to nothing.
+    # Relative to the group's lowest reward, equal rewards are exact zeros, so dividing by a tiny
+    # deviation cannot amplify rounding of their mean.
     lowest_P = zeros_P.scatter_reduce(0, index_B, rewards_B, "amin", include_self=False)
     above_B = rewards_B - lowest_P[index_B]
     mean_P = zeros_P.index_add(0, index_B, above_B) / count_P
@@ -58,13 +60,13 @@ def group_normalised_advantages(
 ) -> Tensor:
     """Return (reward - group mean) / (group std + epsilon), one number per sequence.
 
-    GRPO's outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2. The std is
-    the sample std (divisor n - 1), as in `torch.std`, TRL and verl. A group of one, or one
-    whose rewards are all equal, gets exactly 0: it holds no signal. The result has the dtype and
-    device of the rewards. Epsilon is in units of reward.
+    GRPO's outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2. The std is the
+    sample std (divisor n - 1), as in `torch.std`, TRL and verl. A group of one, or with equal
+    rewards, gets exactly 0, because it has no signal. The result has the dtype and device of the
+    rewards. Epsilon is in units of reward.
 
     Raises:
-        ValueError: if the shapes are not one and the same [B], or epsilon is not above 0.
+        ValueError: if the shapes are not the same [B], or epsilon is not above 0.
     """
     if epsilon <= 0:
         raise ValueError(f"epsilon={epsilon} must be above 0")
@@ -73,10 +75,10 @@ def group_normalised_advantages(
 
 
 def token_rewards(scores_B: Tensor, penalty_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Give each sequence's score to its last response token, and take its penalty from each.
+    """Return rewards per token: the score at the last response token, minus each penalty.
 
     The penalty is in units of reward, such as a coefficient times an estimate of the KL to a
-    reference; outside the response it may hold anything. The mask, bool, is True at response
+    reference; its values outside the response are ignored. The mask, bool, is True at response
     tokens: at least one in each sequence. The result has the dtype of the scores.
     """
     positions_T = torch.arange(mask_BT.size(1), device=mask_BT.device)
@@ -89,16 +91,16 @@ def token_rewards(scores_B: Tensor, penalty_BT: Tensor, mask_BT: Tensor) -> Tens
 def gae_advantages(
     rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the advantage of each response token, GAE (arXiv 1506.02438) eq. 16.
+    """Return the advantage and the return of each response token, GAE (arXiv 1506.02438) eq. 16.
 
     delta_t = r_t + gamma * V_{t+1} - V_t and A_t = delta_t + gamma * lam * A_{t+1}, where t + 1 is
-    the next response token of the sequence. A response ends at its last token, also where it was
-    cut at the length limit: nothing is expected behind it. A value is what the critic expected
-    before the token was chosen, of the rewards' dtype; outside the mask both may hold anything.
-    gamma discounts a token, 0 to 1; lam 0 trusts the critic, 1 the rewards.
+    the next response token of the sequence. A response ends at its last token, even if it was cut
+    at the length limit: the value after it is 0. A value is the critic's expectation before the
+    token was chosen, in the rewards' dtype; values and rewards outside the mask are ignored. gamma
+    discounts per token, 0 to 1; lam 0 trusts the critic, 1 the rewards.
 
-    The first result are the advantages, not whitened, the second the returns: advantage plus value,
-    what the critic is to learn. Both are 0 outside the response.
+    The first result is the advantages, not whitened; the second is the returns, advantage plus
+    value, which are the critic's targets. Both are 0 outside the response.
     """
     advantages_BT = torch.zeros_like(values_BT)
     following_B = values_BT.new_zeros(len(values_BT))
@@ -114,11 +116,11 @@ def gae_advantages(
 
 
 def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Shift and scale what is in the mask to mean 0 and variance 1 (divisor n); 0 elsewhere.
+    """Shift and scale the values in the mask to mean 0 and variance 1 (divisor n); 0 elsewhere.
 
-    Equal values become 0: they hold no signal.
+    Equal values become 0, because they have no signal.
     """
-    # In float64, so that rounding of the mean is not blown up where all values are equal.
+    # In float64, so that rounding of the mean is not amplified if all values are equal.
     inside_N = values_BT[mask_BT].double()
     centred_N = inside_N - inside_N.mean()
     deviation = (centred_N.square().mean() + _EPSILON).sqrt()
@@ -130,8 +132,8 @@ def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
     """Return 1 - Var(return - value) / Var(return) over the mask.
 
-    1 is a perfect critic, 0 one that knows nothing but the mean, below 0 a worse one. Where all
-    returns are equal there is nothing to explain: 0.
+    A value of 1 is a perfect critic, 0 one that predicts only the mean, below 0 a worse one. If all
+    returns are equal the result is 0.
     """
     returns_N = returns_BT[mask_BT].double()
     error_N = returns_N - values_BT[mask_BT].double()

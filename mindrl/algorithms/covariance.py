@@ -1,4 +1,4 @@
-"""Tokens that decide how fast entropy falls: those whose log-prob and advantage rise together.
+"""Tokens that reduce entropy most: those whose log-prob and advantage rise together.
 
 The few with the largest covariance carry most of it: arXiv 2505.22617.
 
@@ -30,7 +30,7 @@ def covariances(logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> 
 def some_between(
     values_BT: Tensor, mask_BT: Tensor, bounds: tuple[float, float], share: float, seed: int
 ) -> Tensor:
-    """Draw a share of the tokens, one at least, from those whose value lies within the bounds."""
+    """Select a fraction of the tokens, at least one, at random from those within the bounds."""
     low, high = bounds
     wanted = max(1, int(share * mask_BT.sum()))
     places_N = torch.nonzero((mask_BT & (values_BT >= low) & (values_BT <= high)).flatten())[:, 0]
@@ -41,7 +41,7 @@ def some_between(
 
 
 def highest(values_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
-    """Pick a share of the tokens, one at least, of the largest values; of equals the first."""
+    """Select a fraction of the tokens, at least one, with the largest values; ties by position."""
     wanted = max(1, int(share * mask_BT.sum()))
     ranked_BT = values_BT.masked_fill(~mask_BT, -torch.inf).flatten()
     picked = torch.zeros(mask_BT.numel(), dtype=torch.bool)
@@ -51,16 +51,16 @@ def highest(values_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class CovariancePick:
-    """Picks the tokens of an update that `clip_cov` and `kl_cov` hold back."""
+    """Selects the tokens of an update that `clip_cov` and `kl_cov` restrain."""
 
     rl: RLConfig
     seed: int
-    """Of the run. The draw hangs on it, on the update and on its tokens, and on nothing before."""
+    """Seed of the run. The selection depends only on it, the update and its tokens."""
 
     def __call__(
         self, batch: Sequences, old_logprobs_BT: Tensor, advantages_BT: Tensor, update: int
     ) -> Tensor:
-        """Return which tokens of a whole update are picked; `update` counts those of a step."""
+        """Return the selected tokens of a whole update; `update` is its index in the step."""
         mask_BT, rl = batch.response_mask_BT, self.rl
         values_BT = covariances(old_logprobs_BT, advantages_BT, mask_BT)
         if rl.policy_loss == "kl_cov":

@@ -1,4 +1,4 @@
-"""A weight of the entropy bonus that follows a target."""
+"""Weight of the entropy bonus, adapted to a target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,34 +6,35 @@ from dataclasses import dataclass
 
 @dataclass
 class EntropyControl:
-    """Holds the entropy up where it is below a target: Skywork-OR1 (arXiv 2505.22312), section 4.
+    """Keeps the entropy above a target: Skywork-OR1 (arXiv 2505.22312), section 4.
 
-    The weight grows by `delta` behind a step with less entropy than the target, else falls by it,
-    to 0 at the least; where the entropy was above the target there is no bonus at all.
+    The weight grows by `delta` after a step with less entropy than the target, and otherwise
+    decreases by it, to 0 at least; after a step with more entropy than the target there is no
+    bonus.
     """
 
     target: float
     """Nats."""
     delta: float
     weight: float
-    """Of the bonus, where there is one."""
+    """Weight of the bonus, if there is one."""
     is_below: bool = True
-    """The last step had less entropy than the target, or there was none."""
+    """Whether the last step had less entropy than the target; true before the first step."""
 
     @property
     def coef(self) -> float:
-        """The weight of the bonus in the next step."""
+        """Weight of the bonus in the next step."""
         return self.weight if self.is_below else 0.0
 
     def heed(self, entropy: float) -> None:
-        """Take the entropy of a step, in nats."""
+        """Update the weight from the entropy of a step, in nats."""
         self.is_below = entropy < self.target
         self.weight = max(0.0, self.weight + (self.delta if self.is_below else -self.delta))
 
     def state(self) -> dict[str, float | bool]:
-        """Return what the next steps depend on."""
+        """Return the state that the next steps depend on."""
         return {"weight": self.weight, "is_below": self.is_below}
 
     def take_state(self, state: Mapping[str, float | bool]) -> None:
-        """Go on from there."""
+        """Restore the state."""
         self.weight, self.is_below = float(state["weight"]), bool(state["is_below"])

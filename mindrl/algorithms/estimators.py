@@ -1,7 +1,7 @@
-"""Estimators of advantages: what each response, or token, gained over what it is compared with.
+"""Advantage estimators: the gain of each response, or token, over a baseline.
 
-`rl_config.adv_estimator` names one of `ESTIMATORS`, or a function of your own that takes
-`RatedResponses` and returns one number for each response or for each token.
+`rl_config.adv_estimator` names one of `ESTIMATORS`, or your own function that takes
+`RatedResponses` and returns one number per response or per token.
 
 Shapes: B sequences, P groups (the responses to one prompt form a group), T positions.
 """
@@ -25,33 +25,33 @@ from mindrl.config.own_functions import named_function, trial
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RatedResponses:
-    """The responses of a step with what they earned."""
+    """Responses of a step with their rewards."""
 
     rewards_B: Tensor
-    """float32; of each whole response, the KL penalty not yet taken off."""
+    """float32; reward of each whole response, before the KL penalty."""
     group_B: Tensor
     """int64; responses with the same number answer the same prompt."""
     mask_BT: Tensor
-    """bool; the tokens of the responses."""
+    """bool; response tokens."""
     baseline_B: Tensor | None = None
-    """float32; the reward of the greedy response to the same prompt. None where none was made."""
+    """float32; reward of the greedy response to the same prompt. None without greedy responses."""
     penalty_BT: Tensor | None = None
-    """float32; the KL penalty of each token in units of reward. None without one."""
+    """float32; KL penalty of each token in units of reward. None without one."""
     values_BT: Tensor | None = None
-    """float32; what the critic expected before each token. None without a critic."""
+    """float32; the critic's expectation before each token. None without a critic."""
     gamma: float = 1.0
-    """Discount of a token."""
+    """Discount per token."""
     lam: float = 1.0
-    """Lambda of the generalised advantage estimation."""
+    """Lambda of generalised advantage estimation."""
 
     def returns(self) -> Tensor:
-        """Return the reward of each response less the penalty of its tokens, [B]."""
+        """Return the reward of each response minus the penalties of its tokens, [B]."""
         if self.penalty_BT is None:
             return self.rewards_B
         return self.rewards_B - self.penalty_BT.masked_fill(~self.mask_BT, 0.0).sum(dim=1)
 
     def token_rewards(self) -> Tensor:
-        """Return the reward at each response's last token less the penalty of each, [B, T]."""
+        """Return the reward at each response's last token minus each token's penalty, [B, T]."""
         penalty_BT = self.penalty_BT
         if penalty_BT is None:
             penalty_BT = torch.zeros(self.mask_BT.shape)
@@ -60,12 +60,12 @@ class RatedResponses:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Estimate:
-    """What came of it."""
+    """Result of an estimator."""
 
     advantages_BT: Tensor
     """float32; 0 outside the responses."""
     returns_BT: Tensor | None = None
-    """float32; what a critic should have said. None of an estimator that asks none."""
+    """float32; targets of the critic. None if the estimator uses no critic."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ def group_norm(rated: RatedResponses) -> Tensor:
 
 
 def group_mean(rated: RatedResponses) -> Tensor:
-    """Subtract the group's mean alone: Dr. GRPO (arXiv 2503.20783)."""
+    """Subtract the group's mean only: Dr. GRPO (arXiv 2503.20783)."""
     return groups_of(rated.returns(), rated.group_B).centred_B
 
 
@@ -90,9 +90,9 @@ def rloo(rated: RatedResponses) -> Tensor:
 
 
 def opo(rated: RatedResponses) -> Tensor:
-    """Subtract the group's mean weighed by length, of the least variance: OPO (arXiv 2505.23585).
+    """Subtract the group's length-weighted mean, of minimum variance: OPO (arXiv 2505.23585).
 
-    A group whose rewards are all equal gets exactly 0.
+    A group with equal rewards gets exactly 0.
     """
     centred_B, index_B, *_ = groups_of(rated.returns(), rated.group_B)
     lengths_B = rated.mask_BT.sum(dim=1).to(centred_B.dtype)
@@ -103,7 +103,7 @@ def opo(rated: RatedResponses) -> Tensor:
 
 
 def pass_at_k(rated: RatedResponses) -> Tensor:
-    """Give the best response of a group its lead over the second, the others 0.
+    """Return the best response's lead over the second of its group, and 0 for the others.
 
     An unbiased gradient of the expected best of k, with groups of k: arXiv 2503.19595.
     """
@@ -120,7 +120,7 @@ def pass_at_k(rated: RatedResponses) -> Tensor:
 def remax(rated: RatedResponses) -> Tensor:
     """Subtract the reward of the greedy response: ReMax (arXiv 2310.10505), eq. 6.
 
-    With a KL penalty a token answers for its own and for that of the tokens after it.
+    With a KL penalty a token gets its own penalty and those of the tokens after it.
     """
     assert rated.baseline_B is not None, "the trainer makes it"
     return (_rewards_to_go(rated, gamma=1.0) - rated.baseline_B[:, None]) * rated.mask_BT
@@ -149,7 +149,7 @@ def reinforce_plus_plus_baseline(rated: RatedResponses) -> Tensor:
 
 
 def gae(rated: RatedResponses) -> Estimate:
-    """Ask a critic, and whiten over the step: PPO (arXiv 1707.06347)."""
+    """Use a critic's values, and whiten over the step: PPO (arXiv 1707.06347)."""
     mask_BT, values_BT = rated.mask_BT, rated.values_BT
     assert values_BT is not None, "validated: there is a critic"
     advantages_BT, returns_BT = gae_advantages(
@@ -177,14 +177,14 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "gae": gae,
 }
-"""By their names in `rl_config.adv_estimator`."""
+"""Estimators by their names in `rl_config.adv_estimator`."""
 
 
 def resolve_estimator(name: str) -> Estimator:
-    """Return the estimator of a name, or your own function, tried on four responses.
+    """Return the named estimator, or your own function after a trial with four responses.
 
     Raises:
-        ConfigError: It is not there, or does not return what it should.
+        ConfigError: It does not exist, or returns a wrong result.
     """
     estimator: Estimator = named_function(_FIELD, name, ESTIMATORS, "estimator")
     if name not in ESTIMATORS:
@@ -200,10 +200,10 @@ def resolve_estimator(name: str) -> Estimator:
 
 
 def estimated(estimator: Estimator, rated: RatedResponses) -> Estimate:
-    """Estimate, and give each token of a response its number where there is one for each response.
+    """Return the estimate; a number per response is assigned to each of its tokens.
 
     Raises:
-        ValueError: The estimator returned something else than [B] or [B, T].
+        ValueError: The estimator returned a shape other than [B] or [B, T].
         TypeError: It returned no tensor.
     """
     found = estimator(rated)

@@ -1,4 +1,4 @@
-"""Per-token estimates of KL(policy || reference), and the ratios that they are made of.
+"""Per-token estimates of KL(policy || reference), and probability ratios.
 
 Shapes: B sequences, T positions.
 """
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 KlKind = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
-"""Schulman's names, and the names MindSpeed-RL and verl users know for the same estimates."""
+"""Schulman's names, and names of the same estimates in MindSpeed-RL and verl."""
 MAX_LOG_RATIO = 20.0
-"""In nats, as in MindSpeed-RL and verl: e^20 is 5e8, and float32 ends at e^88."""
+"""In nats, as in MindSpeed-RL and verl: e^20 is 5e8; float32 overflows at e^88."""
 
 
 def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
-    """Return log(p / other p) of each token, within +-`MAX_LOG_RATIO`.
+    """Return log(p / other p) of each token, clamped to +-`MAX_LOG_RATIO`.
 
-    A token beyond the bound has no gradient. Without it exp would give inf, and the backward pass
-    0 * inf = NaN, even for a token whose ratio is clipped afterwards and has no gradient at all.
-    An infinite log-prob is a fault, which the bound must not hide: it gives NaN.
+    A token beyond the bound has no gradient. Without the bound, exp would give inf, and the
+    backward pass 0 * inf = NaN, even for a token whose ratio is clipped later and has no gradient.
+    An infinite log-prob is an error, which the bound must not hide: it gives NaN.
     """
     ratio_log_BT = logprobs_BT - other_logprobs_BT
     ratio_log_BT = ratio_log_BT.masked_fill(ratio_log_BT.isinf(), torch.nan)
@@ -27,13 +27,13 @@ def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
 
 
 def low_variance(ratio_log_BT: Tensor) -> Tensor:
-    """Return k3 of a `log_ratio`: that of what was not drawn from over what was."""
-    # expm1 keeps the digits that exp(x) - 1 loses where the two policies almost agree.
+    """Return k3 of the `log_ratio` of the policy not sampled from over the sampled one."""
+    # expm1 keeps the digits that exp(x) - 1 loses if the two policies almost agree.
     return torch.expm1(ratio_log_BT) - ratio_log_BT
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> Tensor:
-    """Estimate KL(policy || reference), in nats, at each token drawn from the policy.
+    """Estimate KL(policy || reference), in nats, at each token sampled from the policy.
 
     With d = logprob - ref_logprob:
 
@@ -42,9 +42,9 @@ def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> T
     - `k3` or `low_var_kl`: exp(-d) + d - 1. Unbiased, low variance, never negative.
     - `abs`: |d|.
 
-    J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
-    For k3, d is kept within +-20 by `log_ratio`; a token beyond that bound has no gradient. Unlike
-    that of MindSpeed-RL and verl, the estimate itself is not clamped to 10 afterwards.
+    J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html. For k3,
+    `log_ratio` clamps d to +-20; a token beyond that bound has no gradient. Unlike in MindSpeed-RL
+    and verl, the estimate itself is not clamped to 10.
     """
     match kind:
         case "k1" | "kl":

@@ -1,7 +1,7 @@
-"""The losses: of a policy, and of PPO's critic.
+"""Losses of the policy and of PPO's critic.
 
-A policy has a loss of its choices, KL to a reference and an entropy bonus; a critic has a clipped
-squared error. Every loss is a weighted sum over tokens.
+The policy's loss has a term for its chosen tokens, the KL to a reference and an entropy bonus; the
+critic's is a clipped squared error. Every loss is a weighted sum over tokens.
 
 Shapes: B sequences, T positions.
 """
@@ -30,26 +30,26 @@ from mindrl.config.rl import RolloutCorrection
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossTerms:
-    """What one micro-batch adds to an update."""
+    """Contribution of one micro-batch to an update."""
 
     loss: Tensor
     """0-dim, with gradient."""
     metrics: dict[str, Tensor]
-    """Detached 0-dim weighted sums: add them over micro-batches and ranks for the mean."""
+    """Detached 0-dim weighted sums: their sum over micro-batches and ranks is the mean."""
 
     @classmethod
     def of(cls, loss: Tensor, sums: Mapping[str, Tensor]) -> Self:
-        """Take a loss, and the sums that are to be seen beside it."""
+        """Create terms from a loss and the sums to report."""
         return cls(loss=loss, metrics={name: term.detach() for name, term in sums.items()})
 
 
 def weighted_sums(terms_BT: Mapping[str, Tensor], weights_BT: Tensor) -> dict[str, Tensor]:
-    """Add up each term of the tokens, by their weights."""
+    """Return the weighted sum of each term over the tokens."""
     return {name: (weights_BT * term_BT).sum() for name, term_BT in terms_BT.items()}
 
 
 def used(name: str, values_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Zero what has no weight, before any arithmetic: 0 * NaN is NaN, backward as well.
+    """Set values without weight to 0 before any arithmetic: 0 * NaN is NaN, also backward.
 
     Raises:
         ValueError: if the shapes differ.
@@ -64,24 +64,24 @@ def used(name: str, values_BT: Tensor, weights_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """A loss of choices with KL to a reference, as GRPO's (arXiv 2402.03300), and entropy."""
+    """A policy loss with KL to a reference, as GRPO's (arXiv 2402.03300), and entropy."""
 
     kl_kind: KlKind
     kl_coef: float
-    """0 trains without a reference."""
+    """Coefficient of the KL term; with 0 no reference is needed."""
     entropy_coef: float
-    """Above 0 rewards entropy."""
+    """Coefficient of the entropy bonus; above 0 rewards entropy."""
     options: PolicyLossOptions
     function: PolicyLossFunction = clipped
-    """What each token adds for its choice."""
+    """Policy loss of each token."""
     total: Total = of_one_rank
-    """Adds numbers of sequences over the ranks that share their tokens."""
+    """Sums a number per sequence over the ranks that share its tokens."""
     picked_BT: Tensor | None = None
-    """Tokens of this micro-batch that the function holds back."""
+    """Tokens of this micro-batch that the function restrains."""
     correction: RolloutCorrection | None = None
-    """What makes up for the engine that drew the tokens; None where nothing does."""
+    """Correction for the engine that sampled the tokens; None without one."""
     left_out_BT: Tensor | None = None
-    """Tokens of this micro-batch that are measured and not learned from. None learns from all."""
+    """Tokens of this micro-batch that are measured but not trained on. None trains on all."""
 
     def __call__(
         self,
@@ -95,11 +95,10 @@ class PolicyLoss:
     ) -> LossTerms:
         """Return sum(weights * (policy + kl_coef * kl - entropy_coef * entropy)) and its terms.
 
-        All tensors are [B, T]; `logprobs_BT` and `entropy_BT` carry the gradient, in nats.
-        Tokens that are left out have no part in the loss; they count in the metrics of KL and
-        entropy. Where a weight is 0 the other tensors may hold anything, NaN included. With
-        kl_coef = 0 a reference is optional and only measured. Without old log-probs this is the
-        first update of its policy, whose own they are.
+        All tensors are [B, T]; `logprobs_BT` and `entropy_BT` carry the gradient, in nats. Excluded
+        tokens do not enter the loss, but count in the metrics of KL and entropy. Values with weight
+        0 are ignored, even NaN. With kl_coef = 0 the reference is optional and only measured.
+        Without old log-probs the new ones are used: this must be the first update of the policy.
 
         Raises:
             ValueError: if shapes differ, or the reference is None while kl_coef is not 0.
@@ -125,7 +124,7 @@ class PolicyLoss:
         )
         terms_BT = policy_terms(self.function, chosen)
         terms_BT["entropy"] = used("entropy_BT", entropy_BT, weights_BT)
-        # Tokens were drawn from the old policy, so this estimates KL(old || new).
+        # Tokens were sampled from the old policy, so this estimates KL(old || new).
         terms_BT["kl_old"] = kl_estimate(old_BT, new_BT, "k3")
         if ref_logprobs_BT is not None:
             ref_BT = used("ref_logprobs_BT", ref_logprobs_BT, weights_BT)
@@ -141,10 +140,10 @@ class PolicyLoss:
     def of_minibatch(
         self, read: tuple[Tensor, ...], minibatch: Minibatch, own_BT: Tensor, total: Total
     ) -> LossTerms:
-        """Return what a rank's tokens of a micro-batch, on the host, add to the loss.
+        """Return the loss of a rank's tokens of a micro-batch that is on the host.
 
         `read` are log-probs and entropies, with gradient; `own_BT` is 1 for the tokens of this
-        rank, 0 elsewhere. What makes up for the engine that drew them multiplies the advantages.
+        rank, 0 elsewhere. The correction for the engine multiplies the advantages.
         """
         logprobs_BT, entropy_BT = read
         device = own_BT.device
@@ -184,15 +183,15 @@ class PolicyLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """Half the squared error of the value, or of the value kept near the old one: the larger.
+    """Half the squared error of the value, or of the value clipped near the old one: the larger.
 
-    The clipped value loss of PPO's own implementation (github.com/openai/baselines, ppo2), as in
-    MindSpeed-RL, verl and TRL. The larger error counts, so a value that has gone further than the
-    range has no gradient, unless it went away from its return.
+    The clipped value loss of PPO's reference implementation (github.com/openai/baselines, ppo2), as
+    in MindSpeed-RL, verl and TRL. The larger error counts, so a value beyond the range has no
+    gradient, unless it moved away from its return.
     """
 
     clip_range: float
-    """In units of reward: the clipped value lies within the old value -/+ clip_range."""
+    """In units of reward: the clipped value is within the old value -/+ clip_range."""
 
     def __call__(
         self,
@@ -204,8 +203,8 @@ class ValueLoss:
     ) -> LossTerms:
         """Return sum(weights * 0.5 * max((v - return)^2, (clipped v - return)^2)) and its terms.
 
-        All tensors are [B, T]; `values_BT` carries the gradient. Where a weight is 0 the other
-        tensors may hold anything, NaN included.
+        All tensors are [B, T]; `values_BT` carries the gradient. Values with weight 0 are ignored,
+        even NaN.
 
         Raises:
             ValueError: if shapes differ.
@@ -214,7 +213,7 @@ class ValueLoss:
         values_BT = used("values_BT", values_BT, weights_BT)
         old_BT = used("old_values_BT", old_values_BT, weights_BT)
         returns_BT = used("returns_BT", returns_BT, weights_BT)
-        # Not the old value plus a clipped difference, which would be rounded inside the range too.
+        # Adding a clipped difference to the old value would round values inside the range too.
         near_BT = values_BT.clamp(old_BT - self.clip_range, old_BT + self.clip_range)
         free_BT = (values_BT - returns_BT).square()
         limited_BT = (near_BT - returns_BT).square()
@@ -233,7 +232,7 @@ class ValueLoss:
         own_BT: Tensor,
         total: Total,  # noqa: ARG002 - no sum over a sequence
     ) -> LossTerms:
-        """Return what a rank's tokens add to the loss, as that of a policy; `read` are values."""
+        """Return the loss of a rank's tokens, as for a policy; `read` are values."""
         (values_BT,) = read
         device = own_BT.device
         return self(

@@ -1,7 +1,7 @@
-"""Policy losses: what each token of a response adds to the loss of the policy.
+"""Policy losses per response token.
 
-`rl_config.policy_loss` names one of `POLICY_LOSSES`, or a function of your own that takes
-`ChosenTokens` and returns the loss of each token.
+`rl_config.policy_loss` names one of `POLICY_LOSSES`, or your own function that takes `ChosenTokens`
+and returns the loss of each token.
 
 Shapes: B sequences, T positions.
 """
@@ -17,78 +17,78 @@ from mindrl.config.own_functions import named_function, trial
 
 _FIELD = "rl_config.policy_loss"
 Total = Callable[[Tensor], Tensor]
-"""Adds a number for each sequence, [B], over the ranks that share its tokens; has no gradient."""
+"""Sums a number per sequence, [B], over the ranks that share its tokens; without gradient."""
 
 
 def of_one_rank(values_B: Tensor) -> Tensor:
-    """Return the sums where each sequence is on one rank."""
+    """Return the values unchanged: each sequence is on one rank."""
     return values_B
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLossOptions:
-    """What the losses are set to, for the whole run."""
+    """Options of the losses, for the whole run."""
 
     clip_low: float
     """The ratio is clipped below 1 - clip_low; `gmpo`: its logarithm below -clip_low."""
     clip_high: float
     """The ratio is clipped above 1 + clip_high; `gmpo`: its logarithm above clip_high."""
     dual_clip: float = 3.0
-    """`dual_clip`: most of a ratio that counts where the advantage is negative; above 1."""
+    """`dual_clip`: maximum of the ratio for negative advantages; above 1."""
     tau_positive: float = 1.0
-    """`sapo`: how sharply the gate falls where the advantage is positive."""
+    """`sapo`: steepness of the gate for positive advantages."""
     tau_negative: float = 1.05
-    """`sapo`: the same where it is negative."""
+    """`sapo`: the same for negative advantages."""
     kl_cov_coef: float = 1.0
-    """`kl_cov`: how strongly the picked tokens are held to the old policy."""
+    """`kl_cov`: coefficient of the penalty that keeps selected tokens near the old policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChosenTokens:
-    """The tokens of a micro-batch that this rank has, each chosen by the old policy."""
+    """This rank's tokens of a micro-batch, each sampled by the old policy."""
 
     logprobs_BT: Tensor
-    """Of the policy that learns, with gradient, nats; 0 where there is no token."""
+    """Log-probs of the trained policy, with gradient, nats; 0 without a token."""
     old_logprobs_BT: Tensor
-    """Of the policy that the update starts from."""
+    """Log-probs of the policy at the start of the update."""
     advantages_BT: Tensor
     mask_BT: Tensor
-    """bool; the tokens of the responses that this rank has."""
+    """bool; this rank's response tokens."""
     options: PolicyLossOptions
     total: Total = of_one_rank
     picked_BT: Tensor | None = None
-    """bool; tokens of a large covariance. None of a loss that asks for none."""
+    """bool; tokens with a large covariance. None if the loss does not use them."""
 
     def ratio(self) -> Tensor:
-        """Return the ratio of each token to the old policy, within e^-20 and e^20, [B, T]."""
+        """Return the ratio of each token to the old policy, clamped to e^-20 and e^20, [B, T]."""
         return log_ratio(self.logprobs_BT, self.old_logprobs_BT).exp()
 
     def clipped(self, ratio_BT: Tensor) -> Tensor:
-        """Return a ratio kept within its bounds."""
+        """Return a ratio clipped to its bounds."""
         return ratio_BT.clamp(1 - self.options.clip_low, 1 + self.options.clip_high)
 
     def sequence_mean(self, values_BT: Tensor) -> Tensor:
-        """Return the mean over the tokens of each sequence, on all ranks, [B]; no gradient."""
+        """Return the mean over each sequence's tokens on all ranks, [B]; without gradient."""
         values_BT = values_BT.detach().masked_fill(~self.mask_BT, 0.0)
         tokens_B = self.total(self.mask_BT.sum(dim=1).to(values_BT.dtype))
         return self.total(values_BT.sum(dim=1)) / tokens_B.clamp(min=1)
 
 
 Terms = Mapping[str, Tensor]
-"""By name: `policy_loss`, and `clip_fraction` and `ratio` to be seen beside it."""
+"""By name: `policy_loss`, and the metrics `clip_fraction` and `ratio`."""
 
 
 def clipped(chosen: ChosenTokens) -> Terms:
     """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A): PPO (arXiv 1707.06347) eq. 7.
 
-    DAPO (arXiv 2503.14476) sets the two bounds apart. A token is clipped where the clipped branch
-    is the smaller one, so that it has no gradient.
+    DAPO (arXiv 2503.14476) uses two different bounds. A token counts as clipped if the clipped
+    branch is the smaller one, so that it has no gradient.
     """
     return _clipped(chosen, chosen.ratio())
 
 
 def dual_clip(chosen: ChosenTokens) -> Terms:
-    """Clip, and bound the loss of a negative advantage by -c * A: arXiv 1912.09729."""
+    """Clip, and limit the loss of a negative advantage to -c * A: arXiv 1912.09729."""
     terms, gain_BT = _clipped(chosen, chosen.ratio()), chosen.advantages_BT
     most_BT = -chosen.options.dual_clip * gain_BT
     is_beyond_BT = (gain_BT < 0) & (terms["policy_loss"] > most_BT)
@@ -103,7 +103,7 @@ def dual_clip(chosen: ChosenTokens) -> Terms:
 def gspo(chosen: ChosenTokens) -> Terms:
     """Clip the ratio of the sequence, the geometric mean of its tokens': GSPO (arXiv 2507.18071).
 
-    By tokens, as its GSPO-token: the ratio has the value of the sequence's, and the gradient of
+    Per token, like its GSPO-token: the ratio has the value of the sequence's and the gradient of
     the token's, so with equal weights in a sequence the gradient is the same.
     """
     log_BT = chosen.logprobs_BT - chosen.old_logprobs_BT
@@ -112,10 +112,10 @@ def gspo(chosen: ChosenTokens) -> Terms:
 
 
 def gmpo(chosen: ChosenTokens) -> Terms:
-    """Weigh A by the geometric mean of the clipped ratios: GMPO (arXiv 2507.20673).
+    """Weight A by the geometric mean of the clipped ratios: GMPO (arXiv 2507.20673).
 
     Each logarithm is clipped on the side to which the advantage pushes it. Value and gradient are
-    those of the sequence, by its tokens, as in `gspo`.
+    those of the sequence, per token as in `gspo`.
     """
     options, sign_BT = chosen.options, chosen.advantages_BT.sign()
     log_BT = log_ratio(chosen.logprobs_BT, chosen.old_logprobs_BT)
@@ -144,7 +144,7 @@ def cispo(chosen: ChosenTokens) -> Terms:
 def sapo(chosen: ChosenTokens) -> Terms:
     """-4 / tau * sigmoid(tau * (ratio - 1)) * A: a soft gate. SAPO (arXiv 2511.20347).
 
-    Tau is another one where the advantage is negative.
+    Negative advantages have a different tau.
     """
     options, gain_BT, ratio_BT = chosen.options, chosen.advantages_BT, chosen.ratio()
     tau_BT = torch.full_like(gain_BT, options.tau_negative)
@@ -158,7 +158,7 @@ def sapo(chosen: ChosenTokens) -> Terms:
 
 
 def plain(chosen: ChosenTokens) -> Terms:
-    """-A * log-prob: the policy gradient (REINFORCE) of the tokens, whoever chose them."""
+    """-A * log-prob: the policy gradient (REINFORCE), whichever policy sampled the tokens."""
     return {
         "policy_loss": -chosen.advantages_BT * chosen.logprobs_BT,
         "clip_fraction": torch.zeros_like(chosen.mask_BT),
@@ -167,7 +167,7 @@ def plain(chosen: ChosenTokens) -> Terms:
 
 
 def clip_cov(chosen: ChosenTokens) -> Terms:
-    """Clip, and take the gradient of a few tokens of large covariance: arXiv 2505.22617, eq. 12."""
+    """Clip, and drop the gradient of a few tokens of large covariance: arXiv 2505.22617, eq. 12."""
     assert chosen.picked_BT is not None, "the trainer picks them"
     terms = _clipped(chosen, chosen.ratio())
     return {
@@ -178,9 +178,9 @@ def clip_cov(chosen: ChosenTokens) -> Terms:
 
 
 def kl_cov(chosen: ChosenTokens) -> Terms:
-    """-ratio * A, and hold the tokens of the largest covariance: arXiv 2505.22617, eq. 14.
+    """-ratio * A, with a penalty on tokens of the largest covariance: arXiv 2505.22617, eq. 14.
 
-    They are held to the old policy by the size of the logarithm of their ratio.
+    The penalty is the absolute logarithm of their ratio to the old policy.
     """
     assert chosen.picked_BT is not None, "the trainer picks them"
     log_BT = log_ratio(chosen.logprobs_BT, chosen.old_logprobs_BT)
@@ -205,15 +205,15 @@ POLICY_LOSSES: Mapping[str, PolicyLossFunction] = {
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
 }
-"""By their names in `rl_config.policy_loss`."""
+"""Losses by their names in `rl_config.policy_loss`."""
 
 
 def policy_terms(function: PolicyLossFunction, chosen: ChosenTokens) -> dict[str, Tensor]:
-    """Return what each token adds, and what is to be seen beside it, [B, T] each.
+    """Return the loss and the metrics of each token, [B, T] each.
 
     Raises:
         TypeError: The function returned neither a tensor nor such a mapping.
-        ValueError: It has another shape.
+        ValueError: A result has another shape.
     """
     found = function(chosen)
     if isinstance(found, Tensor):
@@ -229,10 +229,10 @@ def policy_terms(function: PolicyLossFunction, chosen: ChosenTokens) -> dict[str
 
 
 def resolve_policy_loss(name: str) -> PolicyLossFunction:
-    """Return the loss of a name, or your own function, tried on two responses.
+    """Return the named loss, or your own function after a trial with two responses.
 
     Raises:
-        ConfigError: It is not there, or does not return what it should.
+        ConfigError: It does not exist, or returns a wrong result.
     """
     function: PolicyLossFunction = named_function(_FIELD, name, POLICY_LOSSES, "policy loss")
     if name not in POLICY_LOSSES:
@@ -260,5 +260,5 @@ def _clipped(chosen: ChosenTokens, ratio_BT: Tensor) -> dict[str, Tensor]:
 
 
 def _one(values_BT: Tensor) -> Tensor:
-    """Return 1 with the gradient of exp(value) over exp(value)."""
+    """Return 1, with the gradient of exp(value) / exp(value) with a constant denominator."""
     return (values_BT - values_BT.detach()).exp()

@@ -1,11 +1,11 @@
-"""Importance weights: what makes up for tokens that were drawn with other probabilities.
+"""Importance weights that correct for an engine with different token probabilities.
 
-The engine that draws tokens has the trainer's weights and not its arithmetic. What a token counts
-for, its advantage, is multiplied by the probability that the policy of the update gives it over
-that which it was drawn with: truncated, "Your efficient RL framework secretly brings you
-off-policy RL training" (F. Yao et al. 2025); masked, IcePop (arXiv 2510.18855). Beside the ratio
-that the loss itself clips this makes the decoupled loss of arXiv 2110.00641: drawn by one policy,
-kept near a second, taught to a third.
+The engine has the trainer's weights, but not its arithmetic. The advantage of a token is multiplied
+by the probability that the policy of the update gives it, divided by the one it was sampled with:
+truncated, "Your efficient RL framework secretly brings you off-policy RL training" (F. Yao et al.
+2025); masked, IcePop (arXiv 2510.18855). Together with the ratio that the loss clips this is the
+decoupled loss of arXiv 2110.00641: one policy samples, a second one is the proximal policy, a third
+one is trained.
 
 Shapes: B sequences, T positions.
 """
@@ -21,14 +21,14 @@ from mindrl.config.rl import RolloutCorrection
 
 
 class Corrected(NamedTuple):
-    """Weights of the tokens that a rank has, and what became of them."""
+    """Weights of this rank's tokens, and which of them are out of bounds."""
 
     weights_BT: Tensor
     """0 outside the mask; no gradient."""
     beyond_BT: Tensor
-    """bool; tokens whose ratio lay beyond a bound."""
+    """bool; tokens whose ratio is out of bounds."""
     rejected_B: Tensor
-    """bool; responses that are left out, which all their tokens are weighed 0 for."""
+    """bool; rejected responses, all of whose tokens have weight 0."""
 
 
 def corrected(
@@ -37,9 +37,9 @@ def corrected(
     mask_BT: Tensor,
     total: Total = of_one_rank,
 ) -> Corrected:
-    """Weigh tokens of the mask, bool, by the `log_ratio` of the trainer to the engine.
+    """Return weights for tokens in the mask, bool, from the trainer/engine `log_ratio`.
 
-    `total` adds over the ranks that share a response.
+    `total` sums over the ranks that share a response.
     """
     log_BT = log_BT.masked_fill(~mask_BT, 0.0)
     log_B = torch.zeros_like(log_BT[:, 0])

@@ -1,4 +1,4 @@
-"""What several answers to each of several prompts say of a model: avg@n and pass@k.
+"""Success rates of several answers per prompt: avg@n and pass@k.
 
 Shapes: P prompts, each answered n times.
 """
@@ -12,7 +12,7 @@ _Z = statistics.NormalDist().inv_cdf(0.975)
 
 
 class Rate(NamedTuple):
-    """A share, 0 to 1, with the ends of its 95 % confidence interval."""
+    """A fraction, 0 to 1, with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ def success_rates(shares: Sequence[float], samples: int) -> dict[str, Rate]:
     """Return avg@n and, for k = 2, 4, .. and n, pass@k, by name.
 
     Args:
-        shares: How right each answer is, 0 to 1, prompt by prompt. 1 alone counts for pass@k.
+        shares: Correctness of each answer, 0 to 1, grouped by prompt. Only 1 counts for pass@k.
         samples: Answers to each prompt, n.
     """
     groups = [shares[first : first + samples] for first in range(0, len(shares), samples)]
@@ -38,9 +38,10 @@ def success_rates(shares: Sequence[float], samples: int) -> dict[str, Rate]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Estimate how often one of k answers is right, from n >= k of which some are.
+    """Estimate the probability that one of k answers is right, from n >= k answers.
 
-    Without bias: the share of the choices of k of the n with a right one. arXiv 2107.03374, eq. 1.
+    Unbiased: the fraction of subsets of k of the n answers with a right one. arXiv 2107.03374, eq.
+    1.
     """
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
@@ -48,9 +49,9 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 def rate(shares_P: Sequence[float], samples: int) -> Rate:
     """Return the mean over prompts with Wilson's interval (1927).
 
-    The answers to one prompt are alike, so the interval is that of as many independent ones as
-    their spread over the prompts shows: at least one a prompt, at most all of them (the design
-    effect of a cluster sample: Dean and Pagano 2015, 10.1093/jssam/smv024).
+    Answers to one prompt are correlated, so the interval uses an effective number of independent
+    answers, estimated from their variance over the prompts: at least one per prompt, at most all
+    (the design effect of a cluster sample: Dean and Pagano 2015, 10.1093/jssam/smv024).
     """
     prompts, mean = len(shares_P), statistics.fmean(shares_P)
     spread = statistics.variance(shares_P) if prompts > 1 else 0.0

@@ -1,8 +1,7 @@
-"""Token weights: what each token counts for in the loss of one update.
+"""Token weights: the weight of each token in the loss of one update.
 
-They are those of a whole update, over all ranks and micro-batches, and add to 1 where they are
-means. The loss is then a plain sum, and neither the micro-batch size, nor data parallelism, nor
-packing can change it.
+They are normalised over a whole update, all ranks and micro-batches, and sum to 1 for means. The
+loss is then a plain sum that does not depend on the micro-batch size, data parallelism, or packing.
 
 Shapes: B sequences, T positions.
 """
@@ -12,24 +11,24 @@ from torch import Tensor
 
 
 def token_mean_weights(mask_BT: Tensor) -> Tensor:
-    """Give every token in the mask the same weight.
+    """Return equal weights for all tokens in the mask.
 
-    The mean over tokens of DAPO (arXiv 2503.14476): a long response counts for more. The mask,
-    bool, is True at tokens to be trained on, of the whole update, not a shard of it. The weights
-    are float32, 0 outside the mask.
+    DAPO's mean over tokens (arXiv 2503.14476): longer responses have more weight. The mask, bool,
+    is True at tokens to be trained on, of the whole update, not a shard of it. The weights are
+    float32, 0 outside the mask.
 
     Raises:
-        ValueError: if the mask is not bool, or holds no token.
+        ValueError: if the mask is not bool, or has no token.
     """
     _require_token(mask_BT)
     return mask_BT.float() / mask_BT.sum()
 
 
 def sequence_mean_weights(mask_BT: Tensor) -> Tensor:
-    """Give every sequence the same weight, shared equally by its tokens in the mask.
+    """Return weights with equal sums per sequence, shared equally by its tokens in the mask.
 
-    The 1/G sum 1/|o_i| of GRPO (arXiv 2402.03300) eq. 3. A sequence without a token in the
-    mask gets 0 and is not counted. Arguments, result and errors as `token_mean_weights`.
+    The 1/G sum 1/|o_i| of GRPO (arXiv 2402.03300) eq. 3. A sequence without a token in the mask
+    gets 0 and is not counted. Arguments, result and errors as `token_mean_weights`.
     """
     _require_token(mask_BT)
     tokens_B = mask_BT.sum(dim=1)
@@ -38,11 +37,11 @@ def sequence_mean_weights(mask_BT: Tensor) -> Tensor:
 
 
 def sequence_sum_weights(mask_BT: Tensor, longest: int) -> Tensor:
-    """Give every token the same weight, whatever the lengths: 1 / (sequences * longest).
+    """Return equal weights for all tokens, independent of lengths: 1 / (sequences * longest).
 
-    Dr. GRPO (arXiv 2503.20783): a sum over the tokens of a sequence over a constant, `longest`, the
-    mean over sequences. The weights add to the share of the longest responses that were written.
-    Arguments, result and errors as `token_mean_weights`.
+    Dr. GRPO (arXiv 2503.20783): the mean over sequences of a sum over tokens divided by a constant,
+    `longest`. The weights sum to the mean length as a fraction of `longest`. Arguments, result and
+    errors as `token_mean_weights`.
     """
     _require_token(mask_BT)
     sequences = (mask_BT.sum(dim=1) > 0).sum()

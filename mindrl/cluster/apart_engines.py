@@ -1,4 +1,4 @@
-"""The rollout on devices of its own, as the trainer asks it: weights first, then prompts."""
+"""Rollout on separate devices, as used by the trainer: weights first, then prompts."""
 
 import logging
 import time
@@ -16,46 +16,46 @@ from mindrl.platform.rendezvous import call_off, link_name
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 _WATCH_SECONDS = 1.0
-"""Between two looks at the processes."""
+"""Interval between checks of the processes."""
 _CALL_OFF_WITHIN = timedelta(seconds=20)
 _LOST = (WorkerDiedError, ReshardError)
 
 
 class ApartEngines:
-    """Replicas that get weights from a training group, each over a link of its own."""
+    """Replicas that receive weights from a training group, each over its own link."""
 
     def __init__(self, training: WorkerGroup, fleet: ReplicaFleet) -> None:
-        """Take the training side, and replicas that have all come up."""
+        """Set the training group, and replicas that have all started."""
         self.training, self.fleet = training, fleet
         self.version: int | None = None
-        """Of the weights that were published last."""
+        """Version of the last published weights."""
         self.address: tuple[str, int] = training.call_all("link_address")[0]
         self.generation = 0
-        """Of the newest link: none meets who waits for an older one."""
+        """Generation of the newest link; older links cannot be joined with newer ones."""
         self.linked: dict[int, ReplicaGroup] = {}
         self.looked = {"training": 0.0, "replicas": 0.0}
-        """When it was looked last whether all processes are there."""
+        """Time of the last check that all processes run."""
 
     @property
     def replicas(self) -> int:
-        """How many there are where none is lost."""
+        """Number of replicas, including lost ones."""
         return self.fleet.count
 
     def living(self) -> list[ReplicaGroup]:
-        """Return those that have the weights of the last `publish`, by number."""
+        """Return the replicas with the weights of the last `publish`, by number."""
         found = sorted(self.fleet.up.items())
         return [each for _, each in found if None is not each.version == self.version]
 
     def publish(self, version: int) -> Collection[int]:
-        """Give the weights of the training side to all that have come up and lack them.
+        """Send the training group's weights to all started replicas that lack them.
 
-        Who is lost in it is replaced.
+        Replicas lost during this are replaced.
 
         Returns:
-            The numbers of those.
+            Their numbers.
 
         Raises:
-            ClusterError: No replica is left, and none will come.
+            ClusterError: No replica is left, and none will start.
         """
         self.fleet.take_up()
         self.version = version
@@ -75,15 +75,15 @@ class ApartEngines:
         return tuple(lost)
 
     def begin_replacing(self, number: int) -> None:
-        """Start another in the place of a lost one, in the background, unless that was done."""
+        """Start a replacement of a lost replica in the background, unless one is starting."""
         self._replace(number, "its workers do not answer")
         self.fleet.require_some()
 
     def look(self) -> None:
-        """Begin to replace replicas whose processes are gone or stopped, whoever is waited for.
+        """Replace replicas whose processes have ended or are stopped, even if not called.
 
         Raises:
-            ClusterError: No replica is left, and none will come.
+            ClusterError: No replica is left, and none will start.
         """
         if not self._is_time("replicas"):
             return
@@ -93,22 +93,22 @@ class ApartEngines:
         self.fleet.require_some()
 
     def heed(self) -> None:
-        """Do what is done while replicas are waited for, which is what is done meanwhile anyway.
+        """Check the training processes while replicas are waited for.
 
         Raises:
-            WorkerDiedError: A process that trains is gone.
-            ClusterError: As `look`.
+            WorkerDiedError: A training process has ended.
+            ClusterError: As in `look`.
         """
         if self._is_time("training"):
             self.training.meanwhile()
             self._require_training()
 
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method with each share; what a lost replica was asked is asked of the others.
+        """Call a method with each share; shares of a lost replica are sent to the others.
 
         Raises:
-            WorkerDiedError: A process that trains is gone.
-            ClusterError: No replica is left, and none will come.
+            WorkerDiedError: A training process has ended.
+            ClusterError: No replica is left, and none will start.
         """
         answers: dict[int, Any] = {}
         while missing := [place for place in range(len(shares)) if place not in answers]:
@@ -127,7 +127,7 @@ class ApartEngines:
         return [answers[place] for place in range(len(shares))]
 
     def flush_metrics(self) -> list[dict[str, float]]:
-        """Return what each rank has measured since the last call; nothing of the lost."""
+        """Return each rank's metrics since the last call; empty for lost replicas."""
         found: list[dict[str, float]] = []
         ranks = max((len(each.group.handles) for each in self.fleet.up.values()), default=0)
         for number in range(self.fleet.count):
@@ -142,7 +142,7 @@ class ApartEngines:
         self.fleet.stop()
 
     def _some(self) -> list[ReplicaGroup]:
-        """Return those that answer; waits for one where all were lost."""
+        """Return the living replicas; if all are lost, wait for one."""
         while not (living := self.living()):
             assert self.version is not None, "weights are published before anything is asked"
             self.fleet.take_up(_LOOK_SECONDS)
@@ -151,11 +151,11 @@ class ApartEngines:
         return living
 
     def _link(self, replica: ReplicaGroup) -> dict[int, str]:
-        """Have both sides meet; says why they did not, if so."""
+        """Join a link on both sides; return the failure, if any."""
         number = replica.number
         self.generation += 1
         try:
-            # Who is gone already would be waited for.
+            # Otherwise the link would wait for a replica that has ended.
             replica.group.call("memory_plan", [()] * len(replica.group.handles), answering=())
         except WorkerDiedError as error:
             return {number: str(error)}
@@ -168,7 +168,7 @@ class ApartEngines:
         self._require_training()
         if lost:
             name = link_name(number, self.generation)
-            # Without a store nobody waits in it: that is the end of the training side.
+            # Without the store nothing waits in it: the training side has ended.
             with suppress(RuntimeError):
                 call_off(self.address, name, lost[number], _CALL_OFF_WITHIN)
         said = opening.wait()
@@ -180,13 +180,13 @@ class ApartEngines:
         return {}
 
     def _send(self, due: Sequence[ReplicaGroup], version: int) -> dict[int, str]:
-        """Send weights, and receive them; says whose did not arrive, and why."""
+        """Send weights to replicas; return the failures by number."""
         numbers = [each.number for each in due]
         if not numbers:
             return {}
         receiving = {each.number: _begin(each, "receive_weights", (version,)) for each in due}
         sending = self.training.begin("send_weights", [(numbers,)] * len(self.training.handles))
-        # A replica that is frozen is no hang of those who wait for it.
+        # A frozen replica does not make the ranks that wait for it hang.
         lost: dict[int, str] = sending.wait(silence_counts=False)[0]
         lost |= _failures({number: receiving[number] for number in numbers if number not in lost})
         for each in due:
@@ -209,7 +209,7 @@ class ApartEngines:
             raise WorkerDiedError(why)
 
     def _replace(self, number: int, why: str) -> None:
-        # What has lost Ray, or those that train, is not mended by another replica.
+        # A replacement does not help if Ray or a training process is lost.
         self._require_training()
         self.linked.pop(number, None)
         self.fleet.replace(number, why)
@@ -220,7 +220,7 @@ def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call |
 
 
 def _failures(calls: Mapping[int, Call | ServerCall]) -> dict[int, str]:
-    """Wait for calls; return why some have failed."""
+    """Wait for calls; return the failures by number."""
     found = {}
     for number, call in calls.items():
         try:

@@ -1,4 +1,4 @@
-"""What a worker died of, as far as its machine knows."""
+"""Causes of a worker's death, as far as its machine knows them."""
 
 import time
 
@@ -9,7 +9,7 @@ from mindrl.cluster.worker_process import Identity
 _RECORD_SECONDS = 1.0
 """Longest wait for the stem to record how a process ended."""
 _MEMORY_MONITOR = "low on memory"
-"""Words of Ray's error where its own watch over the memory of the node has ended a worker."""
+"""Part of Ray's error if Ray's memory monitor has ended a worker."""
 
 
 def death_of(
@@ -19,9 +19,9 @@ def death_of(
     watch: GroupWatch | None,
     said: str = "",
 ) -> str:
-    """Return how the process of a rank ended: its signal, and what speaks for a lack of memory.
+    """Return how the process of a rank ended: its signal, and signs of a lack of memory.
 
-    The signal is known of workers that the stem has forked. `said` is Ray's error.
+    The signal is known for workers forked by the stem. `said` is Ray's error.
     """
     how = None
     if stem is not None and identity is not None:

@@ -1,4 +1,4 @@
-"""Which workers hang: what is seen of them on all nodes, judged over the time of a call."""
+"""Detect hung workers from observations on all nodes during a call."""
 
 import time
 from collections import defaultdict
@@ -19,22 +19,22 @@ from mindrl.cluster.worker_process import Identity
 from mindrl.errors import ClusterError, WorkerDiedError
 
 _ANSWER_SECONDS = 2 * END_SECONDS + 1.0
-"""Another node waits for its workers, kills those that stay, and waits for them."""
+"""Another node waits for its workers, kills the remaining ones, and waits for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """Workers that do not get on."""
+    """Workers without progress."""
 
     ranks: Sequence[int]
     seen: str
-    """What was seen of them, to be said behind their names."""
+    """Observation, appended to their names in messages."""
 
 
 class GroupWatch:
-    """All workers of a group: those on this node are looked at, a process on each other node looks.
+    """All workers of a group, observed directly on this node, by a process on each other node.
 
-    Ray starts such a process again, should it die.
+    Ray restarts such a process if it dies.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class GroupWatch:
         start_seconds: float,
         calls: RayCalls,
     ) -> None:
-        """Look at each once; waits `start_seconds` for the other nodes.
+        """Observe each worker once; wait up to `start_seconds` for the other nodes.
 
         Raises:
-            ClusterError: Another node does not look.
+            ClusterError: Another node cannot be observed.
         """
         self.timeout_seconds, self.calls = timeout_seconds, calls
         self.known: set[int] = set()
-        """Ranks that were seen."""
+        """Ranks that have been seen."""
         self.lock = Lock()
         self.interval_seconds = min(1.0, timeout_seconds / 5)
         nodes: defaultdict[str, dict[int, ProcessKey]] = defaultdict(dict)
@@ -67,7 +67,7 @@ class GroupWatch:
             raise ClusterError(f"the workers of other nodes cannot be watched: {error}") from error
 
     def look(self) -> dict[int, Sight]:
-        """Say what each worker did when it was seen last."""
+        """Return each worker's last observation."""
         with self.lock:
             seen = self.here.look()
             for node in self.others:
@@ -76,23 +76,23 @@ class GroupWatch:
         return seen
 
     def gone(self) -> list[int]:
-        """Return the ranks whose processes were there once and are no more; on any thread."""
+        """Return the ranks whose processes have ended since they were seen; thread-safe."""
         seen = self.look()
         return sorted(self.known - seen.keys())
 
     def out_of_memory(self, rank: int) -> str:
-        """Return whether the kernel has killed processes for their memory on the node of a rank."""
+        """Return whether the kernel has killed processes for lack of memory on a rank's node."""
         for node in self.others:
             if rank in node.ranks:
                 return node.out_of_memory()
         return self.here.out_of_memory()
 
     def dump_stacks(self) -> None:
-        """Have every worker write its Python stacks into its log."""
+        """Let every worker write its Python stacks to its log."""
         self._everywhere("dump_stacks")
 
     def end(self) -> None:
-        """See that all workers are gone, which have been asked to end; then stop watching."""
+        """Make sure that all workers, which were asked to end, have ended; then stop watching."""
         self._everywhere("end")
         with suppress(WorkerDiedError):
             for node in self.others:
@@ -110,7 +110,7 @@ class GroupWatch:
 
 
 class _OtherNode:
-    """The eyes on another node; they answer when they do, and nobody waits for them."""
+    """Observer on another node; its answers are never waited for."""
 
     def __init__(self, node_id: str, keys: Mapping[int, ProcessKey], calls: RayCalls) -> None:
         there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
@@ -121,7 +121,7 @@ class _OtherNode:
         self.seen: dict[int, Sight] = {}
 
     def out_of_memory(self) -> str:
-        """Return what its kernel has counted; empty if the node does not answer."""
+        """Return the node's count of killed processes; empty if it does not answer."""
         with suppress(RayError, WorkerDiedError):
             asked = self.calls(self.actor.out_of_memory.remote)
             said: str = self.calls(ray.get, asked, timeout=_ANSWER_SECONDS)
@@ -129,7 +129,7 @@ class _OtherNode:
         return ""
 
     def look(self) -> dict[int, Sight]:
-        """Return the last answer: workers of a node that is silent seem not to get on."""
+        """Return the last answer: workers of a silent node appear to make no progress."""
         if self.calls(ray.wait, [self.asked], timeout=0)[0]:
             asked, self.asked = self.asked, self.calls(self.actor.look.remote)
             with suppress(RayError):
@@ -138,14 +138,14 @@ class _OtherNode:
 
 
 class Vigil:
-    """How long the workers have not got on while one call is waited for.
+    """Time without progress of each worker during one call.
 
-    Seconds count from look to look, and no more of them than looks can be apart: whatever stopped
-    this process too, or all of the machine, is nobody's silence.
+    The time between two observations counts, but at most twice the polling interval: time in which
+    this process or the machine was itself stopped is not held against a worker.
     """
 
     def __init__(self, watch: GroupWatch, *, silence_counts: bool) -> None:
-        """Begin with none. Where silence does not count, only a stopped process is a hang."""
+        """Start at 0. With `silence_counts=False` only a stopped process counts as hung."""
         self.watch, self.interval_seconds = watch, watch.interval_seconds
         self.silence_counts = silence_counts
         self.seen: dict[int, Sight] = {}
@@ -154,7 +154,7 @@ class Vigil:
         self.looked = time.monotonic()
 
     def look(self, pending: Collection[int]) -> Hang | None:
-        """Say which of the workers that are to answer hang."""
+        """Observe, and return which of the pending workers hang."""
         now = time.monotonic()
         passed = min(now - self.looked, 2 * self.interval_seconds)
         self.looked, before, self.seen = now, self.seen, self.watch.look()
@@ -166,7 +166,7 @@ class Vigil:
         return self._judge([rank for rank in pending if rank in self.seen])
 
     def most_done(self) -> int:
-        """Return the ticks of the busiest worker in the call, as far as seen."""
+        """Return the maximum of the observed ticks of a worker during the call."""
         return max((sight.count.work for sight in self.seen.values()), default=0)
 
     def _judge(self, pending: Sequence[int]) -> Hang | None:
@@ -174,17 +174,17 @@ class Vigil:
         said = f"for {limit} s (rl_config.heartbeat_timeout_seconds)"
         stopped = [rank for rank in pending if self.stopped[rank]]
         if any(self.stopped[rank] >= limit for rank in stopped):
-            # All that are: those of other nodes are seen later.
+            # Include all stopped ones: other nodes are observed later.
             return Hang(ranks=stopped, seen=f"did not run, stopped by a signal, {said}")
         if not self.silence_counts:
             return None
         silent = [rank for rank in pending if self.silent[rank] >= limit]
         if len(silent) < len(pending):
-            # The others get on, and what waits for them is well.
+            # Others make progress; workers that wait for them do not hang.
             silent = [rank for rank in silent if self.seen[rank].count.is_steady]
         if not silent:
             return None
-        # Whoever waits for another sleeps, as a rule: the other is named first.
+        # A worker that waits for another usually sleeps: name the running ones first.
         silent.sort(key=lambda rank: self.seen[rank].status != psutil.STATUS_RUNNING)
         states = ", ".join(sorted({self.seen[rank].status for rank in silent}))
         return Hang(ranks=silent, seen=f"made no progress {said}: {states}")

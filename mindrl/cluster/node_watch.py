@@ -1,4 +1,4 @@
-"""What the worker processes of one node do, seen from outside; they can be signalled and ended."""
+"""Observes, signals and ends the worker processes of one node from outside."""
 
 import signal
 import time
@@ -13,13 +13,13 @@ from mindrl.observability.progress import ProgressPage, Ticks
 from mindrl.platform.endings import OutOfMemoryKills
 
 _DUMP_SECONDS = 1.0
-"""A process writes its stacks within milliseconds, on a machine that is not overloaded."""
+"""A process writes its stacks within milliseconds, unless the machine is overloaded."""
 END_SECONDS = 3.0
-"""Ray's request to end is obeyed at once, unless the process is stopped."""
+"""Ray's request to end takes effect immediately, unless the process is stopped."""
 
 
 class ProcessKey(NamedTuple):
-    """A process, whoever has its number later, and its page of progress."""
+    """Identifies a process even if its id is reused, and its page of progress."""
 
     pid: int
     created: float
@@ -28,21 +28,21 @@ class ProcessKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What is seen of a worker at one moment."""
+    """Observation of a worker at one moment."""
 
     count: Ticks
     status: str
-    """In psutil's words: `running`, `sleeping`, `stopped`."""
+    """psutil's status: `running`, `sleeping`, `stopped`."""
 
 
 class NodeWatch:
-    """The workers of this node, by rank."""
+    """Workers of this node, by rank."""
 
     def __init__(self, keys: Mapping[int, ProcessKey]) -> None:
-        """Find the processes; one that has ended already is left out.
+        """Find the processes; those that have ended are left out.
 
         Raises:
-            PermissionError: One is another user's.
+            PermissionError: One belongs to another user.
         """
         self.kills = OutOfMemoryKills.read()
         self.processes: dict[int, psutil.Process] = {}
@@ -55,7 +55,7 @@ class NodeWatch:
                     self.processes[rank] = process
 
     def look(self) -> dict[int, Sight]:
-        """Say what each worker does; those that are gone are left out."""
+        """Return each worker's observation; those that have ended are left out."""
         seen = {}
         for rank, process in self.processes.items():
             with suppress(psutil.NoSuchProcess):
@@ -63,13 +63,13 @@ class NodeWatch:
         return seen
 
     def out_of_memory(self) -> str:
-        """Return what the kernel has counted of processes killed for their memory, if any."""
+        """Return the kernel's count of processes killed for lack of memory, if any."""
         return OutOfMemoryKills.read().since(self.kills)
 
     def dump_stacks(self) -> None:
-        """Have each worker write the Python stacks of its threads into its log; takes a second.
+        """Let each worker write the Python stacks of its threads to its log; takes a second.
 
-        One that is stopped goes on, for it could not write otherwise.
+        A stopped worker is resumed, since it could not write otherwise.
         """
         for process in self.processes.values():
             with suppress(psutil.NoSuchProcess):
@@ -78,7 +78,7 @@ class NodeWatch:
         time.sleep(_DUMP_SECONDS)
 
     def end(self) -> None:
-        """Wait until the workers are gone, which have been asked to end; kill those that stay."""
+        """Wait for the workers, which were asked to end; kill the remaining ones."""
         _, staying = psutil.wait_procs(list(self.processes.values()), timeout=END_SECONDS)
         for process in staying:
             with suppress(psutil.NoSuchProcess):

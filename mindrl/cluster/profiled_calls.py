@@ -1,4 +1,4 @@
-"""Which calls of a worker are profiled, and where to."""
+"""Selects the calls of a worker to profile, and their folders."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,28 +20,28 @@ _STAGE_OF: Mapping[str, Stage | None] = {
     "send_weights": None,
     "receive_weights": None,
 }
-"""By method; None: of no stage that has a name."""
+"""Stage by method; None: no named stage."""
 
 
 class ProfiledCalls:
-    """Profiles those calls of one worker that the configuration asks for."""
+    """Profiles the configured calls of one worker."""
 
     def __init__(
         self, config: ProfilerConfig, kind: DeviceKind, rank: int, name: str, run_folder: Path
     ) -> None:
-        """Take the rank of the worker in its world, and what its folder is called."""
+        """Set the rank of the worker in its world, and the name of its folder."""
         self.config, self.kind = config, kind
         self.is_asked = config.profile_ranks is None or rank in config.profile_ranks
         self.folder = Path(config.profile_save_path or run_folder / "profile") / name
         self.counts: Counter[Path] = Counter()
 
     def of(self, method: str, step: int | None) -> AbstractContextManager[None]:
-        """Profile the body, which is a call in a step, if that is wanted."""
+        """Profile the body, a call in a step, if configured."""
         config, stage = self.config, _STAGE_OF.get(method)
         is_wanted = method in _STAGE_OF if config.stage is None else stage in config.stage
         if not self.is_asked or step not in config.profiled_steps or not is_wanted:
             return nullcontext()
-        # Imported late: it brings torch along.
+        # Imported late because it imports torch.
         from mindrl.platform.profiler import ProfileSettings, profiled  # noqa: PLC0415
 
         place = self.folder / f"step-{step}"

@@ -1,9 +1,9 @@
-"""Calls of Ray that a signal, or the loss of Ray's own processes, can end.
+"""Calls of Ray that can be interrupted by a signal, or by the loss of Ray's own processes.
 
 Ray's compiled code waits for the raylet without a limit, and Python runs no signal handler
-meanwhile. So each call is made on a thread of its own, and the caller waits where it can be
-interrupted. Ray also ends this process when it touches the object store of a raylet that is gone;
-so the processes are looked at before each call.
+meanwhile. So each call is made on a separate thread, and the caller waits where it can be
+interrupted. Ray also ends this process if it touches the object store of a raylet that has ended;
+so the processes are checked before each call.
 """
 
 import signal
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 0.5
 _LEAST_SECONDS = 5.0
-"""Longer than a call of Ray is itself told to wait."""
+"""Longer than the time limits passed to Ray's own calls."""
 _HURRIED_SECONDS = 3.0
-"""Limit of a silence after the run was asked to stop."""
+"""Limit of a silence after a request to stop the run."""
 _HEAD_SECONDS = 30.0
-"""Longest wait for the head of a joined cluster; after 60 s Ray ends this process by itself."""
+"""Longest wait for the head of a joined cluster; after 60 s Ray ends this process itself."""
 _CONNECT_SECONDS = 1.0
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -45,11 +45,11 @@ class RayProcess:
     stopped_seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Name it with its number."""
+        """Return its name and process id."""
         return f"Ray's process {self.name} ({self.process.pid} on this machine)"
 
     def status(self) -> str | None:
-        """Return psutil's word for what it does; None if it has ended."""
+        """Return psutil's status; None if it has ended."""
         with suppress(psutil.NoSuchProcess):
             status: str = self.process.status()
             return None if status in _ENDED else status
@@ -60,10 +60,10 @@ class RayCalls:
     """Makes calls of Ray for any thread, and watches the processes that answer them."""
 
     def __init__(self, limit_seconds: float) -> None:
-        """Take the seconds after which a silent Ray is taken for lost."""
+        """Set the seconds after which a silent Ray counts as lost."""
         self.limit_seconds = limit_seconds
         self.is_hurried: Callable[[], bool] = lambda: False
-        """Whether the run was asked to stop, and does not wait for a silent Ray."""
+        """Returns whether the run was asked to stop, and so must not wait for a silent Ray."""
         self.processes: Sequence[RayProcess] = ()
         self.head: tuple[str, int] | None = None
         """Address of the control process of a joined cluster."""
@@ -74,9 +74,9 @@ class RayCalls:
         self._abandoned: list[Future[Any]] = []
 
     def watch(self, addresses: Mapping[str, Any], *, is_ours: bool) -> None:
-        """Watch the Ray that `ray.init` has connected to; takes its `address_info`.
+        """Watch the Ray that `ray.init` has connected to; `addresses` is its `address_info`.
 
-        Of a joined cluster, the raylet of this machine and the address of the head are watched.
+        For a joined cluster, watch this machine's raylet and the address of the head.
         """
         marks = {"raylet": f"--raylet_socket_name={addresses['raylet_socket_name']}"}
         if is_ours:
@@ -87,14 +87,15 @@ class RayCalls:
         self._head_seconds, self._looked = 0.0, time.monotonic()
 
     def forget(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self.processes, self.head = (), None
 
     def __call__(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Call a function of Ray, and wait for it.
 
         Raises:
-            WorkerDiedError: Ray's processes are gone, were stopped for too long, or gave no answer.
+            WorkerDiedError: Ray's processes have ended, were stopped for too long, or gave no
+                answer.
             BaseException: Raised by the function, or by a signal handler.
         """
         self.refuse_lost()
@@ -103,7 +104,7 @@ class RayCalls:
     def within(
         self, limit_seconds: float | None, function: Callable[..., T], *arguments: Any, **named: Any
     ) -> T:
-        """Call a function as above, with a limit of its own, and also where Ray is lost already."""
+        """Call a function like `__call__`, with another limit, and even if Ray is already lost."""
         answer: Future[T] = Future()
         silent, looked = 0.0, time.monotonic()
         try:
@@ -127,9 +128,9 @@ class RayCalls:
             raise WorkerDiedError(why)
 
     def lost(self, *, at_once: bool = False) -> str | None:
-        """Return which of Ray's processes is gone, or was stopped for too long.
+        """Return which of Ray's processes has ended, or was stopped for too long.
 
-        A process that is stopped now is lost `at_once`, however short that is.
+        With `at_once`, a process that is stopped now counts as lost immediately.
         """
         with self._lock:
             now = time.monotonic()
@@ -146,7 +147,7 @@ class RayCalls:
             return self._lost_head(passed)
 
     def family(self) -> list[psutil.Process]:
-        """Return the watched processes and all that they have started."""
+        """Return the watched processes and all their descendants."""
         found: list[psutil.Process] = []
         for each in self.processes:
             with suppress(psutil.NoSuchProcess):
@@ -154,7 +155,7 @@ class RayCalls:
         return found
 
     def wake(self) -> None:
-        """Let stopped processes run, and wait for the calls that they have not answered."""
+        """Resume stopped processes, and wait for the calls that they have not answered."""
         for each in self.processes:
             if each.status() in _STOPPED:
                 each.process.send_signal(signal.SIGCONT)
@@ -183,7 +184,7 @@ class RayCalls:
         return f"{seconds:g} s{source}"
 
     def _thread(self) -> "_CallThread":
-        """Return the thread that makes the calls of this one."""
+        """Return the thread that makes the calls of the current thread."""
         found: _CallThread | None = getattr(self._threads, "caller", None)
         if found is None:
             found = self._threads.caller = _CallThread()
@@ -192,7 +193,7 @@ class RayCalls:
 
 
 class _CallThread(threading.Thread):
-    """Makes one call after the other; no exit of the interpreter waits for it."""
+    """Makes calls in sequence; the interpreter's exit does not wait for it."""
 
     def __init__(self) -> None:
         super().__init__(name="ray-calls", daemon=True)
@@ -206,12 +207,12 @@ class _CallThread(threading.Thread):
                 answer.set_result(call())
             except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 answer.set_exception(error)
-            # An answer may be large, and the next order far.
+            # An answer may be large, and the next order may come much later.
             del answer, call
 
 
 def _found(marks: Mapping[str, str]) -> Sequence[RayProcess]:
-    """Return the processes of this machine by their names and a mark of their command lines."""
+    """Return the processes of this machine by their names and a mark in their command lines."""
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         for name, mark in marks.items():

@@ -1,4 +1,4 @@
-"""A Ray cluster for one run: joined where the user names one, else started on this machine."""
+"""A Ray cluster for one run: joined at the user's address, or started on this machine."""
 
 import atexit
 import logging
@@ -34,14 +34,15 @@ from mindrl.platform.scratch import Scratch, remove_unowned
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 30.0
-"""Longest wait for Ray to end; it takes 6 s where its control process is gone."""
+"""Longest wait for Ray to end; it takes 6 s if its control process has ended."""
 _NEVER_SECONDS = 10**6
-"""Ray would end this process 60 s after its control process is gone; the run notices it itself."""
+"""Ray would end this process 60 s after its control process has ended; the run detects it
+itself."""
 
 
 @dataclass
 class RayCluster:
-    """Holds the devices of each node of a run; takes down only what it started."""
+    """Reserves the devices of each node of a run; ends only what it started."""
 
     platform: Platform
     devices: int
@@ -51,11 +52,11 @@ class RayCluster:
     silence_seconds: float = 600
     """Longest silence of Ray's own processes."""
     own_shares: Sequence[int] = ()
-    """Devices of each node; none fills one node after the other."""
+    """Devices of each node; empty fills one node after the other."""
     rollout_devices: int = 0
-    """Of the devices, those of a rollout apart."""
+    """Number of the devices that belong to a separate rollout."""
     is_spread: bool = False
-    """Roles have training devices of their own."""
+    """Whether roles have their own training devices."""
     stem: Stem | None = None
     """Forks the workers of a cluster that is started here."""
     address: str | None = field(default_factory=ray_address)
@@ -63,22 +64,22 @@ class RayCluster:
     session: Scratch | None = None
     """Folder of a cluster that was started here."""
     placement: PlacementGroup | None = None
-    """A bundle is a node's share of the run, and no two lie on one node."""
+    """One bundle per node, with its share of the run."""
     started: list[psutil.Process] = field(default_factory=list)
     """Ray's processes that were started here."""
 
     def __post_init__(self) -> None:
-        """Prepare to call Ray."""
+        """Create the caller of Ray."""
         self.calls = RayCalls(self.silence_seconds)
 
     @property
     def shares(self) -> Sequence[int]:
-        """Devices that the run takes of each node."""
+        """Number of devices that the run uses on each node."""
         return self.own_shares or node_shares(self.devices, self.devices_per_node)
 
     @property
     def asked(self) -> str:
-        """The devices as the configuration says them."""
+        """The devices in terms of the configuration."""
         apart = f" and rl_config.rollout_resource.num_npus={self.rollout_devices}"
         training = self.devices - self.rollout_devices
         said = f"rl_config.actor_resource.num_npus={training}"
@@ -92,11 +93,11 @@ class RayCluster:
         return self.address is None
 
     def start(self) -> None:
-        """Start or join, and reserve the devices.
+        """Start or join the cluster, and reserve the devices.
 
         Raises:
             ClusterError: The cluster cannot be reached or has too few devices, or the environment
-                of this process has a setting that no run starts with.
+                of this process has a refused setting.
         """
         self.platform.refuse_settings()
         self._check_local_devices()
@@ -108,10 +109,10 @@ class RayCluster:
             raise
 
     def reserve_again(self, wait_seconds: float) -> None:
-        """Give the devices back and take as many anew; a Ray of this run that is lost starts anew.
+        """Release the devices and reserve as many again; restart this run's own Ray if it is lost.
 
         Raises:
-            ClusterError: The devices have not come back in time, or a joined cluster is lost.
+            ClusterError: The devices are not available in time, or a joined cluster is lost.
         """
         if (why := self.calls.lost(at_once=True)) is not None:
             if not self.started_here:
@@ -127,11 +128,11 @@ class RayCluster:
         self.placement = self._reserve("device_wait_seconds", wait_seconds)
 
     def present(self) -> list[int]:
-        """Return how many devices each living node has, the largest number first."""
+        """Return the number of devices of each living node, the largest first."""
         return self.calls(_devices_of_nodes, self.platform.ray_resource)
 
     def stop(self) -> None:
-        """Give the devices back and end what this run started, however Ray's processes are."""
+        """Release the devices and end what this run started, in any state of Ray's processes."""
         is_sound = self.calls.lost(at_once=True) is None
         if self.placement is not None and is_sound and ray.is_initialized():
             with suppress(WorkerDiedError):
@@ -139,24 +140,24 @@ class RayCluster:
         self.placement = None
         if self.started_here:
             self.started += self.calls.family()
-            # Ray ends this process if the raylet goes while a call waits for it.
+            # Ray ends this process if the raylet ends while a call waits for it.
             self.calls.wake()
         self.calls.forget()
         try:
             self.calls.within(_STOP_SECONDS, ray.shutdown)
         except WorkerDiedError as error:
             logger.warning("Ray was left as it is: %s", error)
-            # It would wait once more.
+            # It would wait again.
             atexit.unregister(ray.shutdown)
         self._end_started()
 
     def revive_stem(self, tell: Callable[[str], None]) -> None:
-        """Start the stem again if it was killed: without it each worker imports for itself."""
+        """Restart the stem if it was killed: without it each worker does its own imports."""
         if self.stem is not None and (how := self.stem.revived()) is not None:
             tell(f"warning: the process that workers are forked off {how}; it was started again")
 
     def _end_started(self) -> None:
-        """End those of Ray's processes that this run has started and that have not ended."""
+        """End the remaining processes of Ray that this run has started."""
         for process in self.started:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -174,7 +175,7 @@ class RayCluster:
             one_machine=self.started_here,
             deterministic=deterministic,
         )
-        # Those of the stem have theirs already.
+        # Workers of the stem have it already.
         has_it = self.stem is not None and environment == self.stem.environment
         return {
             **self.platform.ray_options(1),
@@ -201,23 +202,23 @@ class RayCluster:
             with nullcontext() if self.stem is None else self.stem.serving():
                 self.session = self._begin(namespace, folder)
         except MindrlError:
-            # Such as Ctrl-C.
+            # For example Ctrl-C.
             raise
         except Exception as error:
-            # Ray raises the plain one where its processes are not there in time.
+            # Ray raises a plain one if its processes do not start in time.
             raise ClusterError(
                 f"Ray did not start on this machine: {error!r}; one that was too busy may do it at "
                 f"another time. Its logs are in {folder or 'its own folder for sessions'}"
             ) from error
 
     def _begin(self, namespace: str, folder: str | None) -> Scratch:
-        """Start a cluster on this machine; returns the folder of its session."""
+        """Start a cluster on this machine; return the folder of its session."""
         ray_on_loopback.install()
         ray_without_services.install()
         if self.stem is not None:
             ray_forks_workers.install()
         context = ray.init(
-            # Without an address Ray may join another user's cluster that it finds a trace of.
+            # Without an address Ray may join another user's cluster of which it finds traces.
             address="local",
             **self.platform.ray_options(self.devices),
             object_store_memory=1 << 30,
@@ -225,7 +226,7 @@ class RayCluster:
             namespace=namespace,
             log_to_driver=False,
             configure_logging=False,
-            # No worker before one is asked for: those would have another environment.
+            # Prestarted workers would have another environment.
             _system_config={
                 "enable_worker_prestart": False,
                 "prestart_worker_first_driver": False,
@@ -281,24 +282,24 @@ class RayCluster:
 
 
 def node_shares(devices: int, per_node: int) -> list[int]:
-    """Return the devices that a run takes of each of its nodes; only the last may give fewer."""
+    """Return the number of devices of a run on each of its nodes; only the last may have fewer."""
     return [min(per_node, devices - first) for first in range(0, devices, per_node)]
 
 
 def fits(shares: Sequence[int], present: Sequence[int]) -> bool:
-    """Say whether each share finds a node of its own; those present fall from the largest on."""
+    """Return whether each share fits a separate node; `present` is sorted in descending order."""
     largest_first = sorted(shares, reverse=True)
     return len(shares) <= len(present) and all(map(operator.le, largest_first, present))
 
 
 def _devices_of_nodes(resource: str) -> list[int]:
-    """Count the devices of each living node of the cluster, the largest first."""
+    """Return the number of devices of each living node of the cluster, the largest first."""
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
     return sorted((int(there.get(resource, 0)) for there in alive), reverse=True)
 
 
 def _session_folder() -> str | None:
-    """Return where Ray keeps its sockets and logs; Ray's own default where the path is too long."""
+    """Return the folder of Ray's sockets and logs; None (Ray's default) if its path is too long."""
     folder = ray_session_folder()
     if not has_room_for_sockets(folder):
         logger.warning("%s is too long a path for sockets; Ray uses its own folder", folder)

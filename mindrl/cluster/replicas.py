@@ -1,4 +1,4 @@
-"""Rollout replicas on devices of their own: started, taken up, and replaced where one is lost."""
+"""Rollout replicas on their own devices: start, registration and replacement."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,29 +15,29 @@ from mindrl.rollout.engine import Request, Sampling
 
 ReplicaWorkers = WorkerGroup | ServerGroup
 StartReplica = Callable[[int, Callable[[], None]], ReplicaWorkers]
-"""Starts the workers of a replica of this number; calls the second again and again meanwhile."""
+"""Starts the workers of the replica with this number; calls the second argument repeatedly."""
 
 
 @dataclass
 class ReplicaGroup:
-    """The workers of one replica; once it is lost, all that it is asked raises WorkerDiedError."""
+    """Workers of one replica; after its loss, all calls raise WorkerDiedError."""
 
     number: int
     group: ReplicaWorkers
     version: int | None = None
-    """Of its weights; None before its first."""
+    """Version of its weights; None before the first."""
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take requests, as `RolloutEngine.begin`."""
+        """Start requests, as `RolloutEngine.begin`."""
         self._ask("begin_sequences", requests, sampling)
 
     def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
-        """Take so many steps, as `RolloutEngine.advance`; returns the responses to these places."""
+        """Run steps, as `RolloutEngine.advance`; return completed indices and their responses."""
         whole: tuple[list[int], Responses] = self._ask("advance_sequences", steps, more)
         return whole
 
     def take(self) -> Responses:
-        """Return what was drawn, as `RolloutEngine.take_back`."""
+        """Return the sampled tokens, as `RolloutEngine.take_back`."""
         responses: Responses = self._ask("take_sequences")
         return responses
 
@@ -47,18 +47,18 @@ class ReplicaGroup:
 
 
 class ReplicaFleet:
-    """All replicas of a run. They start in the background, side by side."""
+    """All replicas of a run. They start in the background, in parallel."""
 
     def __init__(
         self, start: StartReplica, count: int, most_restarts: int, tell: Callable[[str], None]
     ) -> None:
-        """Begin to start them. One that is lost more often in a row than that is given up."""
+        """Start them. A replica lost more than `most_restarts` times in a row is given up."""
         self.start, self.count, self.most_restarts, self.tell = start, count, most_restarts, tell
         self.up: dict[int, ReplicaGroup] = {}
-        """Those that answer, by number; with weights or without."""
+        """Started replicas by number, with or without weights."""
         self.coming: dict[int, Future[ReplicaWorkers]] = {}
         self.losses: Counter[int] = Counter()
-        """In a row; over once a replica has lived from one publishing of weights to the next."""
+        """Consecutive losses; reset once a replica has lived from one publishing to the next."""
         self.given_up: set[int] = set()
         self.is_over = Event()
         self.threads = ThreadPoolExecutor(count, thread_name_prefix="replica-start")
@@ -66,20 +66,20 @@ class ReplicaFleet:
             self._begin(number, None)
 
     def wait_for_all(self) -> None:
-        """Wait for the first start of all; one that fails is not tried again.
+        """Wait for the first start of all; a failed start is not repeated.
 
         Raises:
-            MindrlError: Whatever starting a replica raises.
+            MindrlError: As raised when a replica starts.
         """
         for number, future in self.coming.items():
             self.up[number] = ReplicaGroup(number, future.result())
         self.coming.clear()
 
     def take_up(self, wait_seconds: float = 0.0) -> None:
-        """Take up those that have come up; waits so long for the first.
+        """Register replicas that have started; wait up to `wait_seconds` for the first.
 
         Raises:
-            ClusterError: There is none, and none will come.
+            ClusterError: There is none, and none will start.
         """
         if self.coming:
             wait(self.coming.values(), wait_seconds, return_when="FIRST_COMPLETED")
@@ -95,7 +95,7 @@ class ReplicaFleet:
         self.require_some()
 
     def replace(self, number: int, why: str) -> None:
-        """Start another in the place of one, in the background, unless that was done."""
+        """Start a replacement in the background, unless one is starting."""
         if number in self.coming or number in self.given_up:
             return
         lost = self.up.pop(number, None)
@@ -111,7 +111,7 @@ class ReplicaFleet:
         self._begin(number, lost)
 
     def require_some(self) -> None:
-        """Raise where no replica answers, or will.
+        """Raise if no replica is running or starting.
 
         Raises:
             ClusterError: All were lost too often.
@@ -124,7 +124,7 @@ class ReplicaFleet:
             )
 
     def stop(self) -> None:
-        """End all of them, those that start too."""
+        """End all replicas, including those that are starting."""
         self.is_over.set()
         self.threads.shutdown(wait=True, cancel_futures=True)
         came = [each for each in self.coming.values() if not each.cancelled()]

@@ -1,4 +1,4 @@
-"""A server that is a rollout replica, called as the workers of one are."""
+"""A server used as a rollout replica, with the calls of a worker group."""
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,7 +14,7 @@ _LOOK_SECONDS = 0.5
 
 
 class ServerGroup:
-    """Stands where a `WorkerGroup` of one rank would; the server is another's, and outlives it."""
+    """Replaces a `WorkerGroup` of one rank; the server is not part of the run and outlives it."""
 
     def __init__(
         self,
@@ -22,10 +22,10 @@ class ServerGroup:
         start_seconds: float,
         meanwhile: Callable[[], None],
     ) -> None:
-        """Wait until the server answers; `meanwhile` is called again and again until then.
+        """Wait until the server answers; `meanwhile` is called repeatedly until then.
 
         Raises:
-            WorkerDiedError: It does not within so many seconds.
+            WorkerDiedError: It does not answer within `start_seconds`.
         """
         self.replica, self.meanwhile = replica, meanwhile
         self.handles = (replica,)
@@ -48,7 +48,7 @@ class ServerGroup:
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,  # noqa: ARG002
     ) -> "ServerCall":
-        """Call a method, and wait for nobody; see `WorkerGroup.begin`."""
+        """Start a call of a method without waiting; see `WorkerGroup.begin`."""
         (given,) = arguments
 
         def carry_out() -> Any:
@@ -67,15 +67,15 @@ class ServerGroup:
         return self.begin(method, arguments, answering).wait()
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method with the same arguments on all, which are one."""
+        """Call a method with the same arguments on all ranks, here one."""
         return self.call(method, [arguments])
 
     def lost(self) -> str | None:
-        """Return None: it is another's process, of which its answers tell."""
+        """Return None: the process is not ours, and only its calls can fail."""
         return None
 
     def stop(self) -> None:
-        """Ask nothing any more."""
+        """Stop using the server."""
         self.thread.shutdown(wait=False, cancel_futures=True)
         self.replica.close()
 
@@ -89,21 +89,21 @@ class ServerGroup:
 
 
 class ServerCall:
-    """A method that a server carries out, or has carried out."""
+    """A call that a server executes, or has executed."""
 
     def __init__(self, group: ServerGroup, answer: Future[Any]) -> None:
         self.group, self.answer = group, answer
 
     def is_done(self) -> bool:
-        """Say whether it has answered, or has failed."""
+        """Return whether it has returned or failed."""
         return self.answer.done()
 
     def wait(self) -> list[Any]:
         """Wait for the answer, as that of the only rank.
 
         Raises:
-            WorkerDiedError: The server does not answer, or is not to be believed.
-            ReshardError: Its weights did not come.
+            WorkerDiedError: The server does not answer, or its answers are not valid.
+            ReshardError: Its weights did not arrive.
         """
         while not wait([self.answer], timeout=_LOOK_SECONDS).done:
             self.group.meanwhile()

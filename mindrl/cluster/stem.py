@@ -1,8 +1,8 @@
 """The stem: a process that imports once what all workers of a machine need, and forks them.
 
-Imports are most of what a worker does before it is ready. The stem makes them while the driver
-reads its data and starts Ray; Ray then starts each worker by `platform/stem_shoot.py`, which hands
-its command line over to the stem. The driver's end is here.
+Imports take most of a worker's start. The stem makes them while the driver reads its data and
+starts Ray; Ray then starts each worker through `platform/stem_shoot.py`, which passes its command
+line to the stem. This module is the driver's side.
 """
 
 import os
@@ -23,15 +23,15 @@ from mindrl.platform.scratch import Scratch
 from mindrl.platform.stem_shoot import STEM
 
 _FOLDERS = "mindrl-stem-"
-"""Beginning of the names of folders that hold a stem's socket."""
+"""Prefix of folders that contain a stem's socket."""
 _STOP_SECONDS = 5.0
 _IMPORT_SECONDS = 300.0
-"""Ten times what the imports take on a busy machine."""
+"""Ten times the duration of the imports on a busy machine."""
 _PROGRAM = "from mindrl.cluster.stem_process import main; main()"
 
 
 class Stem:
-    """One running stem. Its constructor returns at once; the imports go on over there."""
+    """One running stem. Its constructor returns immediately; the imports run in its process."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Stem:
         *,
         megatron: bool,
     ) -> None:
-        """Start it with the environment of workers; modules are imported once it is prepared."""
+        """Start it in the workers' environment; it prepares itself, then imports the modules."""
         self.environment = environment
         self.seconds: float | None = None
-        """What the imports took; None where they are not done."""
+        """Duration of the imports; None before they are done."""
         self._scratch = Scratch.made(_FOLDERS)
         self._socket = self._scratch.folder / "socket"
         self._endings = self._scratch.folder / ENDINGS
@@ -65,7 +65,7 @@ class Stem:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # A group of its own, which Ctrl-C does not reach.
+                # A separate group, which Ctrl-C does not reach.
                 process_group=0,
                 env=with_variables(self.environment),
             )
@@ -82,9 +82,9 @@ class Stem:
         self.stop()
 
     def wait(self) -> None:
-        """Wait until all is imported, or the stem has ended instead: workers import then.
+        """Wait until all is imported, or the stem has ended: workers then do their own imports.
 
-        One that hangs is ended.
+        A hung stem is killed.
         """
         if self.seconds is not None:
             return
@@ -95,9 +95,9 @@ class Stem:
             self.seconds = float(said)
 
     def revived(self) -> str | None:
-        """Start it again if it was up and has ended; returns how it ended, None if it has not.
+        """Restart it if it has ended after its start; return how it ended, None if it runs.
 
-        Returns once all is imported. Replicas that start side by side ask on threads of their own.
+        Returns when all is imported. Thread-safe: replicas start in parallel on their own threads.
         """
         with self._lock:
             code = self._process.poll()
@@ -111,22 +111,22 @@ class Stem:
             return ending(code)
 
     def ending_of(self, pid: int) -> str | None:
-        """Return how a worker that the stem has forked ended; None if that is not known."""
+        """Return how a worker forked by the stem ended; None if unknown."""
         with suppress(OSError):
             lines = [line.split() for line in self._endings.read_text("ascii").splitlines()]
             codes = [int(code) for number, code in lines if int(number) == pid]
-            # A number may have been given out again: the last one is meant.
+            # A process id may have been reused: the last entry counts.
             return ending(codes[-1]) if codes else None
         return None
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Have workers forked in a cluster that is started meanwhile, in their environment."""
+        """Let a cluster started in the body fork its workers, in their environment."""
         with in_environment({**self.environment, STEM: str(self._socket)}):
             yield
 
     def stop(self) -> None:
-        """End it; workers that it has forked live on."""
+        """End it; workers that it has forked keep running."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)

@@ -1,7 +1,7 @@
-"""What the stem does: import, then fork a worker for each command line that arrives.
+"""Process of the stem: imports, then forks a worker for each received command line.
 
-A process of one thread can be forked whatever it has imported; this one opens no device and starts
-no thread.
+A process with one thread can be forked after any imports; this one opens no device and starts no
+thread.
 """
 
 import gc
@@ -24,14 +24,14 @@ from mindrl.platform.garbage import no_collection
 from mindrl.platform.guard import die_with
 
 ENDINGS = "endings"
-"""File beside the socket: a line for each worker that ended, with its number and exit code."""
+"""File next to the socket: a line per ended worker, with its process id and exit code."""
 _LANGUAGE = "--language="
 _OOM_SCORE = 1000
-"""What Ray gives its workers: where memory ends, the kernel is to take one of them."""
+"""As Ray sets for its workers: if memory runs out, the kernel kills a worker first."""
 
 
 def main() -> None:
-    """Serve the driver that started this process, until it ends."""
+    """Serve the driver that started this process, until the driver ends."""
     driver, path, answer, kind, megatron, modules = sys.argv[1:]
     die_with(int(driver))
     endings = Path(path).with_name(ENDINGS)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _record(endings: Path) -> None:
-    """Wait for the workers that have ended, and write down how."""
+    """Reap the workers that have ended, and record how."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             with endings.open("a", encoding="ascii") as file:
@@ -60,9 +60,9 @@ def _record(endings: Path) -> None:
 
 
 def _import(kind: DeviceKind, modules: Sequence[str], *, megatron: bool) -> None:
-    """Import what workers need; no worker is to look for garbage in what all of them share."""
-    # Ray reads at its import which job a worker is of, so each imports it for itself; the engines
-    # do without where they do not find it, and use it nowhere.
+    """Import what workers need; exclude the shared objects from garbage collection."""
+    # Ray reads at import which job a worker belongs to, so each worker imports it itself; the
+    # engines work without it.
     sys.modules["ray"] = None  # type: ignore[assignment]
     with no_collection():
         prepare_process(PLATFORMS[kind], megatron=megatron)
@@ -73,15 +73,15 @@ def _import(kind: DeviceKind, modules: Sequence[str], *, megatron: bool) -> None
 
 
 def _become_worker(connection: socket.socket) -> None:
-    """Run the program that Ray's command line names, to its end."""
+    """Run the program in Ray's command line until it ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     order = _received(connection)
-    # Ray ends what is left in the process group of a worker that has ended.
+    # Ray ends the remaining processes in the group of a worker that has ended.
     os.setpgrp()
     replace_environment(order["environment"])
     os.chdir(order["folder"])
     Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), "ascii")
-    # In front of the program there may be flags of the interpreter.
+    # Flags of the interpreter may precede the program.
     arguments = [each for each in order["arguments"] if not each.startswith(_LANGUAGE)]
     while arguments[0].startswith("-"):
         del arguments[0]
@@ -91,7 +91,7 @@ def _become_worker(connection: socket.socket) -> None:
 
 
 def _received(connection: socket.socket) -> dict[str, Any]:
-    """Read an order, and take its outputs for those of this process; answered it is over there."""
+    """Read an order, use its outputs as this process's outputs, and acknowledge it."""
     with connection:
         _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
         for own, given in enumerate(outputs, start=1):

@@ -1,4 +1,4 @@
-"""The worker processes of a run, called together, watched while they work."""
+"""The worker processes of a run: called together, and watched while they work."""
 
 import time
 from collections import defaultdict
@@ -21,33 +21,33 @@ from mindrl.observability.logs import tail
 from mindrl.observability.trace import TRACE, span
 
 _GRACE_SECONDS = 3.0
-"""A worker that dies makes its peers fail too: wait so long to see which one was first."""
+"""A worker that dies makes its peers fail too: wait this long to find the first one."""
 _KILL_SECONDS = 10.0
 _START = "start-up"
 _MOST_NAMED = 8
-"""Workers that an error names one by one."""
+"""Maximum number of workers listed in an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """The processes of one world: where they are, and what they become."""
+    """The processes of one world: their nodes, and the workers that they build."""
 
     factory: str
-    """The `module:function` that builds a worker from the plan inside its process."""
+    """The `module:function` that builds a worker from the plan in its process."""
     nodes: Sequence[int]
-    """Of each rank, counted as the cluster counts those of the run."""
+    """Node of each rank, in the cluster's numbering."""
     name: str = "worker"
-    """Of each, before its rank, in errors and of its log."""
+    """Prefix of each worker's rank in errors and in the name of its log."""
     meanwhile: Callable[[], None] = lambda: None
-    """Done again and again while they start; may raise to give that up."""
+    """Called repeatedly while they start; may raise to abort the start."""
     show: Callable[[str], None] = lambda _: None
-    """Takes what they do now, whenever that changes while they start."""
+    """Called with the current stages whenever they change during the start."""
 
 
 class WorkerGroup:
     """One worker per device of a world, in the order of their ranks.
 
-    One thread at a time makes calls; groups know nothing of one another.
+    Only one thread at a time makes calls; groups are independent of each other.
     """
 
     def __init__(
@@ -60,12 +60,13 @@ class WorkerGroup:
     ) -> None:
         """Start the processes and build the workers in them.
 
-        Each has a log file in the folder `logs`; `tell` takes a line about how far the start is.
+        Each has a log file in the folder `logs`; `tell` is called with lines about the progress of
+        the start.
 
         Raises:
             WorkerDiedError: A process ended, or was silent for too long, while it started.
-            ClusterError: A process is not on the node that its rank belongs on.
-            MindrlError: Whatever building a worker raises.
+            ClusterError: A process is not on the node of its rank.
+            MindrlError: As raised when a worker is built.
         """
         config, self.name, rl = plan.config, crew.name, plan.config.rl_config
         size = len(crew.nodes)
@@ -80,7 +81,7 @@ class WorkerGroup:
         self.handles: list[Any] = []
         self.show: Callable[[str], None] | None = None
         self.meanwhile = crew.meanwhile
-        """Done again and again while calls are waited for; does not take long."""
+        """Called repeatedly while calls are waited for; must be quick."""
         cluster.revive_stem(tell)
         try:
             is_deterministic = config.megatron_training.is_deterministic
@@ -101,7 +102,7 @@ class WorkerGroup:
             builds = [handle.build.remote for handle in self.handles]
             asked = [self.calls(build, address, plan, crew.factory) for build in builds]
             building = dict(enumerate(asked))
-            # Engines are silent while they compile and load; the start has a limit of its own.
+            # Engines are silent while they compile and load; the start has its own limit.
             self.show = crew.show
             seconds_of = self.answers(building, limit, _START, silence_counts=False)
             self.show = None
@@ -112,7 +113,7 @@ class WorkerGroup:
             raise
 
     def _start(self, cluster: RayCluster, nodes: Sequence[int], *, deterministic: bool) -> None:
-        """Start the processes; none is waited for."""
+        """Start the processes without waiting for them."""
         for rank, (node, log) in enumerate(zip(nodes, self.logs, strict=True)):
             options = cluster.worker_options(node, deterministic=deterministic)
             start = ray.remote(WorkerProcess).options(**options).remote
@@ -126,11 +127,11 @@ class WorkerGroup:
         *,
         first: int = 0,
     ) -> "Call":
-        """Call a method on workers at once, and wait for nobody.
+        """Start a call of a method on workers, without waiting.
 
-        There is a tuple of arguments for each rank, from the first on; one that several share is
-        pickled once. Of a rank that is not in `answering`, counted from the first, the result is
-        None and does not travel; None asks all. What a worker is asked for meanwhile it does after.
+        There is a tuple of arguments for each rank, starting at `first`; a tuple shared by several
+        ranks is pickled once. For a rank not in `answering`, counted from `first`, the result is
+        None and is not transferred; None transfers all. Each worker executes its calls in order.
         """
         assert first + len(arguments) <= len(self.handles), "each is for a worker of this group"
         shares = {id(given): given for given in arguments}
@@ -156,7 +157,7 @@ class WorkerGroup:
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
     ) -> list[Any]:
-        """Call a method on every worker, as `begin`, and wait for all; returns what each says.
+        """Call a method on every worker, as `begin`, and wait for all; return the results.
 
         Raises as `Call.wait`.
         """
@@ -167,9 +168,9 @@ class WorkerGroup:
         return self.call(method, [arguments] * len(self.handles))
 
     def lost(self) -> str | None:
-        """Say which processes are gone, or have been stopped for too long; None where none is.
+        """Return which processes have ended, or were stopped for too long; None if all are well.
 
-        Whoever is called or waited for: this is no call.
+        Independent of calls and waits.
         """
         if self.watch is None:
             return None
@@ -185,7 +186,7 @@ class WorkerGroup:
         return self._with_log(f"{who} {what}", ranks[0], "a look beside other calls")
 
     def stop(self) -> None:
-        """End the worker processes, and wait until they are gone."""
+        """End the worker processes, and wait until they have ended."""
         if self.calls.lost(at_once=True) is None:
             with suppress(WorkerDiedError):
                 for handle in self.handles:
@@ -201,7 +202,7 @@ class WorkerGroup:
         *,
         silence_counts: bool = True,
     ) -> list[Any]:
-        """Wait for workers, by their ranks; returns what each says. Raises as `Call.wait`."""
+        """Wait for workers, by rank; return the results. Raises as `Call.wait`."""
         results = dict[int, Any].fromkeys(references)
         pending = {reference: rank for rank, reference in references.items()}
         vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
@@ -241,7 +242,7 @@ class WorkerGroup:
         raise WorkerDiedError(found + self._dumped_stacks())
 
     def _dumped_stacks(self) -> str:
-        """Have the workers write their Python stacks into their logs; says so."""
+        """Let the workers write their Python stacks to their logs; return a note about it."""
         if self.watch is None:
             return ""
         self.watch.dump_stacks()
@@ -254,7 +255,7 @@ class WorkerGroup:
         pending: dict[Any, int],
         stage: str,
     ) -> MindrlError:
-        """Find the first cause among workers that fail together."""
+        """Return the error of the first cause among workers that fail together."""
         self.calls.refuse_lost()
         deadline = time.monotonic() + _GRACE_SECONDS
         while isinstance(error, RayTaskError) and pending and time.monotonic() < deadline:
@@ -264,7 +265,7 @@ class WorkerGroup:
                 try:
                     self.calls(ray.get, reference)
                 except RayTaskError:
-                    continue  # It lives, and was not the first to fail.
+                    continue  # It is alive, and was not the first to fail.
                 except RayError as death:
                     rank, error = other, death
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
@@ -276,7 +277,7 @@ class WorkerGroup:
         what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         silent = list(pending.values())
         if silent:
-            # Whoever waits too long for another rank fails in its place.
+            # A worker that waits too long for another rank fails instead of it.
             names = worker_names(silent, self.identities, self.name)
             what += f"\nno answer yet from {names}"
         found = self._with_log(what, rank, stage)
@@ -291,7 +292,7 @@ class WorkerGroup:
 
 
 class Call:
-    """A method that workers of a group run, or have run."""
+    """A running or finished call of a method on workers of a group."""
 
     def __init__(
         self,
@@ -301,19 +302,20 @@ class Call:
         kind: CallKind,
         asked: int,
     ) -> None:
-        """Count the time from now on; `asked` is when it began on the clock of the trace."""
+        """Start the clock; `asked` is the start time on the clock of the trace."""
         self.group, self.method, self.references, self.kind = group, method, references, kind
         self.limit, self.asked = group.limits.of(kind), asked
 
     def wait(self, *, silence_counts: bool = True) -> list[Any]:
-        """Wait for all of them; returns what each says.
+        """Wait for all of them; return the results.
 
-        Silence does not count where they wait for others with a limit of their own.
+        With `silence_counts=False`, silence is no hang: the workers wait for others with a limit of
+        their own.
 
         Raises:
             WorkerDiedError: A worker died, raised, hangs, or took far longer than ever before;
                 names it, the method and its last log lines.
-            MindrlError: Raised by a worker on purpose; passed on as it is.
+            MindrlError: Raised by a worker on purpose; passed on unchanged.
         """
         with span(f"wait for {self.method}"):
             answers: list[Reply] = self.group.answers(
@@ -327,7 +329,7 @@ class Call:
 
 
 def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str = "worker") -> str:
-    """Name workers by rank, process and node; there are no identities while they start."""
+    """Return names of workers with rank, process and node; without the latter during the start."""
     names = []
     for rank in ranks[:_MOST_NAMED]:
         found = identities[rank] if identities else None
@@ -339,7 +341,7 @@ def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str
 
 
 def stages_now(stages: Mapping[int, str], name: str) -> str:
-    """Say what workers do, by their ranks: `worker-0 starts the engine, ...`; silent ones wait."""
+    """Return the stages of workers by rank: `worker-0 starts the engine, ...`; others wait."""
     said = defaultdict(list)
     for rank, stage in sorted(stages.items()):
         said[stage or "waits"].append(f"{name}-{rank}")
@@ -347,7 +349,7 @@ def stages_now(stages: Mapping[int, str], name: str) -> str:
 
 
 def start_lines(seconds: Sequence[Mapping[str, float]], name: str) -> Iterator[str]:
-    """Say what each worker took for what, or, where they are many, the slowest of all."""
+    """Yield each worker's durations by stage, or only the slowest of many workers."""
     if len(seconds) > _MOST_NAMED:
         slowest = {stage: max(each.get(stage, 0.0) for each in seconds) for stage in seconds[0]}
         yield f"{len(seconds)} {name}s, the slowest in each: {_seconds(slowest)}"
@@ -366,12 +368,13 @@ def _few(names: Sequence[str]) -> str:
 
 
 def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> None:
-    """Refuse processes that are elsewhere than every part of a run takes its ranks to be.
+    """Refuse processes that are not on the node and device of their rank.
 
-    Each `devices_per_node` ranks in a row belong on a node of their own, on a device each.
+    Each group of `devices_per_node` consecutive ranks belongs on a separate node, with a device
+    each.
 
     Raises:
-        ClusterError: Names the first rank that is elsewhere.
+        ClusterError: Names the first misplaced rank.
     """
     for rank, found in enumerate(identities):
         first = rank - rank % devices_per_node

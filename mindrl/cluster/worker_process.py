@@ -1,4 +1,4 @@
-"""What runs inside a Ray actor process: it becomes a worker and then obeys calls."""
+"""Content of a Ray actor process: it builds a worker and then executes calls."""
 
 import gc
 import logging
@@ -29,50 +29,50 @@ from mindrl.platform.scratch import Scratch
 logger = logging.getLogger(__name__)
 
 WORKER_FOLDERS = "mindrl-worker-"
-"""Beginning of the names of folders that hold the sockets of workers' engines."""
+"""Prefix of folders that contain the sockets of workers' engines."""
 _ENGINE_SOCKETS = "VLLM_RPC_BASE_PATH"
-"""Names the folder of vLLM's sockets, which a killed engine leaves behind."""
+"""Variable with the folder of vLLM's sockets, which a killed engine leaves."""
 
 
 class WorkerPlan(Protocol):
-    """What workers are built from."""
+    """Plan from which workers are built."""
 
     @property
     def config(self) -> RunConfig:
-        """Of the run."""
+        """Configuration of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Where a worker process lives."""
+    """Location of a worker process."""
 
     process: ProcessKey
     node: str
     """Its address."""
     node_id: str
-    """Ray's name of it."""
+    """Ray's id of the node."""
     device: str | None
-    """As Ray names it; None where it names none, as on CPUs."""
+    """Ray's name of the device; None without one, as on CPUs."""
     address: tuple[str, int] | None
-    """Where the other ranks find rank 0; None for them."""
+    """Address of rank 0 for the other ranks; None on the others."""
 
 
 class Reply(NamedTuple):
-    """What a worker says of a call."""
+    """Answer of a worker to a call."""
 
     ticks: int
-    """That it took."""
+    """Progress ticks counted during the call."""
     result: Any
-    """None where it was not to answer."""
+    """None if the result was not requested."""
     trace: TracePart | None
-    """What was done meanwhile, where that was to be recorded."""
+    """Trace of the call, if recorded."""
 
 
 class WorkerProcess:
     """A process on one device. Nothing heavy is imported before `build`."""
 
     def __init__(self, device: DeviceKind, rank: int, world_size: int, log: Path) -> None:
-        """Send all output of this process to its own log file."""
+        """Redirect all output of this process to its own log file."""
         redirect_output(log)
         configure_logging(log, level=logging.INFO)
         stacks_on_signal()
@@ -86,7 +86,7 @@ class WorkerProcess:
         self.worker: Any = None
 
     def identify(self) -> Identity:
-        """Say where this process is; rank 0 opens the rendezvous port."""
+        """Return the location of this process; rank 0 opens the rendezvous port."""
         node, this = ray.util.get_node_ip_address(), psutil.Process()
         address = None
         if self.rank == 0:
@@ -103,12 +103,12 @@ class WorkerProcess:
     def build(
         self, address: tuple[str, int], plan: WorkerPlan, factory: str
     ) -> Mapping[str, float]:
-        """Join the other ranks, at rank 0's address, and become a worker. A collective.
+        """Join the other ranks at rank 0's address, and build the worker. A collective.
 
         Returns the seconds of each stage, by the names of `STAGES`.
 
-        `factory` is the `module:function` that builds it. A name, because its module imports the
-        engines, which only a prepared process may do.
+        `factory` is the `module:function` that builds it. It is passed by name because its module
+        imports the engines, which only a prepared process may do.
         """
         config, device = plan.config, self._device()
         per_node = config.rl_config.actor_resource.npus_per_node
@@ -142,7 +142,7 @@ class WorkerProcess:
     def call(
         self, method: str, arguments: tuple[Any, ...], *, answers: bool, step: int | None
     ) -> Reply:
-        """Call a method of the worker, and record it where a step is given."""
+        """Call a method of the worker, and record a trace if a step is given."""
         logger.info("%s begins", method)
         PROGRESS.begin()
         TRACE.begin(step)

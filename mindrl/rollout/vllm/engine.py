@@ -114,7 +114,7 @@ class VllmEngine:
         }
         self._rounds: Rounds | None = None
         self._pages = dict(self._sizes)
-        """Measured bytes of each on the device, known after the first wake-up."""
+        """Bytes of each on the device: its size, or more as measured at a wake-up."""
 
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost.

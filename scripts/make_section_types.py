@@ -91,7 +91,11 @@ def _class(section: type) -> str:
 
 
 def _name(section: type) -> str:
-    return "Sections" if section is RunConfig else f"{section.__name__.removesuffix('Config')}Keys"
+    return (
+        "SectionArguments"
+        if section is RunConfig
+        else f"{section.__name__.removesuffix('Config')}Keys"
+    )
 
 
 def _spelled(hint: Any) -> str:

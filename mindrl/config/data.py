@@ -14,7 +14,7 @@ from mindrl.config.section import (
     Fraction,
     Positive,
     PositiveInt,
-    Tokens,
+    TokenCount,
     Weight,
     is_path,
 )
@@ -106,7 +106,7 @@ class EvalSet:
     """Nucleus of the distribution that is sampled from."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
     """Number of most likely tokens that are sampled from. -1 or 0 keeps all."""
-    max_tokens: Tokens | None = None
+    max_tokens: TokenCount | None = None
     """Longest answer in tokens. None uses `generate_config.sampling_config.max_tokens`."""
     data_source: str | None = None
     """Selects the reward of its rows. None uses `data_config.source_column`, or else `name`."""

@@ -14,8 +14,8 @@ from mindrl.config.section import (
     PathText,
     PositiveInt,
     Seconds,
-    Sequences,
-    Tokens,
+    SequenceCount,
+    TokenCount,
 )
 
 
@@ -25,7 +25,7 @@ class SamplingConfig:
 
     temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
     """Divides the logits, in the rollout and in the trainer. vLLM accepts no lower value."""
-    max_tokens: Tokens = 128
+    max_tokens: TokenCount = 128
     """Longest response in tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus of the distribution that is sampled from. A value below 1 increases the log-prob
@@ -80,11 +80,11 @@ class GenerateConfig:
     over `infer_tensor_parallel_size`, which is the only other value that this version supports."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Data type of the rollout weights and of the KV cache."""
-    max_num_seqs: Sequences = 64
+    max_num_seqs: SequenceCount = 64
     """Number of sequences that one replica decodes concurrently."""
-    max_model_len: Tokens = 2048
+    max_model_len: TokenCount = 2048
     """Longest sequence in tokens, prompt and response together, that the engine accepts."""
-    max_num_batched_tokens: Tokens = 2048
+    max_num_batched_tokens: TokenCount = 2048
     """Tokens that one replica processes in one engine step."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Fraction of a device's memory for all regions together during rollout. The KV cache gets what

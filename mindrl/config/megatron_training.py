@@ -12,8 +12,8 @@ from mindrl.config.section import (
     Count,
     PathText,
     PositiveInt,
-    Sequences,
-    Tokens,
+    SequenceCount,
+    TokenCount,
 )
 
 PLAIN = "plain"
@@ -26,9 +26,9 @@ class MegatronTrainingConfig:
 
     train_iters: PositiveInt
     """Steps of the run. One step is one rollout of `global_batch_size` prompts and its updates."""
-    global_batch_size: Sequences
+    global_batch_size: SequenceCount
     """Prompts per step, each sampled `rl_config.n_samples_per_prompt` times."""
-    seq_length: Tokens
+    seq_length: TokenCount
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
     data_path: DataPath | None = None
     """Training prompts: a `.jsonl`, `.json`, `.parquet` or `.csv` file, a folder of them, a pattern

@@ -23,8 +23,8 @@ from mindrl.config.section import (
     Positive,
     PositiveInt,
     Seconds,
-    Sequences,
-    Tokens,
+    SequenceCount,
+    TokenCount,
     Weight,
 )
 from mindrl.config.tracking import Tracking
@@ -108,19 +108,19 @@ class RLConfig:
     n_samples_per_prompt: Annotated[int, Field(ge=1, le=1 << 16)] = 8
     """Responses sampled per prompt: the group that most advantage estimators compare, which
     requires 2 or more."""
-    mini_batch_size: Sequences
+    mini_batch_size: SequenceCount
     """Prompts per optimizer step. Divides `megatron_training.global_batch_size`."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the sequences of one rollout."""
     shuffle_mini_batch: bool = False
     """Assign the prompts of a step to mini-batches at random, differently in each epoch."""
-    actor_forward_micro_batch_size: Sequences | None = None
+    actor_forward_micro_batch_size: SequenceCount | None = None
     """Sequences per forward pass of the log-probs. None uses `actor_config.micro_batch_size`."""
-    ref_forward_micro_batch_size: Sequences | None = None
+    ref_forward_micro_batch_size: SequenceCount | None = None
     """The same for the reference. None uses `actor_config.micro_batch_size`."""
-    critic_forward_micro_batch_size: Sequences | None = None
+    critic_forward_micro_batch_size: SequenceCount | None = None
     """Sequences per forward pass of the values. None uses `critic_config.micro_batch_size`."""
-    reward_forward_micro_batch_size: Sequences | None = None
+    reward_forward_micro_batch_size: SequenceCount | None = None
     """Sequences per forward pass of the reward model. None uses
     `reward_config.micro_batch_size`."""
     use_remove_padding: bool = True
@@ -129,13 +129,13 @@ class RLConfig:
     use_dynamic_bsz: bool = False
     """Divide micro-batches by tokens, `max_packing_token_size`, instead of sequences, and balance
     the work of all data-parallel ranks."""
-    max_packing_token_size: Tokens = 4096
+    max_packing_token_size: TokenCount = 4096
     """Maximum tokens of a micro-batch on one data-parallel rank, with `use_dynamic_bsz`."""
-    actor_max_packing_token_size: Tokens | None = None
+    actor_max_packing_token_size: TokenCount | None = None
     """The same for the log-probs. None uses `max_packing_token_size`."""
-    ref_max_packing_token_size: Tokens | None = None
+    ref_max_packing_token_size: TokenCount | None = None
     """The same for the reference. None uses `max_packing_token_size`."""
-    update_max_packing_token_size: Tokens | None = None
+    update_max_packing_token_size: TokenCount | None = None
     """The same for the update. None uses `max_packing_token_size`."""
     guarantee_order: bool = True
     """MindSpeed-RL's key. Sequences always keep a fixed order: false has no effect."""
@@ -143,7 +143,7 @@ class RLConfig:
     """Sample each response with its own seed: it is the same in every layout and batch. False lets
     the engine sample a batch together: repeatable within one layout, and faster on an accelerator;
     see [by how much](../how-to/faster-rollouts.md#seeds). Not with `partial_rollout`."""
-    max_prompt_length: Tokens = 512
+    max_prompt_length: TokenCount = 512
     """Longest prompt in tokens."""
     overlong_prompt_policy: Literal["error", "drop"] = "error"
     """What to do with a longer prompt: `error` refuses the run before it starts; `drop` leaves it

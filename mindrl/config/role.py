@@ -13,8 +13,8 @@ from mindrl.config.section import (
     Fraction,
     PathText,
     PositiveInt,
-    Sequences,
-    Tokens,
+    SequenceCount,
+    TokenCount,
     Weight,
 )
 
@@ -98,10 +98,10 @@ class ActorConfig(LearningConfig):
     expert_tensor_parallel_size: PositiveInt = 1
     """Number of ranks that split each expert. 1 keeps experts whole; the engine's own default is
     `tensor_model_parallel_size`."""
-    micro_batch_size: Sequences = 1
+    micro_batch_size: SequenceCount = 1
     """Sequences per forward and backward pass of one data-parallel rank, unless
     `rl_config.use_dynamic_bsz`."""
-    logprob_chunk_tokens: Tokens = 1024
+    logprob_chunk_tokens: TokenCount = 1024
     """Number of tokens whose logits are in memory at the same time."""
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters that are trained instead of the weights; see
@@ -151,7 +151,7 @@ class CriticConfig(RoleLayoutConfig, LearningConfig):
     value head is then initialised at random. None uses `actor_config.load`."""
     save: PathText | None = None
     """Folder for the exported critic. None writes to `critic` in the run folder."""
-    micro_batch_size: Sequences | None = None
+    micro_batch_size: SequenceCount | None = None
     """Sequences per forward and backward pass of one data-parallel rank. None uses
     `actor_config.micro_batch_size`."""
     offload_train_param: bool = True
@@ -170,7 +170,7 @@ class RewardConfig(RoleLayoutConfig):
     """Folder of a sequence classifier with one label, with the actor's vocabulary."""
     weight: Weight = 1.0
     """Weight of its score, which is added to the weighted sum of the verifiers."""
-    micro_batch_size: Sequences | None = None
+    micro_batch_size: SequenceCount | None = None
     """Sequences per forward pass of one data-parallel rank. None uses
     `actor_config.micro_batch_size`."""
     offload_param: bool = True

@@ -26,9 +26,9 @@ Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 Bound = Annotated[float, Field(gt=0.0, le=1e12)]
 """An upper bound; a very large one has no effect."""
-Sequences = Annotated[int, Field(ge=1, le=1 << 20)]
+SequenceCount = Annotated[int, Field(ge=1, le=1 << 20)]
 """Number of sequences or prompts of a batch."""
-Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+TokenCount = Annotated[int, Field(ge=1, le=1 << 24)]
 Mib = Annotated[int, Field(ge=1, le=1 << 24)]
 """Up to 16 TiB."""
 WEEK_SECONDS = 7 * 24 * 3600

@@ -308,7 +308,7 @@ class ProfilerKeys(TypedDict, total=False):
     profile_analysis: bool
 
 
-class Sections(TypedDict, total=False):
+class SectionArguments(TypedDict, total=False):
     """The sections of a run."""
 
     megatron_training: MegatronTrainingKeys

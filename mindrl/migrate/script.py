@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mindrl.errors import ConfigError
-from mindrl.migrate.shell_words import Scanner, Word
+from mindrl.migrate.shell_words import Scanner, ShellWord
 
 _OVERRIDE = re.compile(r"\+*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _OF_VERL = re.compile(r"\+*(actor_rollout_ref|algorithm|data|trainer|critic)\.\w[\w.]*=")
@@ -39,7 +39,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     Raises:
         ConfigError: It starts no run of verl, or several, or has a quotation without an end.
     """
-    reader = _Reader(variables={name: (Word(value),) for name, value in variables.items()})
+    reader = _Reader(variables={name: (ShellWord(value),) for name, value in variables.items()})
     reader.read(text)
     arguments = _the_one(reader.starts)
     overrides: dict[str, str] = {}
@@ -62,7 +62,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     )
 
 
-def _the_one(starts: list[tuple[str, list[Word]]]) -> list[Word]:
+def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:
     """Return the arguments of the one start of verl."""
     other = next((program for program, _ in starts if _OTHER_PROGRAM.search(program)), None)
     if other is not None:
@@ -95,8 +95,8 @@ def _config_name(arguments: list[str]) -> str:
 class _Reader:
     """Follows a script from command to command."""
 
-    variables: dict[str, tuple[Word, ...]]
-    starts: list[tuple[str, list[Word]]] = field(default_factory=list)
+    variables: dict[str, tuple[ShellWord, ...]]
+    starts: list[tuple[str, list[ShellWord]]] = field(default_factory=list)
     """Program and arguments of each command with overrides of verl; the program may be empty."""
     depth: int = 0
     """How many conditions, loops and functions the command stands in."""
@@ -105,9 +105,9 @@ class _Reader:
         for separator, words in Scanner(text, self.variables).commands():
             self._command(words, is_conditional=separator in ("&&", "||"))
 
-    def _command(self, words: Iterator[Word], *, is_conditional: bool) -> None:
+    def _command(self, words: Iterator[ShellWord], *, is_conditional: bool) -> None:
         """Set the variables that a command assigns, or keep the arguments that it gives to verl."""
-        others: list[Word] = []
+        others: list[ShellWord] = []
         for word in words:
             if others or not self._is_prefix(word):
                 others.append(word)
@@ -116,7 +116,7 @@ class _Reader:
         if any(_OF_VERL.match(each.text) for each in others):
             self.starts.append(_divided(others))
 
-    def _is_prefix(self, word: Word) -> bool:
+    def _is_prefix(self, word: ShellWord) -> bool:
         """Pass what may stand before a command, and count how deep it stands."""
         if word.text in _OPEN:
             self.depth += 1
@@ -124,23 +124,23 @@ class _Reader:
             self.depth -= 1
         return word.assigns or word.text in (*_OPEN, *_CLOSE, *_INNER, *_DECLARE)
 
-    def _assign(self, word: Word, *, is_conditional: bool) -> None:
+    def _assign(self, word: ShellWord, *, is_conditional: bool) -> None:
         name, _, value = word.text.partition("=")
         name, adds = name.removesuffix("+"), name.endswith("+")
-        items = word.items if word.items is not None else (Word(value, word.unknown),)
+        items = word.items if word.items is not None else (ShellWord(value, word.unknown),)
         before = self.variables.get(name, ())
         if adds and word.items is None:
-            first = before[0] if before else Word("")
+            first = before[0] if before else ShellWord("")
             items = (first + items[0], *before[1:])
         elif adds:
             items = (*before, *items)
         if is_conditional and items != before:
             # What holds depends on a condition that only a shell evaluates.
-            items = (Word("", (f"${name}, which a condition sets",)),)
+            items = (ShellWord("", (f"${name}, which a condition sets",)),)
         self.variables[name] = items
 
 
-def _divided(words: list[Word]) -> tuple[str, list[Word]]:
+def _divided(words: list[ShellWord]) -> tuple[str, list[ShellWord]]:
     """Divide a command into the program that it starts, and the arguments of that program."""
     if _OVERRIDE.match(words[0].text):
         return "", words

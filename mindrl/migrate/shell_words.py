@@ -25,17 +25,17 @@ _ARGUMENTS = ("@", "*")
 
 
 @dataclass(frozen=True)
-class Word:
+class ShellWord:
     """A word with its variables replaced."""
 
     text: str
     unknown: tuple[str, ...] = ()
     """Parts that the script does not state, such as `$1` or `$(date)`; the text lacks them."""
-    items: tuple["Word", ...] | None = field(default=None, compare=False)
+    items: tuple["ShellWord", ...] | None = field(default=None, compare=False)
     """Elements of the array that the word assigns; None in other words."""
 
-    def __add__(self, other: "Word") -> "Word":
-        return Word(self.text + other.text, (*self.unknown, *other.unknown))
+    def __add__(self, other: "ShellWord") -> "ShellWord":
+        return ShellWord(self.text + other.text, (*self.unknown, *other.unknown))
 
     @property
     def assigns(self) -> bool:
@@ -64,7 +64,7 @@ class _Default(str):
     __slots__ = ()
 
 
-Variables = Mapping[str, tuple[Word, ...]]
+Variables = Mapping[str, tuple[ShellWord, ...]]
 """Value of each variable: one word, or the elements of an array."""
 
 
@@ -81,7 +81,7 @@ class Scanner:
         self._at = 0
         self._documents: list[str] = []
 
-    def commands(self) -> Iterator[tuple[str, Iterator[Word]]]:
+    def commands(self) -> Iterator[tuple[str, Iterator[ShellWord]]]:
         """Yield each command: the separator before it, and its words, to be read at once."""
         separator = "\n"
         while self._at < len(self._text):
@@ -90,7 +90,7 @@ class Scanner:
             if separator == "\n":
                 self._pass_documents()
 
-    def _words(self) -> Iterator[Word]:
+    def _words(self) -> Iterator[ShellWord]:
         """Yield the words up to the next separator."""
         while self._at < len(self._text):
             if self._take(_BLANK) or self._take(_COMMENT):
@@ -102,22 +102,22 @@ class Scanner:
             else:
                 yield from self._word()
 
-    def _word(self) -> Iterator[Word]:
+    def _word(self) -> Iterator[ShellWord]:
         """Yield a word; several where it holds an array, or an unquoted value with blanks."""
-        begin, current = self._at, Word("")
+        begin, current = self._at, ShellWord("")
         while self._at < len(self._text) and not self._at_a_border():
-            first, *others = self._piece() or [Word("")]
+            first, *others = self._piece() or [ShellWord("")]
             current += first
             for each in others:
                 if current.assigns:
                     # The shell does not split a value that it assigns.
-                    current += Word(" ") + each
+                    current += ShellWord(" ") + each
                 else:
                     yield current
                     current = each
         raw = self._text[begin : self._at]
         if _ASSIGNMENT.fullmatch(raw) and self._text.startswith("(", self._at):
-            current = Word(raw, items=tuple(self._array()))
+            current = ShellWord(raw, items=tuple(self._array()))
         if len(current.text) > _MOST_LETTERS:
             raise ConfigError(f"a value of {len(current.text)} letters is too long to be read")
         # An unquoted variable without a value is no word.
@@ -128,7 +128,7 @@ class Scanner:
         letter = self._text[self._at]
         return letter in " \t\r\n;&|()<>" or self._text.startswith("\\\n", self._at)
 
-    def _array(self) -> Iterator[Word]:
+    def _array(self) -> Iterator[ShellWord]:
         """Yield the elements of an array, whose lines end nothing."""
         self._at += 1
         while self._at < len(self._text) and self._text[self._at] != ")":
@@ -139,35 +139,35 @@ class Scanner:
             self._at += self._at == before
         self._at += 1
 
-    def _piece(self) -> list[Word]:
+    def _piece(self) -> list[ShellWord]:
         """Read one part of a word: a quotation, a variable, or plain letters."""
         letter = self._text[self._at]
         if letter == "'":
-            return [Word(self._through("'", "'", self._at + 1))]
+            return [ShellWord(self._through("'", "'", self._at + 1))]
         if letter == '"':
             self._at += 1
             return self._quoted()
         if letter == "\\":
             self._at += 2
-            return [Word(self._text[self._at - 1 : self._at])]
+            return [ShellWord(self._text[self._at - 1 : self._at])]
         if letter in "$`":
             found = self._variable()
             if isinstance(found, _Default):
                 return [*Scanner(found, self._variables)._words()]
             return [part for each in found for part in _split(each)]
-        return [Word(self._take(_PLAIN))]
+        return [ShellWord(self._take(_PLAIN))]
 
-    def _quoted(self) -> list[Word]:
+    def _quoted(self) -> list[ShellWord]:
         """Read up to the closing quotation mark; each further element of an array is a word."""
-        begin, found = self._at, [Word("")]
+        begin, found = self._at, [ShellWord("")]
         while self._at < len(self._text) and self._text[self._at] != '"':
             if plain := self._take(_QUOTED_PLAIN):
-                found[-1] += Word(plain)
+                found[-1] += ShellWord(plain)
             elif self._text[self._at] == "\\":
-                found[-1] += Word(_unescaped(self._text[self._at : self._at + 2]))
+                found[-1] += ShellWord(_unescaped(self._text[self._at : self._at + 2]))
                 self._at += 2
             else:
-                first, *others = self._quoted_variable() or [Word("")]
+                first, *others = self._quoted_variable() or [ShellWord("")]
                 found[-1] += first
                 found += others
         if self._at >= len(self._text):
@@ -175,7 +175,7 @@ class Scanner:
         self._at += 1
         return found
 
-    def _quoted_variable(self) -> list[Word]:
+    def _quoted_variable(self) -> list[ShellWord]:
         """Read a variable between quotation marks, where no value is split."""
         found = self._variable()
         if not isinstance(found, _Default):
@@ -183,7 +183,7 @@ class Scanner:
         # The marks of its own go; the blanks stay.
         return Scanner(f'{found.replace(chr(34), "")}"', self._variables)._quoted()
 
-    def _variable(self) -> "list[Word] | _Default":
+    def _variable(self) -> "list[ShellWord] | _Default":
         """Read what begins with `$` or a backtick."""
         text, begin = self._text, self._at
         if text[begin] == "`":
@@ -199,9 +199,9 @@ class Scanner:
             return self._parameter(self._through("{", "}", begin + 2))
         self._at += 1
         name = self._take(_NAME)
-        return [*self._value(name)] if name else [Word("$")]
+        return [*self._value(name)] if name else [ShellWord("$")]
 
-    def _parameter(self, inner: str) -> "list[Word] | _Default":
+    def _parameter(self, inner: str) -> "list[ShellWord] | _Default":
         """Return the value of `NAME`, `NAME:-DEFAULT` or `NAME[@]`, or the default to be read."""
         found = _PARAMETER.fullmatch(inner)
         if found is None:
@@ -212,13 +212,13 @@ class Scanner:
             return _Default(default)
         return [*self._value(name)][: None if index or name in _ARGUMENTS else 1]
 
-    def _value(self, name: str) -> tuple[Word, ...]:
+    def _value(self, name: str) -> tuple[ShellWord, ...]:
         """Return the words of a variable; a script is read as if started without arguments."""
         if name in _ARGUMENTS:
             return ()
         return self._variables.get(name, (_unknown(f"${name}"),))
 
-    def _calculated(self, formula: str) -> Word:
+    def _calculated(self, formula: str) -> ShellWord:
         """Return the value of a formula of whole numbers."""
         (word,) = Scanner(f'{formula}"', self._variables)._quoted()
         try:
@@ -227,24 +227,24 @@ class Scanner:
         except (SyntaxError, ValueError, ArithmeticError, RecursionError):
             return _unknown(f"$(({formula}))")
 
-    def _number(self, node: ast.expr) -> Word:
+    def _number(self, node: ast.expr) -> ShellWord:
         """Return the value of a part of a formula; ValueError where it is no whole number."""
         match node:
             case ast.Constant(value=int(number)):
-                return Word(str(number))
+                return ShellWord(str(number))
             case ast.Name(id=name):
                 (word,) = self._value(name)
-                return word if word.unknown else Word(str(int(word.text)))
+                return word if word.unknown else ShellWord(str(int(word.text)))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 word = self._number(operand)
-                return word if word.unknown else Word(str(-int(word.text)))
+                return word if word.unknown else ShellWord(str(-int(word.text)))
             case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
                 one, other = self._number(left), self._number(right)
                 if unknown := (*one.unknown, *other.unknown):
-                    return Word("", unknown)
+                    return ShellWord("", unknown)
                 number = _ARITHMETIC[type(sign)](int(one.text), int(other.text))
                 if abs(number) < _LARGEST:
-                    return Word(str(number))
+                    return ShellWord(str(number))
         raise ValueError(ast.unparse(node))
 
     def _through(self, opening: str, closing: str, begin: int) -> str:
@@ -290,14 +290,14 @@ class Scanner:
         return f"line {self._text.count(chr(10), 0, begin) + 1}: {opening} has no end"
 
 
-def _unknown(what: str) -> Word:
-    return Word("", (" ".join(what.split()),))
+def _unknown(what: str) -> ShellWord:
+    return ShellWord("", (" ".join(what.split()),))
 
 
-def _split(value: Word) -> list[Word]:
+def _split(value: ShellWord) -> list[ShellWord]:
     """Split an unquoted value at its blanks, as a shell does."""
     parts = re.split(r"\s+", value.text)
-    return [Word(parts[0], value.unknown), *map(Word, parts[1:])]
+    return [ShellWord(parts[0], value.unknown), *map(ShellWord, parts[1:])]
 
 
 def _unescaped(pair: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrl.config.finding import did_you_mean
 from mindrl.config.load import field_names, same_name
-from mindrl.config.section_types import Sections
+from mindrl.config.section_types import SectionArguments
 from mindrl.config.text import nested
 from mindrl.errors import ConfigError
 from mindrl.migrate.mapped import MISSING
@@ -32,7 +32,7 @@ _ARGUMENTS = (
 )
 
 
-def checked_sections(sections: Sections) -> dict[str, Mapping[str, object]]:
+def checked_sections(sections: SectionArguments) -> dict[str, Mapping[str, object]]:
     """Return the sections that change the configuration.
 
     Raises:

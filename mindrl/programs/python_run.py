@@ -13,7 +13,7 @@ from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.own_functions import being_imported
 from mindrl.config.run import RunConfig
-from mindrl.config.section_types import Sections
+from mindrl.config.section_types import SectionArguments
 from mindrl.errors import ConfigError, StopRequestedError
 from mindrl.launch.callbacks import Callback, Callbacks
 from mindrl.launch.interrupts import signals_as_errors
@@ -41,7 +41,7 @@ def train(
     eval_dataset: RowSource | None = None,
     callbacks: Sequence[Callback] = (),
     output_dir: str | Path | None = None,
-    **sections: Unpack[Sections],
+    **sections: Unpack[SectionArguments],
 ) -> RunRecord:
     """Train as `mindrl train-grpo` does, with the same checks, and wait for the end.
 

@@ -16,7 +16,7 @@ MOST_LOOKED_AT = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SearchPosition:
     """Where a search goes on."""
 
     run: int
@@ -38,7 +38,7 @@ class SampleSearch:
         self.first, self.last = _number(asked["from"]), _number(asked["to"])
         self.least, self.most = _number(asked["least"]), _number(asked["most"])
         self.prompt: str | None = asked["prompt"]
-        self.begin = None if asked["at"] is None else Place(**asked["at"])
+        self.begin = None if asked["at"] is None else SearchPosition(**asked["at"])
 
     def answer(self) -> dict[str, Any]:
         """Return the groups, how many samples were looked at, and where the search goes on.
@@ -51,7 +51,7 @@ class SampleSearch:
         for run, step in self._steps():
             skipped = self._skipped(run, step)
             if read > MOST_LOOKED_AT:
-                return _answer(groups, looked, Place(run=run, step=step, group=skipped))
+                return _answer(groups, looked, SearchPosition(run=run, step=step, group=skipped))
             rows = self.runs[run].sample_rows(step, self.kind)
             looked += 0 if skipped else len(rows)
             read += _size(rows)
@@ -61,7 +61,7 @@ class SampleSearch:
                 if len(groups) == GROUPS or (groups and characters > MOST_CHARACTERS):
                     # A step is counted with the first of its groups.
                     looked -= 0 if at else len(rows)
-                    return _answer(groups, looked, Place(run=run, step=step, group=at))
+                    return _answer(groups, looked, SearchPosition(run=run, step=step, group=at))
                 groups.append(group)
                 characters += _size(group)
         return _answer(groups, looked, None)
@@ -102,7 +102,7 @@ class SampleSearch:
         )
 
 
-def _answer(groups: list[list[Line]], looked: int, place: Place | None) -> dict[str, Any]:
+def _answer(groups: list[list[Line]], looked: int, place: SearchPosition | None) -> dict[str, Any]:
     return {"groups": groups, "looked": looked, "next": None if place is None else vars(place)}
 
 

@@ -100,7 +100,10 @@ class _Handing:
             self.tracker.close()
 
     def _metrics(self, record: dict[str, Any]) -> None:
-        state, now = self.state, int(record.pop("step", state_step := self.step))
+        if not record:
+            self.state.taken += 1
+            return
+        state, now = self.state, int(record.pop("step"))
         self.step, self.of_step = now, self.of_step + 1 if now == self.step else 1
         # A run that goes on does steps again, to the same numbers.
         if (self.step, self.of_step) > (state.step, state.of_step):

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "config.md"
         "| `device` | one of `auto`, `npu`, `gpu`, `cpu` | `auto` | ",
         "| `infer_pipeline_parallel_size` | only `1` | `1` | ",
         "| `kv_cache_mib` | whole number >= 1 and <= 16777216, or `null` | `null` | ",
-        "| `verifier_weight` | list, each entry a number >= -1000000 and <= 1000000 | `[1.0, 0.1]` | ",
+        "| `verifier_weight` | list, each entry a number >= -1000000 and <= 1000000 | `[1.0, ",
         "| `seed` | whole number >= 0 and < 4294967296 | `1234` | ",
         "| `num_npus` | whole number >= 1 and <= 65536 | `1` | ",
     ],

@@ -1,1 +1,1 @@
-"""The order of a step, with no backend in sight."""
+"""The sequence of a step, independent of backends."""

@@ -1,8 +1,9 @@
-"""Steps whose responses are drawn while others learn, where the rollout has devices of its own.
+"""Steps whose responses are generated during training, with rollout on its own devices.
 
-One step off: the next step's are drawn with the weights from before the update, and all are whole
-before there are new ones. Asynchronous: they are drawn on and on, and those under way go on with
-new weights, none older than a bound (AReaL, arXiv 2505.24298, without its proximal policy).
+One step off: the next step's responses are generated with the weights from before the update, and
+all are complete before new weights are published. Asynchronous: generation is continuous, and open
+responses continue with new weights, within an age limit (AReaL, arXiv 2505.24298, without its
+proximal policy).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +23,15 @@ from mindrl.trainer.weight_probe import WeightProbe
 
 
 class AheadGroups:
-    """Keeps the replicas drawing, and trains on the oldest groups that are whole.
+    """Keeps the replicas generating, and trains on the oldest complete groups.
 
-    A step waits for what would get too old; nothing is dropped, and nothing begins that the last
-    step could not train on. One step off, nothing depends on who draws how fast.
+    A step waits for groups that would become too old; nothing is dropped, and no group starts that
+    the last step could not train on. With one step off, the result does not depend on the replicas'
+    speeds.
     """
 
     def __init__(self, config: RunConfig, answering: Answering) -> None:
-        """Take the parts; validated: the rollout has devices of its own."""
+        """Set the parts; the rollout must have its own devices."""
         rl, per_step = config.rl_config, answering.per_step
         self.answering, self.open = answering, OpenGroups.of(config, answering)
         self.blocking, self.is_asynchronous = rl.blocking, rl.step_order == "asynchronous"
@@ -49,12 +51,13 @@ class AheadGroups:
             round_steps=rl.rollout_round_steps,
         )
         self.place = 0
-        """Of the next prompt in the order of the data."""
+        """Index of the next prompt in the order of the data."""
         self.behind = {0: GroupPool(place=0)}
-        """By the last step and the one before it, which is on record where the last is given up."""
+        """State after the last step and the one before it, which is restored if the last is
+        abandoned."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
-        """Wait for groups enough, and have the replicas draw on while the step learns."""
+        """Wait for enough groups, and let the replicas continue during training."""
         pool, bounds, answering = self.pool, self.bounds, self.answering
         pool.open(step - 1, heed)
         began = self._begin(step, bounds.to_begin(step, len(pool.dealt.groups)), [])
@@ -78,7 +81,7 @@ class AheadGroups:
         )
 
     def learned(self, step: int) -> Metrics:
-        """Stop the replicas, one step off when all is whole, and give them the new weights."""
+        """Stop the replicas (one step off: when all is complete), and publish the new weights."""
         pool = self.pool
         pool.close(lambda: self.is_asynchronous or all(pool.dealt.whole()))
         self.behind = {
@@ -89,11 +92,11 @@ class AheadGroups:
         return pool.flush_metrics()
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what is under way behind a step, the last one or the one before."""
+        """Return the open groups after a step: the last one or the one before."""
         return self.behind[step].state()
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step."""
+        """Continue after a step."""
         fresh = GroupPool(place=step * self.bounds.per_step)
         behind = GroupPool.of_state(state) if state else fresh
         self.behind, self.place = {step: behind}, behind.place
@@ -106,7 +109,7 @@ class AheadGroups:
         )
 
     def _begin(self, step: int, count: int, before: list[int]) -> list[int]:
-        """Begin groups behind those that the step has begun; returns the indices of all."""
+        """Start groups after those that the step has started; return the indices of all."""
         groups = self.open.begun(step, self.place, count, before)
         self.place += count
         self.pool.dealt.add(groups)

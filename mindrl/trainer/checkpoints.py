@@ -1,4 +1,4 @@
-"""When a run's state is written, and which of it is kept."""
+"""Schedule and retention of checkpoints."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class Best(NamedTuple):
-    """The checkpoint behind the best evaluation."""
+    """The checkpoint with the best evaluation."""
 
     step: int
     accuracy: float
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run, each beside the rollout of the step behind it."""
+    """Writes the checkpoints of a run, each during the rollout of the next step."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Checkpoints:
         record: Mapping[str, object],
         run_log: RunLog,
     ) -> None:
-        """Take what writes, the keys, what each says of its run, and where failures are told."""
+        """Set the workers, the keys, the record stored with each checkpoint, and the log."""
         self.commits = Commits(run_log.folder.checkpoints)
         self.workers = workers
         self.training = training
@@ -40,30 +40,30 @@ class Checkpoints:
         self.run_log = run_log
         self.pending: tuple[int, Mapping[str, object], Best | None] | None = None
         self.is_committed = False
-        """What is pending, though the workers have not been asked what it cost."""
+        """Whether the pending checkpoint is committed, but its costs not yet collected."""
         self.newest = 0
-        """The last step that there is a checkpoint of, or one has been begun; 0 after a failure."""
+        """Step of the last checkpoint that exists or is being written; 0 after a failure."""
         self.best: Best | None = None
         self.nbytes = 0
-        """Of a checkpoint; 0 before the first."""
+        """Bytes of a checkpoint; 0 before the first."""
         self.skipped = 0
         """Failures since the last metrics."""
 
     def is_due(self, step: int) -> bool:
-        """Say whether the state behind a step is to be written."""
+        """Return whether the state after a step must be written."""
         interval = self.training.save_interval
         return bool(interval) and (step % interval == 0 or step == self.training.train_iters)
 
     def begin(self, step: int, state: Mapping[str, object], accuracy: float | None = None) -> None:
-        """Have the state behind a step written during the next rollout.
+        """Write the state after a step during the next rollout.
 
         Args:
             step: From 1.
-            state: Of the trainer, as it is now.
-            accuracy: Of an evaluation behind that step.
+            state: Current state of the trainer.
+            accuracy: Of an evaluation after that step.
 
         Raises:
-            OutputError: There is no room for it, or no folder can be made.
+            OutputError: There is no room for it, or no folder can be created.
         """
         assert self.pending is None, "the checkpoint before it has not been finished"
 
@@ -77,25 +77,25 @@ class Checkpoints:
         self._try(step, start)
 
     def commit_written(self) -> None:
-        """Commit what was begun once all ranks have written it, while they are at other work."""
+        """Commit the pending checkpoint if all ranks have written it, without waiting."""
         if self.pending is None or self.is_committed:
             return
         step, state, best = self.pending
         if saved := self.commits.reported(step):
-            # Where it cannot be, `finish` tries again, and says why.
+            # If this fails, `finish` retries and reports why.
             with suppress(OutputError):
                 self._commit(step, saved, state, best)
                 self.is_committed = True
 
     def finish(self) -> Metrics:
-        """Commit what was begun, if anything was, and remove what is no longer kept.
+        """Commit the pending checkpoint, if any, and remove those that are not kept.
 
         Returns:
-            Seconds that the slowest rank wrote, and that any waited for it; or how many could not
-            be written.
+            Seconds of the slowest rank's write, and of the longest wait for it; or the number of
+                skipped checkpoints.
 
         Raises:
-            OutputError: It could not be written; the checkpoint before it is still there.
+            OutputError: It could not be written; the previous checkpoint is kept.
         """
         metrics: dict[str, float] = {}
         if self.pending is not None:
@@ -106,7 +106,7 @@ class Checkpoints:
         return metrics
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Return the steps whose checkpoints stay, of those that there are, the newest first."""
+        """Return which of `steps`, the existing checkpoints, newest first, are kept."""
         every = self.training.keep_every
         return {
             *steps[: self.training.keep_last],
@@ -115,14 +115,14 @@ class Checkpoints:
         }
 
     def take_best(self, best: Sequence[Any] | None) -> None:
-        """Go on from what was the best."""
+        """Restore which checkpoint was the best."""
         self.best = None if best is None else Best(*best)
 
     def _best_with(self, step: int, accuracy: float | None) -> Best | None:
-        """Return which is the best once there is one of this step."""
+        """Return the best checkpoint, including one of this step."""
         if accuracy is None or not self.training.keep_best:
             return self.best
-        # One of another run folder is not here.
+        # The best of another run folder is not available here.
         before = self.best if self.best and self.best.step in self.commits.steps() else None
         return before if before and before.accuracy >= accuracy else Best(step, accuracy)
 
@@ -146,7 +146,7 @@ class Checkpoints:
         best: Best | None,
     ) -> None:
         files = [file for rank in saved for file in rank.files]
-        # A rank knows of the models that it has.
+        # A rank reports only its own models.
         updates = {role: count for rank in saved for role, count in rank.updates.items()}
         record = {**self.record, **state, "step": step, "updates": updates}
         self.commits.commit(step, files, record)
@@ -154,7 +154,7 @@ class Checkpoints:
         self.commits.prune(self.kept(self.commits.steps()))
 
     def _try(self, step: int, write: Callable[[], None]) -> None:
-        """Write, or remove what there is of a step, and go on without it where that is wanted."""
+        """Write; on failure remove the step's files, and continue if configured."""
         try:
             write()
         except (CheckpointError, OutputError) as error:

@@ -1,4 +1,4 @@
-"""The trainer's view of the workers: whole batches in, whole batches out.
+"""The trainer's interface to the workers: whole batches in, whole batches out.
 
 Shapes: B sequences, T positions.
 """
@@ -31,28 +31,27 @@ AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
 @dataclass(frozen=True)
 class ColocatedActor:
-    """Deals batches to the replicas of each role and joins what they return.
+    """Distributes batches to the replicas of each role and joins their results.
 
-    Roles that share devices take turns: workers switch theirs themselves, from one role's call to
-    the next.
+    Roles that share devices take turns: workers switch from one role's call to the next.
     """
 
     group: Ranks
     layouts: Mapping[Role, TrainLayout]
-    """Of the roles that the run has."""
+    """Layouts of the roles of the run."""
     engines: Engines
-    """Of the rollout."""
+    """Engines of the rollout."""
     seed: int = field(kw_only=True)
-    """Of the run."""
+    """Seed of the run."""
     costs: Callable[[Sequence[int]], Sequence[float]] | None = field(default=None, kw_only=True)
-    """Says from the lengths of sequences how much work they are; training replicas then get equal
-    work. None gives them equally many sequences, in order."""
+    """Returns the cost of sequences from their lengths; training replicas then get equal work. None
+    gives them equal numbers of sequences, in order."""
     engine_rows: int = field(kw_only=True)
-    """Sequences that an engine draws a token of in one step."""
+    """Number of sequences that an engine processes in one step."""
     begun: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
         default_factory=lambda: defaultdict(deque), init=False
     )
-    """Calls that were begun ahead, by their methods, and the rows of each replica."""
+    """Calls started ahead, by method, with the rows of each replica."""
 
     def generate_sequences(
         self,
@@ -64,7 +63,7 @@ class ColocatedActor:
     ) -> Rollouts:
         """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt.
 
-        A prompt that the step has `answered` before gets others than then.
+        A prompt that is also in `answered` gets different responses.
         """
         count, before = sampling.samples_per_prompt, len(answered)
         group = [index for index in range(len(prompts)) for _ in range(count)]
@@ -83,7 +82,7 @@ class ColocatedActor:
         return Rollouts.from_responses(asked, Responses.joined(replies), group)
 
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return the log-prob of the last token of each row by the engine of each replica."""
+        """Return the log-prob of the last token of each row, from each replica's engine."""
         asked = [(rows, temperature)] * self.engines.replicas
         return self.engines.each("next_logprobs", asked)
 
@@ -95,11 +94,11 @@ class ColocatedActor:
         *,
         round_steps: int,
     ) -> Responses:
-        """Answer requests until those that are whole are enough, whole or not, in their order.
+        """Generate until the completed requests are enough; return all responses, in order.
 
-        That is asked behind every `round_steps` steps of the engines, with the places of the whole.
-        An engine has twice as many requests as rows at most; the others are dealt where some have
-        become whole.
+        `is_enough` is called after every `round_steps` steps of the engines, with the indices of
+        completed requests. An engine has at most twice as many requests as rows; further ones are
+        sent when some have completed.
         """
         dealt, most = self._request_shares(requests), 2 * self.engine_rows
         waiting = deque(sorted(place for share in dealt for place in share[most:]))
@@ -125,7 +124,7 @@ class ColocatedActor:
     def _refill(
         self, shares: Sequence[list[int]], whole: Collection[int], waiting: deque[int]
     ) -> list[list[int]]:
-        """Deal what waits, the first to who has least to do; returns what each gets."""
+        """Assign waiting requests to the least loaded replicas; return those of each."""
         more: list[list[int]] = [[] for _ in shares]
         counts = [sum(place not in whole for place in share) for share in shares]
         while waiting and min(counts) < 2 * self.engine_rows:
@@ -136,7 +135,7 @@ class ColocatedActor:
         return more
 
     def _request_shares(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Deal those that go on in turn, for they tend to be long, and new ones as ever."""
+        """Assign started requests round-robin, since they tend to be long; new ones in order."""
         count = self.engines.replicas
         begun = [place for place, request in enumerate(requests) if request.drawn]
         new = [place for place, request in enumerate(requests) if not request.drawn]
@@ -146,28 +145,28 @@ class ColocatedActor:
         ]
 
     def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:
-        """Let a role begin what it is going to be asked for with these batches, in their order.
+        """Start calls of a role with these batches, in order.
 
-        Roles that are on other devices go on beside it. What was begun is asked for as ever.
+        Roles on other devices run concurrently. The results are fetched by the usual calls.
         """
         for batch in batches:
             self.begun[method].append(self._begin(method, role, batch))
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs:
-        """Score sequences with the actor's current weights."""
+        """Compute log-probs with the actor's current weights."""
         return self._asked("compute_logprobs", "actor", sequences, Logprobs)
 
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
-        """Score sequences with the reference, which may be the actor's base."""
+        """Compute log-probs with the reference, which may be the actor's base."""
         role: Role = "ref" if "ref" in self.layouts else "actor"
         return self._asked("compute_ref_logprobs", role, sequences, Logprobs)
 
     def reset_reference(self) -> None:
-        """Give the reference the actor's weights."""
+        """Copy the actor's weights into the reference."""
         self._tell("reset_reference", "ref")
 
     def compute_values(self, sequences: Sequences) -> Values:
-        """Value sequences with the critic's current weights."""
+        """Compute values with the critic's current weights."""
         return self._asked("compute_values", "critic", sequences, Values)
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores:
@@ -175,7 +174,7 @@ class ColocatedActor:
         return self._asked("compute_rewards", "reward", sequences, SequenceScores)
 
     def update(self, minibatch: Minibatch) -> PolicyUpdate:
-        """Take one optimizer step of the actor; says what it says of the whole minibatch."""
+        """Run one optimizer step of the actor; return the results for the whole minibatch."""
         replies, dealt = self._ask("update", "actor", minibatch)
         first: PolicyUpdate = replies[0]
         if first.logprobs_BT is None:
@@ -184,58 +183,58 @@ class ColocatedActor:
         return replace(first, logprobs_BT=_joined(parts, dealt, minibatch.tokens_BT.shape))
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
-        """Take one optimizer step of the critic; returns metrics of the whole minibatch."""
+        """Run one optimizer step of the critic; return metrics of the whole minibatch."""
         replies, _ = self._ask("update_critic", "critic", minibatch)
         return dict(replies[0])
 
     def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
-        """Write a role's weights as a Hugging Face folder, with a record of them."""
+        """Export a role's weights as a Hugging Face folder, with a record about them."""
         method = "export" if role == "actor" else f"export_{role}"
         self._tell(method, role, str(folder), record)
 
     def save_bytes(self) -> int:
-        """Count the bytes of a checkpoint, without names."""
+        """Return the bytes of a checkpoint, without names."""
         return sum(self.group.call_all("save_bytes"))
 
     def begin_save(self, folder: Path) -> None:
-        """Have the state of the models that change written into a folder in the next rollout."""
+        """Write the state of the trained models to a folder during the next rollout."""
         self.group.call_all("begin_save", str(folder))
 
     def finish_save(self) -> list[SavedFiles]:
-        """Wait for what `begin_save` asked for; says what each rank has written."""
+        """Wait for `begin_save`; return the files that each rank has written."""
         return self.group.call_all("finish_save")
 
     def restore(self, folder: Path, updates: Mapping[str, int]) -> None:
-        """Go on from a checkpoint."""
+        """Restore a checkpoint."""
         self.group.call_all("restore", str(folder), updates)
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Give the engines of a job that rolls out alone the weights of a Hugging Face folder."""
+        """Load the weights of a Hugging Face folder into the engines of a rollout job."""
         self.group.call_all("load_weights", str(folder), version)
 
     def keep_export(self, folder: Path, kept: Path) -> None:
-        """Keep an exported folder under a second name, whatever replaces the first."""
+        """Keep an exported folder under a second name; replacing the first does not affect it."""
         self.group.call_all("keep_export", str(folder), str(kept))
 
     def memory_plan(self) -> MemoryPlan:
-        """Return what lies on every device at each moment, as the workers have planned it."""
+        """Return the workers' memory plan of all devices."""
         plan: MemoryPlan = self.group.call_all("memory_plan")[0]
         return plan
 
     def record_memory(self, is_on: bool) -> None:
-        """Let each worker note from now on what lies on its device, or no longer."""
+        """Start or stop recording each worker's memory."""
         self.group.call_all("record_memory", is_on)
 
     def flush_moments(self) -> list[list[MeasuredSnapshot]]:
-        """Return what each worker noted since the last call, by rank."""
+        """Return each worker's recorded moments since the last call, by rank."""
         return self.group.call_all("flush_moments")
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return what the switches cost since the last call, each worker's memory and bad numbers.
+        """Return the costs of switches since the last call, memory, and non-finite counts.
 
         Seconds are those of the slowest worker, bytes are summed over the workers. A worker is idle
-        for as long as the slowest still answers prompts. Ranks of a rollout apart have the numbers
-        behind those that train.
+        while the slowest still generates. Ranks of a separate rollout are numbered after the
+        training ranks.
         """
         replies: list[dict[str, float]] = self.group.call_all("flush_metrics")
         replies += self.engines.flush_metrics()
@@ -261,7 +260,7 @@ class ColocatedActor:
         self.group.begin(method, calls, (), first=layout.first_rank).wait()
 
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:
-        """Deal sequences to the replicas of a role; put their answers in the order of the batch."""
+        """Distribute sequences to the replicas of a role; return the results in batch order."""
         replies, dealt = self._ask(method, role, sequences)
         columns = {}
         for name in (column.name for column in fields(kind)):
@@ -270,7 +269,7 @@ class ColocatedActor:
         return kind(**columns)
 
     def _ask(self, method: str, role: Role, sequences: Sequences) -> tuple[list[Any], list[Tensor]]:
-        """Deal sequences to the replicas of a role; return what each says, and its rows."""
+        """Distribute sequences to the replicas of a role; return each one's result and rows."""
         ahead = self.begun[method]
         call, dealt = ahead.popleft() if ahead else self._begin(method, role, sequences)
         return call.wait(), dealt
@@ -290,7 +289,7 @@ class ColocatedActor:
 
 
 def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:
-    """Join parts of a batch of `shape`, [B] each or [B, T], the T of which differ; 0 elsewhere."""
+    """Join parts of a batch of `shape`, [B] or [B, T] with different T; 0 elsewhere."""
     joined = torch.zeros(shape[: parts[0].dim()])
     for part, rows in zip(parts, dealt, strict=True):
         if part.dim() > 1:

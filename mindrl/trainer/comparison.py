@@ -1,4 +1,4 @@
-"""What a step computed and what it computes when it is run again: equal to the bit, or named."""
+"""Compare the results of a step with those of its replay, bit for bit."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import torch
 from mindrl.batch.rollouts import Rollouts
 
 Number = float | None
-"""None is not there, or not finite."""
+"""None if missing or not finite."""
 _Named = tuple[str, Number, Number]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A number that is not what it was."""
+    """A number that differs."""
 
     name: str
     recorded: Number
@@ -24,7 +24,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How many numbers were compared, and which of them differ."""
+    """Number of compared numbers, and those that differ."""
 
     count: int
     differences: tuple[Difference, ...]
@@ -35,14 +35,14 @@ class Comparison:
 
 
 def compare_metrics(recorded: Mapping[str, Number], replayed: Mapping[str, Number]) -> Comparison:
-    """Compare metrics by name, in the order that they were recorded in."""
+    """Compare metrics by name, in recorded order."""
     names = [*dict.fromkeys((*recorded, *replayed))]
     pairs = ((name, recorded.get(name), replayed.get(name)) for name in names)
     return Comparison(count=len(names), differences=tuple(_differences(pairs)))
 
 
 def compare_rollouts(recorded: Rollouts, replayed: Rollouts) -> Comparison:
-    """Compare tokens and log-probs; of each response the first that differs is named."""
+    """Compare tokens and log-probs; report the first difference of each response."""
     lengths = (float(len(recorded)), float(len(replayed)))
     numbers: list[_Named] = [("number of responses", *lengths)]
     for row in range(int(min(lengths))):
@@ -53,13 +53,13 @@ def compare_rollouts(recorded: Rollouts, replayed: Rollouts) -> Comparison:
 
 def _differences(numbers: Iterable[_Named]) -> Iterator[Difference]:
     for name, recorded, replayed in numbers:
-        # As text: a zero has a sign.
+        # As text, since zeros have signs.
         if repr(recorded) != repr(replayed):
             yield Difference(name=name, recorded=recorded, replayed=replayed)
 
 
 def _first_apart(row: int, recorded: Rollouts, replayed: Rollouts) -> Iterator[_Named]:
-    """Return the first token and the first log-prob of a response that differ."""
+    """Yield the first token and the first log-prob of a response that differ."""
     for what in ("tokens_BT", "rollout_logprobs_BT"):
         ours, theirs = (
             getattr(each, what)[row, : int(each.lengths_B[row])] for each in (recorded, replayed)

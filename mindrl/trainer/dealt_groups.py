@@ -1,4 +1,4 @@
-"""Which replica draws which responses: what is dealt, what came back, what was lost.
+"""Assignment of responses to replicas: assigned, returned and lost requests.
 
 Pure: no engine, no thread and no clock. Shapes: N tokens of a response.
 """
@@ -12,7 +12,7 @@ from mindrl.trainer.group_pool import OpenGroup
 
 
 class DealtRow(NamedTuple):
-    """A response: the group that it belongs to, by its number in the run, and its place there."""
+    """A response: the number of its group in the run, and its index in the group."""
 
     group: int
     place: int
@@ -20,39 +20,39 @@ class DealtRow(NamedTuple):
 
 @dataclass
 class _Hand:
-    """What a replica has been asked for since it began."""
+    """Requests sent to a replica since it started."""
 
     rows: list[DealtRow] = field(default_factory=list)
-    """In the order in which it was asked."""
+    """In the order of sending."""
     since: list[int] = field(default_factory=list)
-    """The steps that it had taken when it was asked for each."""
+    """Number of steps that the replica had run when each was sent."""
     back: set[int] = field(default_factory=set)
-    """Places of those that came back."""
+    """Indices of those that returned."""
     steps: int = 0
 
 
 class DealtGroups:
-    """The groups under way, the oldest first, and who draws their responses."""
+    """The open groups, oldest first, and the replicas that generate their responses."""
 
     def __init__(
         self, groups: Iterable[OpenGroup], longest: int, prompt_tokens: Callable[[OpenGroup], int]
     ) -> None:
-        """Take groups of which nobody draws anything; `longest` bounds a response, in tokens."""
+        """Set groups without assignments; `longest` is the maximum of tokens in a response."""
         self.longest, self.prompt_tokens = longest, prompt_tokens
         self.groups: dict[int, OpenGroup] = {}
         self.begun = 0
         self.hands: dict[int, _Hand] = {}
-        """By the numbers of the replicas that have begun."""
+        """By the numbers of the replicas that have started."""
         self.add(groups)
 
     def add(self, groups: Iterable[OpenGroup]) -> None:
-        """Take more groups, behind all others."""
+        """Append groups."""
         for group in groups:
             self.groups[self.begun] = group
             self.begun += 1
 
     def pop(self, places: Sequence[int]) -> list[OpenGroup]:
-        """Give away the groups at these places."""
+        """Remove and return the groups at these indices."""
         numbers = [*self.groups]
         return [self.groups.pop(numbers[place]) for place in places]
 
@@ -62,13 +62,14 @@ class DealtGroups:
         return tuple(self.groups.values())
 
     def whole(self) -> list[bool]:
-        """Say of each group whether it can be trained on."""
+        """Return for each group whether it can be trained on."""
         return [group.is_whole(self.longest) for group in self.groups.values()]
 
     def deal(self, replicas: Collection[int]) -> dict[int, list[DealtRow]]:
-        """Deal what nobody draws, the oldest first, each group to who has least tokens in flight.
+        """Assign unassigned responses, oldest first, each group to the least loaded replica.
 
-        The responses to a prompt stay together, as far as they have not been dealt before.
+        The load is the number of tokens in flight. Responses to a prompt stay together unless some
+        were assigned before.
         """
         dealt = {row for hand in self.hands.values() for row in hand.rows}
         more: dict[int, list[DealtRow]] = {}
@@ -90,9 +91,9 @@ class DealtGroups:
     def drawn(
         self, replica: int, places: Sequence[int], responses: Responses, *, step: int
     ) -> None:
-        """Take the responses at these places of what a replica was asked for.
+        """Add the responses at these indices of a replica's requests.
 
-        `step` is the one whose weights it has. What came before is not taken again.
+        `step` is the one whose weights the replica has. Responses that arrived before are ignored.
         """
         hand, finished = self.hands[replica], responses.finished_B.tolist()
         for place, more, ended in zip(places, responses.each(), finished, strict=True):
@@ -105,17 +106,17 @@ class DealtGroups:
             self.groups[row.group] = found
 
     def advanced(self, replica: int, steps: int) -> None:
-        """Take note that a replica has taken steps."""
+        """Record that a replica has run steps."""
         self.hands[replica].steps += steps
 
     def ended(self, replica: int) -> None:
-        """Take note that a replica draws nothing any more: others may draw what is open."""
+        """Record that a replica has stopped: its open responses can be assigned to others."""
         self.hands.pop(replica, None)
 
     def lost(self, replica: int) -> int:
-        """Give what a replica drew to others, without what did not come back of it.
+        """Unassign the requests of a lost replica, discarding what it did not return.
 
-        Returns how many tokens that were at most.
+        Returns the maximum number of discarded tokens.
         """
         hand = self.hands.pop(replica, _Hand())
         return sum(

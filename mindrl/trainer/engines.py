@@ -1,4 +1,4 @@
-"""The rollout engines as the trainer sees them, on the devices that train or on their own."""
+"""The trainer's interface to rollout engines, on the training devices or their own."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,89 +15,89 @@ class Engines(Protocol):
 
     @property
     def replicas(self) -> int:
-        """How many shares a batch is dealt in, whoever answers them."""
+        """Number of shares into which a batch is divided."""
 
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method with one share for each replica; returns what they say, in that order."""
+        """Call a method with one share per replica; return the results in that order."""
 
     def publish(self, version: int) -> Collection[int]:
-        """Let all that is drawn from now on be drawn with the weights of the training side.
+        """Make the training side's weights the ones for all further generation.
 
-        `version` is theirs, the number of the last step that has changed them; who has them already
-        is left alone. Called while no engine is at work.
+        `version` is the number of the last step that changed them; engines that have them are
+        skipped. Call it while no engine is generating.
 
         Returns:
-            The numbers of the replicas that were lost in it.
+            The numbers of the replicas that were lost.
 
         Raises:
-            ClusterError: No replica is left, and none will come.
+            ClusterError: No replica is left, and none will start.
         """
 
     def look(self) -> None:
-        """Begin to replace engines that are gone, while something else is waited for."""
+        """Start replacing lost engines while the caller waits for something else."""
 
     def flush_metrics(self) -> list[dict[str, float]]:
-        """Return what ranks that do not train have measured since the last call."""
+        """Return the metrics since the last call of ranks that do not train."""
 
 
 class Replica(Protocol):
-    """A rollout replica on devices of its own, for whoever drives each by itself.
+    """A rollout replica on its own devices, driven separately from the others.
 
-    All but `number` raise WorkerDiedError where it is lost; it stays lost then.
+    All members but `number` raise WorkerDiedError once it is lost.
     """
 
     @property
     def number(self) -> int:
-        """Of the replica; one that takes the place of a lost one has its number."""
+        """Number of the replica; a replacement has the same number."""
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take requests, as `RolloutEngine.begin`."""
+        """Start requests, as `RolloutEngine.begin`."""
 
     def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
-        """Take so many steps, as `RolloutEngine.advance`; returns the responses to these places."""
+        """Run steps, as `RolloutEngine.advance`; return completed indices and their responses."""
 
     def take(self) -> Responses:
-        """Return what was drawn, as `RolloutEngine.take_back`."""
+        """Return the sampled tokens, as `RolloutEngine.take_back`."""
 
 
 class SeparateEngines(Engines, Protocol):
-    """Replicas on devices of their own, which come and go one by one."""
+    """Replicas on their own devices, which start and end individually."""
 
     def living(self) -> Sequence[Replica]:
-        """Return those that have the weights of the last `publish`, by number; may be none.
+        """Return the replicas with the weights of the last `publish`, by number; may be empty.
 
-        `publish` adds those that have come up by then, and takes away the lost.
+        `publish` adds those that have started, and removes the lost.
         """
 
     def heed(self) -> None:
-        """Do what is done while they are waited for.
+        """Check the training processes while replicas are waited for.
 
         Raises:
-            WorkerDiedError: A process that trains is gone.
+            WorkerDiedError: A training process has ended.
         """
 
     def begin_replacing(self, number: int) -> None:
-        """Start another in the place of a lost one, in the background, unless that was done.
+        """Start a replacement of a lost replica in the background, unless one is starting.
 
-        It is among the living behind a later `publish`. `publish` does this itself for those that
-        it loses. Who is lost more than `rl_config.max_restarts` times in a row is given up.
+        It becomes available after a later `publish`, which itself does this for those that it
+        loses. A replica lost more than `rl_config.max_restarts` times in a row is given up.
         """
 
 
 @dataclass(frozen=True)
 class ColocatedEngines:
-    """Those in the processes that train: the way to a rollout gives them the weights."""
+    """Engines in the training processes: the switch to the rollout phase updates their weights."""
 
     group: Ranks
     layout: RolloutLayout
 
     @property
     def replicas(self) -> int:
-        """As many as the layout has."""
+        """Number of replicas in the layout."""
         return self.layout.replicas
 
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Ask all of them at once."""
+        """Call all of them concurrently."""
         return ask_replicas(self.group, self.layout, method, shares)
 
     def publish(self, version: int) -> Collection[int]:  # noqa: ARG002
@@ -105,8 +105,8 @@ class ColocatedEngines:
         return ()
 
     def look(self) -> None:
-        """Do nothing: they are where the trainer is."""
+        """Do nothing: they share the trainer's processes."""
 
     def flush_metrics(self) -> list[dict[str, float]]:
-        """Return nothing: all ranks train."""
+        """Return an empty list: all ranks train."""
         return []

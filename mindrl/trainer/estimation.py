@@ -1,4 +1,4 @@
-"""From the rollouts of a step to what its updates need: log-probs, values, advantages.
+"""Compute the inputs of updates from the rollouts of a step: log-probs, values, advantages.
 
 Shapes: B sequences of a step, T positions.
 """
@@ -22,7 +22,7 @@ from mindrl.trainer.reward_manager import Rewarded
 
 
 class Estimation:
-    """Asks the models that a run has, and estimates advantages."""
+    """Runs the models of a run, and estimates advantages."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Estimation:
         workers: ColocatedActor,
         timer: StageTimer,
     ) -> None:
-        """Take the parts; `timer` takes the stages."""
+        """Set the parts; `timer` times the stages."""
         self.config = config
         self.estimator = estimator
         self.workers = workers
@@ -43,11 +43,10 @@ class Estimation:
         rewarded: Callable[[], Rewarded],
         baseline_B: Tensor | None = None,
     ) -> tuple[Experience, Metrics]:
-        """Add all that the updates need; `rewarded` waits for the rewards, and is asked last.
+        """Add all inputs of the updates; `rewarded` waits for the rewards and is called last.
 
-        The baseline is the reward of a greedy response to the prompt of each sequence.
-
-        The critic is the last model asked, for its weights are what the first update needs.
+        The baseline is the reward of a greedy response to each sequence's prompt. The critic is the
+        last model to run, because the first update needs its weights.
         """
         config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
         if config.is_spread:
@@ -95,7 +94,7 @@ class Estimation:
         return rollouts.into(ValuedExperience, **columns), metrics
 
     def _begin(self, rollouts: Rollouts) -> None:
-        """Let models that are on devices of their own read beside each other."""
+        """Let models on separate devices run concurrently."""
         config, sequences = self.config, rollouts.sequences()
         reads: dict[str, tuple[Role, bool]] = {
             "compute_ref_logprobs": ("ref", "ref" in config.roles),
@@ -106,10 +105,10 @@ class Estimation:
             self.workers.begin(method, role, [sequences] if is_asked else [])
 
     def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
-        """Return the log-probs of the policy, and of the reference where there is one.
+        """Return the log-probs of the policy, and of the reference if there is one.
 
-        None of a policy whose update finds its own. The policy comes last, for its weights are what
-        the next call is most likely to need.
+        None for a policy whose update computes its own. The policy runs last, because the next call
+        most likely needs its weights.
         """
         sequences, ref_logprobs_BT = rollouts.sequences(), None
         if self.config.uses_reference:

@@ -1,4 +1,4 @@
-"""What the model answers to prompts that it does not learn from, and how much of it is right."""
+"""Evaluate the model on prompts that it is not trained on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from mindrl.trainer.run_log import RunLog
 
 
 class Evaluation:
-    """Measures the model on the held-out file, greedily, and on each set by its own sampling."""
+    """Evaluates the model on the held-out file, greedily, and on each set with its own sampling."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Evaluation:
         )
 
     def measure(self, step: int, note_failures: Callable[[int, Scores], None]) -> float | None:
-        """Record what is right behind a step; returns what the best one is chosen by.
+        """Record the accuracy after a step; return the value that determines the best model.
 
         Args:
             step: 0 is before training.
-            note_failures: Takes the scores of each set; may raise.
+            note_failures: Called with the scores of each set; may raise.
 
         Returns:
-            None where nothing is evaluated.
+            None if nothing is evaluated.
         """
         self.run_log.console.stage("evaluation")
         found: dict[str | None, float] = {}
@@ -65,7 +65,7 @@ class Evaluation:
             samples = batch.samples(range(len(batch.rollouts)))
             self.run_log.evaluation_of(each.name, step, rates, samples)
         if found:
-            # What the switches of an evaluation cost belongs to no step.
+            # The cost of an evaluation's switches belongs to no step.
             self.workers.flush_metrics()
         best_by = self.config.data_config.best_by
         return found[best_by] if best_by in found else next(iter(found.values()), None)

@@ -1,4 +1,4 @@
-"""What a step trains on: prompts, the responses to them, and what those are worth."""
+"""Data of a step: prompts, responses and rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,41 +15,41 @@ from mindrl.trainer.reward_manager import Rating, RewardManager
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """What a step trains on."""
+    """Data that a step trains on."""
 
     prompts: Sequence[Prompt]
     rollouts: Rollouts
     rating: Rating
     metrics: Metrics = field(default_factory=dict)
-    """Of how it came together."""
+    """Metrics about its collection."""
     probed: Rollouts | None = None
-    """Other tokens than these, drawn with the trainer's present weights."""
+    """Other tokens, sampled with the trainer's current weights."""
     gap: Metrics = field(default_factory=dict)
-    """The log-prob gap of other tokens than these, measured with the weights that drew these."""
+    """Log-prob gap of other tokens, measured with the weights that sampled these."""
 
 
 class Gathering(Protocol):
-    """Where each step gets it from."""
+    """Source of each step's data."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
-        """Return what a step trains on; `heed` raises where the run has been asked to stop."""
+        """Return the data of a step; `heed` raises if the run was asked to stop."""
 
     def learned(self, step: int) -> Metrics:
-        """Take note that a step has learned: from now on there are other weights."""
+        """Record that a step was trained: the weights are new from now on."""
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what the steps behind one depend on besides their numbers.
+        """Return the state after a step that later steps depend on, besides their numbers.
 
-        It is the last that was gathered, or the one before, where the last has been given up.
+        The step is the last one, or the one before if the last was abandoned.
         """
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step; the state is empty where it was not kept."""
+        """Continue after a step; the state is empty if it was not stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answering:
-    """The prompts of the data in their order, and who answers and rates them."""
+    """The prompts in their order, and the parts that answer and score them."""
 
     prompts: Sequence[Prompt]
     order: PromptOrder | MixedOrder
@@ -60,13 +60,13 @@ class Answering:
     """Prompts that a step trains on."""
 
     def draw(self, place: int, count: int) -> list[Prompt]:
-        """Return so many prompts from a place of the order on; places count from 0."""
+        """Return `count` prompts from an index in the order; indices count from 0."""
         return [self.prompts[index] for index in self.order.indices(place, count)]
 
     def roll_out(
         self, prompts: Sequence[Prompt], step: int, answered: Sequence[Prompt] = ()
     ) -> Rollouts:
-        """Answer prompts with the present weights, after those of the step that were answered."""
+        """Generate responses with the current weights; `answered` are earlier prompts."""
         with self.rewards.timer("rollout"):
             self.workers.engines.publish(step - 1)
             return self.workers.generate_sequences(
@@ -76,14 +76,14 @@ class Answering:
 
 @dataclass(frozen=True, kw_only=True)
 class StepGroups:
-    """Trains on whatever is answered: one rollout of as many prompts as a step has."""
+    """One rollout per step, of exactly the prompts that the step trains on."""
 
     answering: Answering
     blocking: bool
-    """Rate before anything else is done, and not beside it."""
+    """Whether to score before other work, not concurrently."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
-        """Take the prompts of a step, and answer them."""
+        """Draw the prompts of a step, and generate responses."""
         answering, count = self.answering, self.answering.per_step
         prompts = answering.draw((step - 1) * count, count)
         rollouts = answering.roll_out(prompts, step)
@@ -92,11 +92,11 @@ class StepGroups:
         return Gathered(prompts=prompts, rollouts=rollouts, rating=rating)
 
     def learned(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: whoever answers next asks for the weights."""
+        """Do nothing: the next generation fetches the weights."""
         return {}
 
     def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing: the prompts of a step follow from its number."""
+        """Return an empty state: the prompts of a step follow from its number."""
         return {}
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:

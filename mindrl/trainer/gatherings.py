@@ -1,4 +1,4 @@
-"""Where the steps of a run get what they train on, by its configuration."""
+"""Select the source of step data from the configuration."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from mindrl.trainer.stored_groups import StoredGroups, stored_rollouts
 
 
 def gathering_of(config: RunConfig, answering: Answering, warn: Callable[[str], None]) -> Gathering:
-    """Choose where each step gets it from."""
+    """Return the source of step data for a run."""
     rl = config.rl_config
     if rl.debug == "train_only":
         return StoredGroups(stored_rollouts(config))

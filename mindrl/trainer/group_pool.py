@@ -1,4 +1,4 @@
-"""Groups that are under way over several steps, as far as they have come.
+"""Groups that stay open over several steps.
 
 Shapes: N tokens of a response.
 """
@@ -15,31 +15,31 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OpenSequence:
-    """A response as far as it has come."""
+    """A possibly incomplete response."""
 
     sample: int
-    """Its number among the responses to its prompt in the step that began it."""
+    """Its number among the responses to its prompt in the step that started it."""
     tokens_N: Tensor
     """int64."""
     logprobs_N: Tensor
-    """float32; of the weights that drew each token."""
+    """float32; under the weights that sampled each token."""
     steps_N: Tensor
-    """int64; the step whose weights those were."""
+    """int64; step of those weights."""
     finished: bool = False
-    """It ended by itself."""
+    """Whether it ended by itself."""
 
     @classmethod
     def begun(cls, sample: int) -> Self:
-        """Begin without a token."""
+        """Create a response without tokens."""
         none = torch.zeros(0, dtype=torch.int64)
         return cls(sample=sample, tokens_N=none, logprobs_N=torch.zeros(0), steps_N=none)
 
     def is_whole(self, longest: int) -> bool:
-        """Say whether nothing more is drawn of it."""
+        """Return whether it is complete."""
         return self.finished or len(self.tokens_N) == longest
 
     def with_more(self, tokens_N: Tensor, logprobs_N: Tensor, *, step: int, finished: bool) -> Self:
-        """Add what a step has drawn."""
+        """Append tokens sampled in a step."""
         return replace(
             self,
             tokens_N=torch.cat([self.tokens_N, tokens_N]),
@@ -51,27 +51,27 @@ class OpenSequence:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OpenGroup:
-    """The responses to a prompt, as far as they have come."""
+    """The possibly incomplete responses to a prompt."""
 
     index: int
-    """Of the prompt in the data."""
+    """Index of the prompt in the data."""
     born: int
-    """The step that began it."""
+    """Step that started it."""
     sequences: tuple[OpenSequence, ...]
 
     def is_whole(self, longest: int) -> bool:
-        """Say whether it can be trained on."""
+        """Return whether it can be trained on."""
         return not self.open_places(longest)
 
     def open_places(self, longest: int) -> list[int]:
-        """Return which of the responses are not whole."""
+        """Return the indices of incomplete responses."""
         each = enumerate(self.sequences)
         return [place for place, sequence in each if not sequence.is_whole(longest)]
 
     def with_more(
         self, place: int, drawn: tuple[Tensor, Tensor], *, step: int, finished: bool
     ) -> Self:
-        """Add to a response what a step has drawn of it: tokens and log-probs, [N] each."""
+        """Append to a response the tokens and log-probs, [N] each, sampled in a step."""
         sequences = [*self.sequences]
         sequences[place] = sequences[place].with_more(*drawn, step=step, finished=finished)
         return replace(self, sequences=tuple(sequences))
@@ -82,15 +82,15 @@ _COLUMNS = {"tokens_N": np.int64, "logprobs_N": np.float32, "steps_N": np.int64}
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupPool:
-    """What is behind a step."""
+    """State after a step."""
 
     place: int
-    """Of the next prompt in the order of the data."""
+    """Index of the next prompt in the order of the data."""
     groups: tuple[OpenGroup, ...] = ()
-    """Under way, the oldest first."""
+    """Open groups, the oldest first."""
 
     def state(self) -> dict[str, Any]:
-        """Return it in values that JSON has, to the bit."""
+        """Return it as JSON values, bitwise exact."""
         return {
             "place": self.place,
             "groups": [
@@ -105,7 +105,7 @@ class GroupPool:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Read it."""
+        """Restore it."""
         return cls(
             place=state["place"],
             groups=tuple(

@@ -1,4 +1,4 @@
-"""Fingerprints of what a run reads by its path: data files, and the source of its own functions."""
+"""Fingerprints of a run's input files: data, and the source of the user's functions."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from mindrl.data.files import files_of
 Prints = dict[str, list[list[Any]]]
 """By configuration key: name, bytes and checksum of each file."""
 _EVALUATION = "data_config.eval_sets"
-"""May differ from the run that is resumed, as these keys may."""
+"""May differ from the resumed run, like these keys."""
 _PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
 
 
 def input_prints(config: RunConfig) -> Prints:
-    """Return the fingerprints of all files that decide what a run computes."""
+    """Return the fingerprints of all files that determine a run's results."""
     keys = (key for key in data_keys(config) if not key.startswith(_EVALUATION))
     prints = {key: _prints(files_of(config.value_of(key))) for key in keys}
     for key, names in _own_names(config).items():
@@ -31,9 +31,9 @@ def input_prints(config: RunConfig) -> Prints:
 
 
 def shared_prints(config: RunConfig) -> dict[str, list[str]]:
-    """Return the checksums of training data and rewards, which two jobs must have alike.
+    """Return the checksums of training data and rewards, which must be equal in two jobs.
 
-    A key of `megatron_training.resume_allow` is left out.
+    Keys in `megatron_training.resume_allow` are left out.
     """
     own = ("megatron_training.test_data_path", *_PARTS, *config.megatron_training.resume_allow)
     prints = {key: found for key, found in input_prints(config).items() if key not in own}
@@ -41,9 +41,9 @@ def shared_prints(config: RunConfig) -> dict[str, list[str]]:
 
 
 def changed_inputs(before: Mapping[str, list[list[Any]]], config: RunConfig) -> Iterator[str]:
-    """Describe each file that differs from the run that is resumed, unless that is allowed."""
+    """Yield a description of each file that differs from the resumed run, unless allowed."""
     allowed = config.megatron_training.resume_allow
-    # A checkpoint of an earlier version has no fingerprints.
+    # Checkpoints of earlier versions have no fingerprints.
     for key, now in (input_prints(config) if before else {}).items():
         was = before.get(key)
         if was is None or key in allowed or [each[1:] for each in was] == [e[1:] for e in now]:
@@ -62,7 +62,7 @@ def _size(prints: list[list[Any]]) -> str:
 
 
 def _own_names(config: RunConfig) -> dict[str, list[str]]:
-    """Return the functions of the user's own by the key that names them."""
+    """Return the user's own functions by configuration key."""
     found: dict[str, list[str]] = {}
     if config.rolls_out:
         for source, weights in config.reward_weights.items():
@@ -77,7 +77,7 @@ def _own_names(config: RunConfig) -> dict[str, list[str]]:
 
 
 def _source_files(key: str, name: str) -> Iterator[str]:
-    """Yield the file that a name stands for, and the one that defines what it finds there."""
+    """Yield the file of a name, and the file that defines the object of that name."""
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
         yield str(Path(place).expanduser().resolve())

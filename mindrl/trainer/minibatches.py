@@ -1,4 +1,4 @@
-"""How the sequences of a step become optimizer steps."""
+"""Divide the sequences of a step into optimizer steps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -21,12 +21,12 @@ MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)
 
 
 class MinibatchDealer:
-    """Deals the prompts of a step to mini-batches, and cuts the step accordingly."""
+    """Assigns the prompts of a step to mini-batches, and divides the step accordingly."""
 
     def __init__(self, rl: RLConfig, seed: int, *, longest: int, corrects: bool = False) -> None:
-        """Take the algorithm, the seed for `shuffle_mini_batch`, and the most response tokens.
+        """Set the algorithm, the seed of `shuffle_mini_batch`, and the maximum response length.
 
-        A loss that `corrects` asks for the engine's log-probs too.
+        With `corrects` the loss also gets the engine's log-probs.
         """
         self.rl, self.corrects = rl, corrects
         weights: dict[str, Callable[[Tensor], Tensor]] = {
@@ -46,29 +46,29 @@ class MinibatchDealer:
             )
 
     def state(self) -> str | None:
-        """Return where the random numbers are, in hexadecimal digits; None where there are none."""
+        """Return the state of the random numbers, in hexadecimal digits; None without any."""
         if self.generator is None:
             return None
         return bytes(self.generator.get_state().tolist()).hex()
 
     def take_state(self, state: str | None) -> None:
-        """Go on from where the random numbers were."""
+        """Restore the state of the random numbers."""
         if self.generator is not None and state is not None:
             self.generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
 
     def entropy_state(self) -> dict[str, object]:
-        """Return how the entropy bonus stands, where it changes."""
+        """Return the state of the entropy bonus, if its weight changes."""
         return {} if self.entropy is None else {"entropy": self.entropy.state()}
 
     def take_entropy(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state of the entropy bonus."""
         if self.entropy is not None:
             self.entropy.take_state(state)
 
     def deal(self, group_B: Tensor) -> list[Tensor]:
         """Return the rows of each optimizer step; the sequences of one prompt stay together.
 
-        `group_B` says which prompt of the step each sequence answers.
+        `group_B` is the index of each sequence's prompt in the step.
         """
         groups_P = torch.unique(group_B)
         dealt = []
@@ -84,7 +84,7 @@ class MinibatchDealer:
     def cut(
         self, experience: Experience, dealt: Iterable[Tensor], stage: type[MinibatchT]
     ) -> Iterator[MinibatchT]:
-        """Give the rows of each optimizer step their weights, over the whole step."""
+        """Yield each optimizer step's rows with token weights, normalised over the whole update."""
         for update, rows in enumerate(dealt):
             part = experience.rows(rows)
             mask_BT = part.response_mask_BT
@@ -95,7 +95,7 @@ class MinibatchDealer:
             yield part.into(stage, token_weights_BT=weights_BT, **columns)
 
     def _of_policy(self, part: Experience, update: int) -> dict[str, Tensor | None]:
-        """Return what only the updates of the policy ask for, and not all of them."""
+        """Return columns that only some updates of the policy use."""
         picked_BT = coef_B = None
         if self.pick is not None:
             assert part.old_logprobs_BT is not None, "a pass, or the engine, has said them"

@@ -1,4 +1,4 @@
-"""How far the engine that draws tokens and the trainer are from one another.
+"""Differences between the log-probs of the rollout engine and of the trainer.
 
 Shapes: B sequences, T positions, N response tokens.
 """
@@ -21,9 +21,9 @@ _BEYOND = {
 
 
 def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
-    """Measure it where both are finite, and count where they are not.
+    """Return the log-prob gap at finite values, and the number of non-finite ones.
 
-    Tokens that earlier weights drew have no gap, but a drift.
+    Tokens sampled with earlier weights are reported as drift instead.
     """
     gap_BT = (rollouts.rollout_logprobs_BT - logprobs_BT).abs()
     mask_BT, drift = rollouts.response_mask_BT, dict[str, float]()
@@ -37,7 +37,7 @@ def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
 
 
 def mean_and_max(names: tuple[str, str], gap_N: Tensor) -> Metrics:
-    """Return both of what is finite, under these names; nothing where nothing is."""
+    """Return mean and maximum of the finite values under these names; empty if there are none."""
     known_N = gap_N[gap_N.isfinite()]
     found = (known_N.mean().item(), known_N.max().item()) if len(known_N) else ()
     return dict(zip(names, found, strict=False))
@@ -46,7 +46,7 @@ def mean_and_max(names: tuple[str, str], gap_N: Tensor) -> Metrics:
 def mismatch(
     rollouts: Rollouts, logprobs_BT: Tensor, correction: RolloutCorrection | None
 ) -> Metrics:
-    """Measure it in every way; what is not finite is counted, and left out of all the others."""
+    """Return all mismatch metrics; non-finite values are counted, and excluded from the others."""
     metrics, drawn_BT = logprob_gap(rollouts, logprobs_BT), rollouts.rollout_logprobs_BT
     kl_BT = kl_estimate(drawn_BT, logprobs_BT, "k1")
     mask_BT = rollouts.response_mask_BT & kl_BT.isfinite()
@@ -73,7 +73,7 @@ def mismatch(
 
 
 def effective_sample_size(weights_N: Tensor) -> float:
-    """Return (sum w)^2 / (N sum w^2): 1 where all count alike, 0 where nothing does (L. Kish)."""
+    """Return (sum w)^2 / (N sum w^2): 1 for equal weights, 0 if all are 0 (L. Kish)."""
     weights_N = weights_N.double()
     squares = weights_N.square().sum().item()
     return weights_N.sum().item() ** 2 / (len(weights_N) * squares) if squares else 0.0

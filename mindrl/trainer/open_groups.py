@@ -1,6 +1,6 @@
-"""How groups of responses begin, go on, and become what a step trains on.
+"""Start and continue groups of responses, and convert complete ones to training data.
 
-Shapes: B responses of a step, N tokens end to end, T positions.
+Shapes: B responses of a step, N concatenated tokens, T positions.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from mindrl.trainer.group_pool import OpenGroup, OpenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class OpenGroups:
-    """The groups of a run whose steps need not train on what they begin."""
+    """Groups of a run whose steps may train on groups of earlier steps."""
 
     answering: Answering
     seed: int
-    """Of the run."""
+    """Seed of the run."""
     samples: int
-    """Responses to a prompt."""
+    """Responses per prompt."""
     longest: int
-    """Tokens that a response may have."""
+    """Maximum tokens of a response."""
 
     @classmethod
     def of(cls, config: RunConfig, answering: Answering) -> "OpenGroups":
-        """Take what a configuration says of them."""
+        """Create it from a configuration."""
         return cls(
             answering=answering,
             seed=config.megatron_training.seed,
@@ -42,7 +42,7 @@ class OpenGroups:
     def begun(
         self, step: int, place: int, count: int, before: Sequence[int] = ()
     ) -> list[OpenGroup]:
-        """Begin so many groups from a place of the order on; `before` are those of the step."""
+        """Start `count` groups from an index in the order; `before` are the step's earlier ones."""
         indices = self.answering.order.indices(place, count)
         prompts = self.answering.prompts
         uids = [prompts[each].uid for each in (*before, *indices) for _ in range(self.samples)]
@@ -57,7 +57,7 @@ class OpenGroups:
         ]
 
     def request(self, group: OpenGroup, number: int) -> Request:
-        """Ask for the rest of a response."""
+        """Return the request for the rest of a response."""
         prompt, sequence = self.answering.prompts[group.index], group.sequences[number]
         drawn = len(sequence.tokens_N)
         return Request(
@@ -69,7 +69,7 @@ class OpenGroups:
         )
 
     def rollouts(self, step: int, groups: Sequence[OpenGroup]) -> Rollouts:
-        """Lay out whole groups, and say how old each token is."""
+        """Return complete groups as rollouts, with the age of each token."""
         sequences = [each for group in groups for each in group.sequences]
         responses = Responses(
             token_ids_N=torch.cat([each.tokens_N for each in sequences]),
@@ -84,9 +84,9 @@ class OpenGroups:
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 
     def drawn_in(self, step: int, groups: Sequence[OpenGroup], most: int) -> Rollouts | None:
-        """Lay out at most so many responses, whole or not, with the tokens of a step's weights.
+        """Return at most `most` responses, complete or not, masked to tokens of a step's weights.
 
-        None where there are no such tokens.
+        None if there are no such tokens.
         """
         there = [each for group in groups for each in group.sequences]
         if not any((each.steps_N == step).any() for each in there):
@@ -101,7 +101,7 @@ class OpenGroups:
 
 
 def staleness(step: int, trained: Sequence[OpenGroup], left: Sequence[OpenGroup]) -> Metrics:
-    """Say how old is what a step trains on, and what it leaves under way."""
+    """Return metrics about the age of a step's data, and the groups that it leaves open."""
     ages_N = step - torch.cat([each.steps_N for group in trained for each in group.sequences])
     open_tokens = sum(len(each.tokens_N) for group in left for each in group.sequences)
     return {

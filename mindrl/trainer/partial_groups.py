@@ -1,8 +1,7 @@
-"""Steps that end before all responses are whole: what is left goes on in the next one.
+"""Steps that end before all responses are complete: the rest continues in the next step.
 
-The colocated form of partial rollout, as in Kimi k1.5 (arXiv 2501.12599, section 2.6.2).
-
-Shapes: G groups, the oldest first.
+The colocated form of partial rollout, as in Kimi k1.5 (arXiv 2501.12599, section 2.6.2). Shapes: G
+groups, the oldest first.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,14 +19,14 @@ from mindrl.trainer.weight_probe import PROBE_RESPONSES
 
 
 class PartialGroups:
-    """Begins more groups than a step needs, and trains on the first that are whole.
+    """Starts more groups than a step needs, and trains on the first complete ones.
 
-    The others keep their tokens and go on with the weights of the next step. All is decided by
-    counts of engine steps: equal runs are equal.
+    The others keep their tokens and continue with the weights of the next step. All decisions
+    depend on counts of engine steps: equal runs give equal results.
     """
 
     def __init__(self, config: RunConfig, answering: Answering) -> None:
-        """Take the parts."""
+        """Set the parts."""
         training, rl = config.megatron_training, config.rl_config
         self.open, self.answering = OpenGroups.of(config, answering), answering
         self.blocking, self.round_steps = rl.blocking, rl.rollout_round_steps
@@ -38,10 +37,11 @@ class PartialGroups:
             last_step=training.train_iters,
         )
         self.behind = {0: GroupPool(place=0)}
-        """By the last step and the one before it, which is on record where the last is given up."""
+        """State after the last step and the one before it, which is restored if the last is
+        abandoned."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
-        """Begin groups, and draw until enough of all that are under way are whole."""
+        """Start groups, and generate until enough of all open groups are complete."""
         begin = self.behind[step - 1]
         count = self.bounds.to_begin(step, len(begin.groups))
         begun = self.open.begun(step, begin.place, count)
@@ -63,38 +63,38 @@ class PartialGroups:
             rollouts=rollouts,
             rating=rating,
             metrics={"staleness/rounds": float(rounds), **staleness(step, chosen, left)},
-            # Else the step would have no token to measure the log-prob gap at.
+            # Otherwise the step would have no token for measuring the log-prob gap.
             probed=self.open.drawn_in(step, left, PROBE_RESPONSES) if is_stale else None,
         )
 
     def learned(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: whoever answers next asks for the weights."""
+        """Do nothing: the next generation fetches the weights."""
         return {}
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what is under way behind a step, the last one or the one before."""
+        """Return the open groups after a step: the last one or the one before."""
         return self.behind[step].state()
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step."""
+        """Continue after a step."""
         fresh = GroupPool(place=step * self.bounds.per_step)
         self.behind = {step: GroupPool.of_state(state) if state else fresh}
 
     def _taken(
         self, step: int, groups: Sequence[OpenGroup], whole_G: Sequence[bool]
     ) -> list[int] | None:
-        """Return which groups the step trains on, if enough are whole."""
+        """Return the groups that the step trains on, if enough are complete."""
         return self.bounds.taken(step, [group.born for group in groups], whole_G)
 
     def _drawn(self, step: int, groups: Sequence[OpenGroup]) -> tuple[list[OpenGroup], int]:
-        """Let the engines go on with all groups until enough are whole; counts the rounds."""
+        """Generate for all groups until enough are complete; also return the number of rounds."""
         answering, rounds = self.answering, 0
         asked = [
             (place, number)
             for place, group in enumerate(groups)
             for number in group.open_places(self.open.longest)
         ]
-        if not asked:  # the last steps may find all that they need
+        if not asked:  # the last steps may already have all that they need
             return [*groups], 0
         requests = [self.open.request(groups[place], number) for place, number in asked]
 
@@ -118,7 +118,7 @@ def _with_more(
     responses: Responses,
     step: int,
 ) -> list[OpenGroup]:
-    """Add to each response that was asked for what was drawn of it."""
+    """Append the generated tokens to each requested response."""
     found, finished = [*groups], responses.finished_B.tolist()
     for (place, number), more, ended in zip(asked, responses.each(), finished, strict=True):
         found[place] = found[place].with_more(number, more, step=step, finished=ended)

@@ -1,4 +1,4 @@
-"""The loop that all trainers share: roll out, rate, estimate, learn.
+"""The loop of all policy trainers: roll out, score, estimate, update.
 
 Shapes: B sequences of a step, T positions.
 """
@@ -39,7 +39,7 @@ from mindrl.trainer.weight_probe import probed_gap, with_probe
 
 
 class PolicyTrainer(TrainingLoop):
-    """Trains a policy on its own responses, and a critic beside it where the run has one."""
+    """Trains a policy on its own responses, and a critic if the run has one."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PolicyTrainer(TrainingLoop):
         *,
         max_logprob_gap: float | None,
     ) -> None:
-        """Take all parts of a run; `max_logprob_gap` in nats, None judges none that is a number."""
+        """Set all parts of a run; `max_logprob_gap` in nats, None accepts any finite gap."""
         super().__init__(config, workers, run_log, max_logprob_gap=max_logprob_gap)
         self.data = data
         self.order = prompt_order(config, data.train_sets)
@@ -83,7 +83,7 @@ class PolicyTrainer(TrainingLoop):
         self.estimation = Estimation(config, estimator, workers, self.timer)
 
     def state(self) -> dict[str, object]:
-        """Return what the run has to know besides its models to go on behind this step."""
+        """Return the state, besides the models, for continuing after this step."""
         return {
             **super().state(),
             "minibatches": self.minibatches.state(),
@@ -92,26 +92,26 @@ class PolicyTrainer(TrainingLoop):
         }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step, with those parts of a state that there are."""
+        """Continue after a step, with the available parts of a state."""
         super().resume(step, state)
         self.gathering.resume(step, state.get("gathering", {}))
 
     def taking(self) -> dict[str, Callable[[Any], None]]:
-        """Return what takes each part of a state, by its name."""
+        """Return the function that restores each part of a state, by name."""
         return super().taking() | {
             "minibatches": self.minibatches.take_state,
             "entropy": self.minibatches.take_entropy,
         }
 
     def recorded_step(self, step: int) -> Metrics:
-        """Take a step and record it; returns its metrics."""
+        """Run a step and record it; return its metrics."""
         metrics, batch = self.step(step)
         metrics |= self.checkpoints.finish()
         self._record(step, metrics, batch)
         return metrics
 
     def step(self, step: int) -> tuple[Metrics, RatedBatch]:
-        """Roll out, rate, estimate and learn once."""
+        """Roll out, score, estimate and update once."""
         with self.timer("step"):
             gathered = self.gathering.gather(step, self.heed)
             learn = self.train_on if self.config.learns else self.rate
@@ -121,22 +121,22 @@ class PolicyTrainer(TrainingLoop):
         return measured(merge(computed, gathered.metrics, spent)), batch
 
     def spent(self, response_tokens: float) -> Metrics:
-        """Return what a step, which is over, took of time and memory."""
+        """Return the time and memory of a finished step."""
         spent = merge(self.timer.flush(), self.workers.flush_metrics())
         rate = response_tokens / spent["seconds/step"]
         return spent | {"throughput/response_tokens_per_second": rate}
 
     def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
-        """Estimate and learn; returns all that was computed, and what it was computed of.
+        """Estimate and update; return the metrics and the batch.
 
-        The rating lasts while the devices estimate.
+        Scoring runs while the devices estimate.
         """
         rollouts, baseline_B = gathered.rollouts, None
         if self.rl.has_baseline:
             baseline_B = self._greedy_rewards(step, gathered.prompts)[rollouts.group_B]
         with gathered.rating as rewarded:
             if self.config.resets_reference(step):
-                # The actor's weights, unchanged since the update, have left for the rollout.
+                # The actor's weights, unchanged since the update, were offloaded for the rollout.
                 with self.timer("ref_log_prob"):
                     self.workers.reset_reference()
             probe = gathered.gap | probed_gap(self.workers, gathered.probed)
@@ -156,7 +156,7 @@ class PolicyTrainer(TrainingLoop):
         return with_probe(found, probe), batch
 
     def rate(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
-        """Rate alone, where nothing learns; returns what was measured, and of what."""
+        """Only score, without training; return the metrics and the batch."""
         prompts, rollouts = gathered.prompts, gathered.rollouts
         with gathered.rating as rewarded:
             scores = rewarded().scores
@@ -165,7 +165,7 @@ class PolicyTrainer(TrainingLoop):
         return merge(rollouts.metrics(), scores.metrics()), batch
 
     def _greedy_rewards(self, step: int, prompts: Sequence[Prompt]) -> Tensor:
-        """Answer each prompt once more, greedily, and rate that."""
+        """Generate one greedy response per prompt, and score it."""
         greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
         with self.timer("baseline"):
             rollouts = self.workers.generate_sequences(prompts, greedy, step=step)
@@ -175,7 +175,7 @@ class PolicyTrainer(TrainingLoop):
         return torch.tensor(scores.rewards)
 
     def _record(self, step: int, metrics: Metrics, batch: RatedBatch) -> None:
-        # The first response to each prompt, then the second: they lie prompt by prompt.
+        # Responses are stored by prompt: take the first response to each prompt, then the second.
         each, kept = self.rl.n_samples_per_prompt, self.training.keep_rollouts
         spread = sorted(range(len(batch.rollouts)), key=lambda row: row % each)
         self.run_log.step(step, metrics, batch.samples(spread[: self.rl.log_samples]))
@@ -184,10 +184,10 @@ class PolicyTrainer(TrainingLoop):
             self.run_log.keep(files, lambda: files.write(step, batch, kept))
 
     def learn(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
-        """Take the optimizer steps of a step: of the critic on all minibatches, then the policy.
+        """Run the optimizer steps of a step: the critic's on all minibatches, then the policy's.
 
-        Beside each other where they share no device, and nothing that one does stops the other.
-        Returns what `update_policy` does.
+        They run concurrently if they share no device and neither can stop the other. Returns the
+        result of `update_policy`.
         """
         dealt, is_warm = self.minibatches.deal(experience.group_B), step > self.rl.critic_warmup
         if self.config.critic_config is None:
@@ -207,13 +207,13 @@ class PolicyTrainer(TrainingLoop):
     def update_policy(
         self, experience: Experience, dealt: Sequence[Tensor]
     ) -> tuple[Metrics, Tensor | None]:
-        """Take one optimizer step of the policy on each of the rows that were dealt.
+        """Run one optimizer step of the policy on each set of rows.
 
-        Updates that say what log-probs they started from are measured by the first of them: it
-        alone starts from the policy that the engine had.
+        If updates return the log-probs that they started from, the first one measures the mismatch:
+        only it starts from the engine's policy.
 
         Returns:
-            The metrics, and the log-probs of that policy, NaN for rows whose nobody knows.
+            The metrics, and the log-probs of that policy. Rows without known log-probs are NaN.
         """
         read: list[Tensor] = []
 
@@ -238,13 +238,13 @@ class PolicyTrainer(TrainingLoop):
         return merge(metrics, mismatch(first, read[0], correction)), logprobs_BT
 
     def evaluate(self, step: int) -> float | None:
-        """Measure the model; returns what the best is chosen by, None where nothing is measured."""
+        """Evaluate the model; return what determines the best, None without evaluation."""
         if not self.config.rolls_out:
             return None
         return self.evaluation.measure(step, self._note_failures)
 
     def _note_failures(self, step: int, scores: Scores) -> None:
-        """Tell of rewards that failed, and end the run where `rl_config.on_reward_failure` does."""
+        """Report failed rewards, and end the run if `rl_config.on_reward_failure` requires it."""
         self.run_log.reward_failures(step, scores.failures)
         if lines := scores.fatal(self.rl.on_reward_failure):
             raise RewardError("\n".join(f"step {step}: {line}" for line in lines))

@@ -1,4 +1,4 @@
-"""Worker processes as the trainer calls them."""
+"""The trainer's interface to worker processes."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
 class Pending(Protocol):
-    """A method that ranks run, or have run."""
+    """A running or finished call of ranks."""
 
     def wait(self) -> list[Any]:
-        """Wait for all of them; returns what each says."""
+        """Wait for all of them; return the results."""
 
 
 class Ranks(Protocol):
     """Worker processes that are called together."""
 
     meanwhile: Callable[[], None]
-    """What the caller does again and again while it waits for them."""
+    """Called repeatedly while the caller waits for them."""
 
     def call(
         self,
@@ -26,7 +26,7 @@ class Ranks(Protocol):
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
     ) -> list[Any]:
-        """Call a method on each rank with its own arguments; not all of them need to answer."""
+        """Call a method on each rank with its own arguments; only `answering` ranks reply."""
 
     def begin(
         self,
@@ -36,9 +36,9 @@ class Ranks(Protocol):
         *,
         first: int = 0,
     ) -> Pending:
-        """Call a method on as many ranks as there are arguments, from the first on.
+        """Start a call on as many ranks as there are arguments, from `first` on.
 
-        What they are asked for before they are done they do in that order.
+        Each rank executes its calls in order.
         """
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
@@ -51,20 +51,20 @@ def ask_replicas(
     method: str,
     shares: Sequence[tuple[Any, ...]],
 ) -> list[Any]:
-    """Give all ranks of a replica its share; return what the replicas' first ranks say."""
+    """Send its share to all ranks of each replica; return the results of the first ranks."""
     return begin_replicas(group, layout, method, shares).wait()
 
 
 @dataclass(frozen=True)
 class ReplicasCall:
-    """A method that the replicas of a layout run."""
+    """A call of a method on the replicas of a layout."""
 
     call: Pending
     leaders: tuple[int, ...]
-    """Of the ranks that run it, those that answer."""
+    """Ranks that return results."""
 
     def wait(self) -> list[Any]:
-        """Wait for all ranks; returns what the replicas' first ranks say."""
+        """Wait for all ranks; return the results of the replicas' first ranks."""
         replies = self.call.wait()
         return [replies[rank] for rank in self.leaders]
 
@@ -75,7 +75,7 @@ def begin_replicas(
     method: str,
     shares: Sequence[tuple[Any, ...]],
 ) -> ReplicasCall:
-    """Give all ranks of a replica its share, and wait for nobody."""
+    """Send its share to all ranks of each replica, without waiting."""
     arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]
     first = layout.first_rank if isinstance(layout, TrainLayout) else 0
     call = group.begin(method, arguments, layout.leaders, first=first)

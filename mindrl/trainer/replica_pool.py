@@ -1,4 +1,4 @@
-"""The replicas that draw ahead of the trainer: set to work, stopped, given weights, replaced."""
+"""Replicas that generate ahead of the trainer: started, stopped, updated and replaced."""
 
 import time
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from mindrl.trainer.replica_threads import Drawn, Lost, Probed, ReplicaThread, i
 from mindrl.trainer.weight_probe import WeightProbe
 
 _LOOK_SECONDS = 0.1
-"""How often it is looked whether the run has been asked to stop."""
+"""Interval between checks of whether the run was asked to stop."""
 
 
 class ReplicaPool:
-    """Lets all living replicas draw what is dealt to them, and deals anew what one has lost."""
+    """Lets all living replicas generate, and reassigns the requests of lost ones."""
 
     def __init__(
         self,
@@ -31,22 +31,22 @@ class ReplicaPool:
         sampling: Sampling,
         round_steps: int,
     ) -> None:
-        """Take the parts; `probe` returns that of a version of the weights."""
+        """Set the parts; `probe` returns the probe of a version of the weights."""
         self.engines, self.dealt, self.request = engines, dealt, request
         self.probe, self.probed = probe, dict[int, Responses]()
         self.sampling, self.round_steps = sampling, round_steps
         self.version: int | None = None
-        """Of the weights that the replicas have."""
+        """Version of the replicas' weights."""
         self.events: SimpleQueue[Drawn | Probed | Lost] = SimpleQueue()
         self.threads: dict[int, ReplicaThread] = {}
-        """Of the replicas that draw, by their numbers."""
+        """Threads of the generating replicas, by number."""
         self.dead: set[int] = set()
-        """Replicas that were lost since the last weights."""
+        """Replicas lost since the last weights."""
         self._seconds = dict.fromkeys(("began", "waited", "publish", "pause", "busy"), 0.0)
         self._replicas = self._thrown_away = 0
 
     def open(self, version: int, heed: Callable[[], None]) -> None:
-        """Begin a step, with weights of this version on at least one replica."""
+        """Start a step, with weights of this version on at least one replica."""
         self._seconds["began"] = time.perf_counter()
         if self.version != version:
             self.publish(version)
@@ -54,7 +54,7 @@ class ReplicaPool:
         self._replicas = len(self._living())
 
     def draw(self, is_enough: Callable[[], bool], heed: Callable[[], None], version: int) -> None:
-        """Have the replicas draw until it is enough, with weights of a version."""
+        """Let the replicas generate until `is_enough`, with weights of a version."""
         assert self.version == version, "the replicas have the weights of the step"
         began = time.perf_counter()
         while not is_enough():
@@ -64,7 +64,7 @@ class ReplicaPool:
         self._seconds["waited"] += time.perf_counter() - began
 
     def deal(self) -> None:
-        """Set the living replicas to what nobody draws."""
+        """Assign unassigned responses to the living replicas."""
         assert self.version is not None, "it is open"
         living, probe = self._living(), self.probe(self.version)
         for number, rows in self.dealt.deal(living.keys()).items():
@@ -75,9 +75,9 @@ class ReplicaPool:
             self.threads[number].add([self._request(row) for row in rows])
 
     def take_probed(self, heed: Callable[[], None]) -> Rollouts | None:
-        """Wait for the probes of all replicas that draw; returns their responses to them.
+        """Wait for the probes of all generating replicas; return their responses.
 
-        None where no replica draws.
+        None if no replica generates.
         """
         assert self.version is not None, "it is open"
         while self.threads.keys() - self.probed.keys():
@@ -85,7 +85,7 @@ class ReplicaPool:
         return self.probe(self.version).rollouts(dict(sorted(self.probed.items())))
 
     def close(self, is_enough: Callable[[], bool]) -> None:
-        """Stop all replicas when it is enough, or none is left; takes what they have drawn."""
+        """Stop all replicas when `is_enough`, or none is left; collect what they have generated."""
         began = time.perf_counter()
         while True:
             while not is_enough() and self._living():
@@ -103,7 +103,7 @@ class ReplicaPool:
                 return
 
     def publish(self, version: int) -> None:
-        """Give the replicas, and those that took the place of lost ones, new weights."""
+        """Publish new weights to the replicas, including replacements."""
         assert not self.threads, "they draw nothing while weights come"
         began = time.perf_counter()
         with span("publish"):
@@ -115,7 +115,7 @@ class ReplicaPool:
         self._seconds["publish"] += time.perf_counter() - began
 
     def flush_metrics(self) -> Metrics:
-        """Say what the step that is over took of each side."""
+        """Return how the finished step's time was divided between the two sides."""
         seconds, now = self._seconds, time.perf_counter()
         whole = now - seconds["began"]
         idle = seconds["waited"] + seconds["pause"] + seconds["publish"]
@@ -134,7 +134,7 @@ class ReplicaPool:
         return {number: each for number, each in living.items() if number not in self.dead}
 
     def _require_living(self, heed: Callable[[], None]) -> None:
-        """Wait for a new replica where none is left; the trainer has time to give it weights."""
+        """Wait for a new replica if none is left; the trainer can send it weights meanwhile."""
         while not self._living():
             if self.threads:
                 self._hear(heed)
@@ -149,7 +149,7 @@ class ReplicaPool:
         return self.request(self.dealt.groups[row.group], row.place)
 
     def _hear(self, heed: Callable[[], None]) -> None:
-        """Wait a while for something to happen, and take note of it."""
+        """Wait briefly for an event, and process it."""
         heed()
         self.engines.heed()
         try:

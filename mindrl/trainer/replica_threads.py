@@ -1,4 +1,4 @@
-"""A thread for each rollout replica: it draws on and on while the driver does other things."""
+"""One thread per rollout replica: it generates continuously while the driver does other work."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from mindrl.trainer.weight_probe import WeightProbe
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A replica has drawn for some time."""
+    """A replica has generated for some time."""
 
     number: int
     places: Sequence[int]
-    """Of the requests that this is all of, in the order in which they were asked for."""
+    """Indices of the requests that are complete, in the order of sending."""
     responses: Responses
     steps: int
     has_ended: bool = False
-    """It was told to stop: that is all of all requests, whole or not."""
+    """Whether the thread has stopped: the responses are of all requests, complete or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +35,15 @@ class Probed:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A replica will not answer any more."""
+    """A replica has failed."""
 
     number: int
     error: BaseException
-    """WorkerDiedError, or what nobody has expected."""
+    """WorkerDiedError, or an unexpected error."""
 
 
 class ReplicaThread:
-    """Lets a replica draw until it is told to stop. What happens is told on that thread."""
+    """Lets a replica generate until it is stopped; calls `tell` with events on its own thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ReplicaThread:
         *,
         probe: WeightProbe,
     ) -> None:
-        """Begin without requests but those of the probe."""
+        """Start without requests except those of the probe."""
         self.replica, self.sampling = replica, sampling
         self.round_steps, self.tell, self.probe = round_steps, tell, probe
         self.busy_seconds = 0.0
@@ -62,13 +62,13 @@ class ReplicaThread:
         Thread(target=self._run, name=f"replica-{replica.number}", daemon=True).start()
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Ask for more."""
+        """Add requests."""
         with self._changed:
             self._asked += requests
             self._changed.notify()
 
     def stop(self) -> None:
-        """Have it end behind its present round, and tell what it has drawn."""
+        """Stop after the current round, and report what was generated."""
         with self._changed:
             self._stops = True
             self._changed.notify()
@@ -88,11 +88,11 @@ class ReplicaThread:
                 Drawn(number=number, places=places, responses=responses, steps=0, has_ended=True)
             )
         except Exception as error:  # noqa: BLE001
-            # Told to the driver, which raises what is not the loss of a replica.
+            # Passed to the driver, which raises errors other than the loss of a replica.
             self.tell(Lost(number=number, error=error))
 
     def _draw(self) -> int:
-        """Draw until it is told to stop; returns how many requests it has had."""
+        """Generate until stopped; return the number of requests received."""
         asked, left = 0, 0
         while (more := self._next(is_idle=left == 0)) is not None:
             began = time.perf_counter()
@@ -106,7 +106,7 @@ class ReplicaThread:
         return asked
 
     def _next(self, *, is_idle: bool) -> list[Request] | None:
-        """Return what else was asked for, None where it is told to stop; waits where it is idle."""
+        """Return new requests, None if stopped; wait for some if idle."""
         with self._changed:
             while is_idle and not self._asked and not self._stops:
                 self._changed.wait()
@@ -117,5 +117,5 @@ class ReplicaThread:
 
 
 def is_loss(event: Lost) -> bool:
-    """Say whether it is the loss of a replica, which others may make up for."""
+    """Return whether it is the loss of a replica, which others can compensate."""
     return isinstance(event.error, WorkerDiedError)

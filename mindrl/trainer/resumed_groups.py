@@ -1,4 +1,4 @@
-"""What was under way in a checkpoint, and which orders of steps go on with it."""
+"""Check whether a checkpoint's open groups fit the step order of the resumed run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from mindrl.errors import CheckpointError
 
 
 def gathering_state(config: RunConfig, step: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return where a run gets its steps from behind one, of the state of a checkpoint.
+    """Return the state of the data source after a step, from a checkpoint's state.
 
     Raises:
-        CheckpointError: Groups of responses are under way that it could not train on in time, or
-            it would train on a prompt twice.
+        CheckpointError: The run could not train on some open groups in time, or would train on a
+            prompt twice.
     """
     found: Mapping[str, Any] = state.get("gathering", {})
     rl, per_step = config.rl_config, config.megatron_training.global_batch_size
@@ -39,7 +39,7 @@ def gathering_state(config: RunConfig, step: int, state: Mapping[str, Any]) -> M
 
 
 def _most_staleness(config: RunConfig) -> int | None:
-    """Return how old a group may get; None where none is under way behind a step."""
+    """Return the maximum age of a group; None if no group stays open after a step."""
     rl = config.rl_config
     if rl.filter_groups_enable:
         return None
@@ -49,7 +49,7 @@ def _most_staleness(config: RunConfig) -> int | None:
 
 
 def _late(groups: Any, step: int, per_step: int, oldest: int) -> int:
-    """Count those that steps which take the oldest first come to too late."""
+    """Return the number of groups that would be too old if steps train on the oldest first."""
     return sum(
         step + 1 + place // per_step - group["born"] > oldest for place, group in enumerate(groups)
     )

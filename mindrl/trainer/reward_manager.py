@@ -1,4 +1,4 @@
-"""From rollouts to rewards: reward functions in the reward service, a model on the devices."""
+"""Compute rewards of rollouts: functions in the reward service, a model on the devices."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +24,15 @@ from mindrl.trainer.colocated_actor import ColocatedActor
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSources:
-    """What the reward of a response is made of."""
+    """Components of a response's reward."""
 
     scorer: RewardScorer | None
-    """Rules. None where the reward model alone judges."""
+    """Reward functions. None if only the reward model scores."""
     reward_model: ColocatedActor | None
     reward_model_weight: float
-    """Of the model's score, which is added to the weighted sum of the rules."""
+    """Weight of the model's score, which is added to the weighted sum of the functions."""
     length_penalty: LengthPenalty | None = None
-    """Added besides, in training alone. None where length costs nothing."""
+    """Also added, in training only. None without a length penalty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class Rewarded:
 
 
 Rating = AbstractContextManager[Callable[[], Rewarded]]
-"""Rates a batch while its body goes on, which asks for the outcome when it needs it."""
+"""Scores a batch while its body runs; the body calls the result for the scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatedBatch:
-    """Prompts, what was answered to them, and what that is worth."""
+    """Prompts, the responses to them, and their scores."""
 
     prompts: Sequence[Prompt]
     rollouts: Rollouts
@@ -57,12 +57,12 @@ class RatedBatch:
     advantages_BT: Tensor | None = None
     """float32; None before they are estimated."""
     logprobs_BT: Tensor | None = None
-    """float32, nats; by the trainer's weights before the step, NaN in rows that it did not score.
-    None where it scored none, or has not yet."""
+    """float32, nats; under the trainer's weights before the step, NaN in rows that it did not
+    score. None if it scored none, or not yet."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put batches one below the other."""
+        """Concatenate batches."""
         return cls(
             prompts=[prompt for part in parts for prompt in part.prompts],
             rollouts=Rollouts.joined([part.rollouts for part in parts]),
@@ -89,7 +89,7 @@ class RatedBatch:
         )
 
     def samples(self, rows: Iterable[int]) -> list[Sample]:
-        """Return some of the responses as people read them."""
+        """Return some of the responses for display."""
         rollouts, scores = self.rollouts, self.rewarded.scores
         groups = rollouts.group_B.tolist()
         return [
@@ -109,14 +109,14 @@ class RatedBatch:
 
 @dataclass(frozen=True)
 class RewardManager:
-    """Reads responses and rates them."""
+    """Decodes responses and scores them."""
 
     sources: RewardSources
     decode: Callable[[list[int]], str]
     timer: StageTimer
 
     def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
-        """Read each response and rate it against its prompt's answer."""
+        """Decode each response and score it against its prompt's answer."""
         groups = rollouts.group_B.tolist()
         token_ids = [rollouts.response_tokens(row) for row in range(len(groups))]
         responses = [*map(self.decode, token_ids)]
@@ -142,13 +142,12 @@ class RewardManager:
         blocking: bool,
         known: Rewarded | None = None,
     ) -> Iterator[Callable[[], Rewarded]]:
-        """Rate by all sources; the body of the `with` asks for the outcome when it needs it.
+        """Score by all sources; the body of the `with` calls the result for the scores.
 
-        What the rules say may be `known`.
-
-        However often it asks, the sources are put together once. Where this is not `blocking`, the
-        rules work beside the body, which keeps the devices busy; stage `reward` is then the time
-        that the body waits for them.
+        `known` are scores of the reward functions, if available. The scores are combined once,
+        however often the body asks. Unless `blocking`, the functions run concurrently with the
+        body, which keeps the devices busy; stage `reward` is then the time that the body waits for
+        them.
         """
         sources = self.sources
         asked = self._rules(prompts, rollouts, blocking=blocking)
@@ -191,7 +190,7 @@ class RewardManager:
         try:
             yield wait
         except BaseException:
-            # After an error nobody waits for the rules, and nobody else may meet them.
+            # After an error the result is not needed, and no later call may receive it.
             if self.sources.scorer is not None:
                 self.sources.scorer.abort()
             raise

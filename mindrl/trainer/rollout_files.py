@@ -1,4 +1,4 @@
-"""The responses of the last steps as Parquet files, a row each, and back to the bit."""
+"""Responses of the last steps as Parquet files, one row each, restored bitwise exactly."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from mindrl.trainer.reward_manager import RatedBatch, Rewarded
 _SUFFIX = ".parquet"
 _PART = "reward/"
 _SCORES = b"mindrl.scores"
-"""What is known of the scores besides the columns, as JSON in the file's metadata."""
+"""Key in the file's metadata of JSON about the scores besides the columns."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class RolloutFiles:
         return self.root / f"{step_name(step)}{_SUFFIX}"
 
     def steps(self) -> list[int]:
-        """Return the steps that there are files of, the first one first."""
+        """Return the steps with files, in ascending order."""
         with output_errors(self.root):
             return steps_in(self.root, _SUFFIX)
 
     def write(self, step: int, batch: RatedBatch, kept: int) -> None:
-        """Write the file of a step, whole or not at all, and keep those of the last `kept` steps.
+        """Write the file of a step atomically, and keep the files of the last `kept` steps.
 
         Raises:
-            OutputError: It cannot be written, or another not be removed.
+            OutputError: It cannot be written, or another cannot be removed.
         """
         with output_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class RolloutFiles:
         self._forget({*self.steps()} - {*range(step - kept + 1, step + 1)})
 
     def forget_later(self, step: int) -> None:
-        """Remove the files of the steps behind one, which are done again.
+        """Remove the files of the steps after `step`, which are repeated.
 
         Raises:
             OutputError: One cannot be removed.
@@ -68,7 +68,7 @@ class RolloutFiles:
                 self.path(step).unlink()
 
     def read(self, step: int) -> RatedBatch:
-        """Read all that was written of a step.
+        """Read the batch of a step.
 
         Raises:
             DataError: It cannot be read.
@@ -81,19 +81,19 @@ class RolloutFiles:
 
 
 def packed(step: int, batch: RatedBatch) -> bytes:
-    """Return responses of a step as the bytes of a Parquet file."""
+    """Return the responses of a step as the bytes of a Parquet file."""
     return checked_parquet(_table(step, batch))
 
 
 def unpacked(content: bytes) -> RatedBatch:
-    """Return what was packed, to the bit.
+    """Return the batch from packed bytes, bitwise exact.
 
     Raises:
-        ValueError, KeyError, TypeError, OSError: It was something else, or it is damaged.
+        ValueError, KeyError, TypeError, OSError: They are something else, or damaged.
     """
     table = read_checked_parquet(content)
     if "data_source" not in table.column_names:
-        # Of a version whose runs had one set: as a row without a source.
+        # Earlier versions had one set per run and no sources.
         table = table.append_column("data_source", pa.array([""] * len(table)))
     return _batch(table, json.loads(table.schema.metadata[_SCORES]))
 
@@ -133,7 +133,7 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
 
 
 def _of_tokens(batch: RatedBatch) -> Iterator[tuple[str, Tensor]]:
-    """Yield what some steps know of each token besides."""
+    """Yield further columns per token that some steps have."""
     if batch.rollouts.ages_BT is not None:
         yield "ages", batch.rollouts.ages_BT.int()
     if batch.advantages_BT is not None:
@@ -143,7 +143,7 @@ def _of_tokens(batch: RatedBatch) -> Iterator[tuple[str, Tensor]]:
 
 
 def _lists(values_BT: Tensor, mask_BT: Tensor) -> pa.ListArray:
-    """Return what lies under the mask, a list for each row."""
+    """Return the masked values, one list per row."""
     ends_B = mask_BT.sum(dim=1).cumsum(dim=0)
     offsets = pa.array([0, *ends_B.tolist()], pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(values_BT[mask_BT].numpy()))
@@ -187,7 +187,7 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
 
 
 def _prompts(table: pa.Table, rows: Sequence[int]) -> list[Prompt]:
-    """Return the prompts that some rows answer."""
+    """Return the prompts of some rows."""
     names = ["uid", "prompt_token_ids", "prompt", "reference", "data_source"]
     columns = table.select(names).take(rows).to_pydict()
     return [
@@ -197,5 +197,5 @@ def _prompts(table: pa.Table, rows: Sequence[int]) -> list[Prompt]:
 
 
 def _flat(lists: pa.ChunkedArray) -> Tensor:
-    """Put the lists of a column end to end."""
+    """Concatenate the lists of a column."""
     return torch.tensor(lists.combine_chunks().flatten().to_numpy())

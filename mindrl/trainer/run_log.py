@@ -1,4 +1,4 @@
-"""What a run leaves behind and shows while it goes on."""
+"""Output of a run: files, and what is shown during the run."""
 
 import logging
 import math
@@ -33,20 +33,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Moments = Sequence[Sequence[MeasuredSnapshot]]
-"""What the workers noted in a step, by rank."""
+"""The workers' recorded moments in a step, by rank."""
 
 _LEARNED_TOKENS = ("rollout/response_tokens", "sft/target_tokens")
-"""Tokens of answers, drawn or given."""
+"""Metrics of trained tokens: generated, or from demonstrations."""
 _RESERVE_BYTES = 64 << 10
-"""More than a summary takes."""
+"""More than a summary needs."""
 _LARGEST_LOSS = 700.0
-"""In nats; of more there is no perplexity in 64 bits."""
+"""In nats; the perplexity of larger losses overflows 64 bits."""
 _OF_THIS_START = frozenset({"exports", "provenance", "report", "started", "status", "restarts"})
-"""What of a summary is no count."""
+"""Fields of a summary that are not counts."""
 
 
 class RunFolder:
-    """Where the parts of a run's output lie."""
+    """Paths of a run's output."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -57,7 +57,7 @@ class RunFolder:
         self.tensorboard = root / "tensorboard"
         """TensorBoard event files."""
         self.trackers = root / "trackers"
-        """What the trackers beside these keep, a folder each."""
+        """Local data of the other trackers, one folder each."""
         self.metrics = root / "metrics.jsonl"
         """All metrics, one JSON line per step."""
         self.samples = root / "samples.jsonl"
@@ -67,50 +67,50 @@ class RunFolder:
         self.eval_sets = root / "evaluations"
         """The same of each set of `data_config.eval_sets`, in a file of its name."""
         self.rollouts = root / "rollouts"
-        """All responses of the last steps, a file a step."""
+        """All responses of the last steps, one file per step."""
         self.plan = root / "plan.json"
-        """What the plan of the run predicts."""
+        """Predictions of the run's plan."""
         self.faults = root / "faults.jsonl"
-        """What ended attempts at the run, one JSON line each."""
+        """Failed attempts at the run, one JSON line each."""
         self.checkpoints = root / CHECKPOINTS
-        """What the run can go on from."""
+        """Checkpoints from which the run can resume."""
         self.summary = root / "summary.json"
         """The outcome of the run."""
         self.reserve = root / ".summary.reserve"
-        """Room on the disk for the summary."""
+        """Reserved disk space for the summary."""
 
 
 @dataclass
 class RunSummary:
-    """What is known of a run so far; it is written however the run ends."""
+    """State of a run so far; written however the run ends."""
 
     exports: Mapping[Role, Path]
-    """Where each trained model is exported to; beside the actor's lies the best by evaluation."""
+    """Export folder of each trained model; the best one by evaluation is next to the actor's."""
     provenance: Mapping[str, object] = field(default_factory=dict)
-    """What the run was made with: for the summary and the exported models."""
+    """Versions and settings of the run, for the summary and the exported models."""
     report: Path | None = None
-    """Its page; None where it has none."""
+    """Its page; None without one."""
     started: float = field(default_factory=time.perf_counter)
     status: str = "failed"
     restarts: int = 0
-    """Of the workers, since the program was started."""
+    """Restarts of the workers since the program started."""
     steps: int = 0
     response_tokens: float = 0.0
     step_seconds: float = 0.0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
     accuracy_best: float | None = None
-    """Of the exported models that were evaluated."""
+    """Best accuracy among the evaluated exports."""
     evaluations: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """By set: what was measured `before` and `after`, by name, with the ends of the intervals."""
+    """By set: results `before` and `after`, by name, with the ends of the intervals."""
     logprob_gap_max_mean: float | None = None
-    """None where nothing is rolled out."""
+    """None without a rollout."""
     skipped_updates: int = 0
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
-    """By function: how many scores it did not give, by what happened."""
+    """By function: number of missing scores by kind of failure."""
     steps_without_signal: int = 0
     told: list[str] = field(default_factory=list)
-    """What has been said of a step, and is said once."""
+    """Notes about steps that have been shown; each is shown once."""
     skipped_checkpoints: int = 0
     model_step: int | None = None
     """Step of the newest exported model; None before the first."""
@@ -118,17 +118,17 @@ class RunSummary:
     """Step of the exported model with the best accuracy."""
 
     def counts(self) -> dict[str, object]:
-        """Return what is counted from step to step, for a run that goes on."""
+        """Return the counts, for resuming the run."""
         values = {**vars(self), "seconds": time.perf_counter() - self.started}
         return {name: value for name, value in values.items() if name not in _OF_THIS_START}
 
     def take_counts(self, counts: Mapping[str, Any]) -> None:
-        """Go on from the counts of a run."""
+        """Restore the counts of a run."""
         for name, value in counts.items():
             if name != "seconds":
                 setattr(self, name, value)
         self.started -= counts["seconds"]
-        # Another run folder, or another place for exports, has none of those yet.
+        # Another run folder, or another export folder, has no exports yet.
         model = self.exports["actor"]
         if not model.is_dir():
             self.model_step = None
@@ -136,7 +136,7 @@ class RunSummary:
             self.accuracy_best = self.model_best_step = None
 
     def record(self, folder: RunFolder) -> dict[str, object]:
-        """Return what `summary.json` holds of a run that ends now."""
+        """Return the content of `summary.json` for a run that ends now."""
         model, best = self.exports["actor"], self.model_best_step
         rate = self.response_tokens / self.step_seconds if self.step_seconds else 0.0
         return {
@@ -171,7 +171,7 @@ class RunSummary:
 class RunLog:
     """Writes metrics, samples and evaluations, and keeps the summary.
 
-    No file of these ends a run: one that cannot be written is told of, and left out from then on.
+    A failure of these files does not end a run: it is reported, and the file is not written again.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class RunLog:
         self.console = console
         self.trackers = trackers
         self.note_memory: Callable[[int, Moments], str | None] | None = None
-        """Keeps what the devices held in a step; returns what a person should know, or None."""
+        """Records the devices' memory in a step; returns a note for the user, or None."""
         self.traced: Callable[[Iterable[int]], Iterable[int]] = lambda steps: steps
-        """Passes steps on, and records the timeline of some."""
+        """Yields the steps, and records the timeline of some."""
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
         self.eval_sets: dict[str, SampleLog] = {}
@@ -203,7 +203,7 @@ class RunLog:
             self.adviser.heed(row)
         self.left_out: set[object] = set()
         self.of_next_step: Metrics = {}
-        """Metrics that it has besides its own."""
+        """Additional metrics of the next step."""
         self.answers: Sequence[Sample] = ()
         with output_errors(folder.reserve):
             folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
@@ -221,7 +221,7 @@ class RunLog:
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.log(step, samples))
         self.console.step(step, metrics)
-        # It could not change the policy, or not by its rewards.
+        # The policy did not change, or not because of its rewards.
         if metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0:
             summary.steps_without_signal += 1
         for name, text in step_notes(metrics, summary.told):
@@ -229,7 +229,7 @@ class RunLog:
             summary.told.append(name)
 
     def memory(self, step: int, workers: Moments) -> None:
-        """Record what the devices held in a step."""
+        """Record the devices' memory in a step."""
         note = self.note_memory
         assert note is not None, "there is one before the first step"
         finding = self.keep(note, lambda: note(step, workers))
@@ -237,7 +237,7 @@ class RunLog:
             self.warn(finding)
 
     def reward_failures(self, step: int, failures: Sequence[Failures]) -> None:
-        """Count the scores that functions did not give; tell of the first of each kind."""
+        """Count the scores that functions did not return; report the first of each kind."""
         for each in failures:
             counts = self.summary.reward_failures.setdefault(each.function, {})
             if each.kind not in counts:
@@ -249,7 +249,7 @@ class RunLog:
             counts[each.kind] = counts.get(each.kind, 0) + each.count
 
     def evaluation(self, step: int, accuracy: Rate, samples: Sequence[Sample]) -> None:
-        """Record an evaluation; step 0 is the one before training."""
+        """Record an evaluation; step 0 is before training."""
         if step == 0:
             self.summary.accuracy_before = accuracy.value
         else:
@@ -264,7 +264,7 @@ class RunLog:
     def evaluation_of(
         self, name: str, step: int, rates: Mapping[str, Rate], samples: Sequence[Sample]
     ) -> None:
-        """Record an evaluation on a set of that name."""
+        """Record an evaluation on a named set."""
         measured: Metrics = {}
         for what, rate in rates.items():
             measured |= _with_ends(what, rate)
@@ -276,7 +276,7 @@ class RunLog:
         self.console.measured(step, f"{name}  {shown}")
 
     def held_out_loss(self, step: int, name: str | None, loss: float) -> None:
-        """Record the loss on a set of that name, None for the held-out file; step 0 is before."""
+        """Record the loss on a named set, None for the held-out file; step 0 is before training."""
         found = {"loss": loss, "perplexity": math.exp(min(loss, _LARGEST_LOSS))}
         when, told = "after" if step else "before", name or "held-out"
         self.summary.evaluations.setdefault(told, {})[when] = found
@@ -293,7 +293,7 @@ class RunLog:
         return self.eval_sets[name]
 
     def close(self) -> dict[str, object]:
-        """Close all files, write the summary and the page, let the trackers end; returns it."""
+        """Close all files and trackers, write the summary and the page; return the summary."""
         for log in (self.samples, self.evaluations, *self.eval_sets.values()):
             self.keep(log, log.close)
         others = [each for each in self.trackers if isinstance(each, ProcessTracker)]
@@ -307,7 +307,7 @@ class RunLog:
         for page in self.trackers:
             if isinstance(page, LivePage):
                 self.keep(page, page.write)
-        # They may take the page, so they end after it; the summary tells what became of them.
+        # They may upload the page, so they end after it; the summary has their outcomes.
         for other in others:
             other.run_status = self.summary.status
             self.keep(other, other.close)
@@ -320,9 +320,9 @@ class RunLog:
         self.keep(self.folder, lambda: write_json_atomically(path, record))
 
     def keep(self, place: object, write: Callable[[], T]) -> T | None:
-        """Write what the run can do without; returns what `write` does.
+        """Write optional output; return the result of `write`.
 
-        A place that could not be written is told of, and not tried again.
+        A place that failed is reported once, and not tried again.
         """
         if place not in self.left_out:
             try:
@@ -340,18 +340,18 @@ class RunLog:
             self.keep(tracker, partial(tracker.log, step, metrics))
 
     def warn(self, text: str) -> None:
-        """Tell a person at once, on the console and in the log."""
+        """Warn the user immediately, on the console and in the log."""
         logger.warning("%s", text)
         self.console.note(f"warning: {text}")
 
 
 def _with_ends(name: str, rate: Rate) -> Metrics:
-    """Name a share and the ends of its interval."""
+    """Return a rate and the ends of its interval as metrics."""
     return {name: rate.value, f"{name}_low": rate.low, f"{name}_high": rate.high}
 
 
 def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:
-    """Choose an answer to show: one that is rewarded otherwise than before, or reads otherwise."""
+    """Select an answer to show: preferably one whose reward, or else text, has changed."""
     pairs = list(zip(samples, before, strict=False))
     rewarded = (now for now, then in pairs if now.reward != then.reward)
     read = (now for now, then in pairs if now.response != then.response)

@@ -1,4 +1,4 @@
-"""Steps of groups with a signal: the dynamic sampling of DAPO (arXiv 2503.14476, section 3.2).
+"""Steps of groups with a signal: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
 Shapes: B responses of a rollout, G groups in the order of the data.
 """
@@ -23,41 +23,43 @@ from mindrl.trainer.reward_manager import RatedBatch
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnSoFar:
-    """How far the steps have come in the data."""
+    """Position of the steps in the data."""
 
     place: int
-    """Of the next prompt in its order."""
+    """Index of the next prompt in its order."""
     without_signal: int = 0
-    """Prompts in a row before it whose groups had none."""
+    """Consecutive prompts before it whose groups had no signal."""
 
 
 class SignalGroups:
-    """Goes on in the data until a step has groups enough whose responses differ in their rewards.
+    """Draws prompts until a step has enough groups whose responses differ in their rewards.
 
-    A step ends with the group that fills it, and the next one begins behind that: each prompt of an
-    epoch is trained on once, or found without a signal once. What was answered beyond it is thrown
-    away, and its prompts are answered again, by the weights of their own step.
+    A step ends with the group that fills it, and the next one starts after that: each prompt of an
+    epoch is trained on once, or found without a signal once. Further responses are discarded, and
+    their prompts are answered again with the weights of their own step.
     """
 
     def __init__(
         self, config: RunConfig, answering: Answering, tell: Callable[[str], None]
     ) -> None:
-        """Take the parts; `tell` takes what a person should know."""
+        """Set the parts; `tell` is called with notes for the user."""
         rl, self.answering, self.tell = config.rl_config, answering, tell
         self.per_step, self.samples = answering.per_step, rl.n_samples_per_prompt
         self.metric, self.judge = rl.filter_groups_metric, next(iter(rl.verifier_function), "")
         epoch = max(1, len(answering.prompts) // self.per_step)
         self.most = self.per_step * (rl.filter_groups_max_batches or epoch)
-        """Prompts that a step may draw."""
+        """Maximum number of prompts that a step may draw."""
         replicas = config.layout("reward").dp if config.reward_config else 1
         self.multiple = replicas // gcd(replicas, self.samples)
-        """Of prompts: the replicas of a reward model have equally many sequences."""
+        """Prompts per rollout are a multiple of this: a reward model's replicas need equal
+        shares."""
         self.behind = {0: DrawnSoFar(place=0)}
-        """By the last step and the one before it, which is on record where the last is given up."""
+        """State after the last step and the one before it, which is restored if the last is
+        abandoned."""
         self.has_told = False
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
-        """Roll out until the step is full, or may draw no more; then others fill it."""
+        """Roll out until the step is full or its limit is reached; then other groups fill it."""
         begin, parts, signal_G = self.behind[step - 1], list[RatedBatch](), list[bool]()
         while sum(signal_G) < self.per_step and len(signal_G) < self.most:
             count = self._likely(signal_G)
@@ -82,19 +84,19 @@ class SignalGroups:
         )
 
     def learned(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: whoever answers next asks for the weights."""
+        """Do nothing: the next generation fetches the weights."""
         return {}
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return how far it has come behind a step, the last one or the one before."""
+        """Return the position after a step: the last one or the one before."""
         return asdict(self.behind[step])
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step."""
+        """Continue after a step."""
         self.behind = {step: DrawnSoFar(**{"place": step * self.per_step, **state})}
 
     def _likely(self, signal_G: Sequence[bool]) -> int:
-        """Return how many more prompts are likely to fill the step, at most those of a step."""
+        """Return how many more prompts will probably fill the step, at most those of a step."""
         share = max(1, sum(signal_G)) / max(1, len(signal_G))
         likely = ceil((self.per_step - sum(signal_G)) / share / self.multiple) * self.multiple
         return min(likely, self.per_step, self.most - len(signal_G))
@@ -110,21 +112,21 @@ class SignalGroups:
             return RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded())
 
     def _signals(self, batch: RatedBatch) -> list[bool]:
-        """Say of each group whether its responses differ."""
+        """Return for each group whether its responses differ."""
         scores = batch.rewarded.scores
         values = scores.rewards
         if self.metric == ACCURACY and ACCURACY not in scores.components:
             values = tuple(scores.shares(self.judge))
         elif self.metric is not None:
-            # A function that applies to none of a group tells none of it apart.
+            # A function that applies to no response of a group gives it no signal.
             values = tuple(each or 0.0 for each in scores.components[self.metric])
-        # As the advantages are made: exactly 0 where all are equal.
+        # As for the advantages: exactly 0 if all are equal.
         centred_B = groups_of(torch.tensor(values), batch.rollouts.group_B).centred_B
         signal_G: list[bool] = (centred_B != 0).view(-1, self.samples).any(dim=1).tolist()
         return signal_G
 
     def _chosen(self, signal_G: Sequence[bool]) -> tuple[list[int], int]:
-        """Return the groups to train on, in order, and how many prompts are behind the step."""
+        """Return the groups to train on, in order, and the number of prompts used by the step."""
         found = [group for group, has in enumerate(signal_G) if has][: self.per_step]
         if len(found) == self.per_step:
             return found, found[-1] + 1
@@ -132,10 +134,10 @@ class SignalGroups:
         return sorted(found + others[: self.per_step - len(found)]), len(signal_G)
 
     def _after(self, begin: DrawnSoFar, signal_G: Sequence[bool]) -> DrawnSoFar:
-        """Return how far the step has come.
+        """Return the position after the step.
 
         Raises:
-            NoSignalError: No group has had a signal since as many prompts as the data has.
+            NoSignalError: No group has had a signal for as many prompts as the data has.
         """
         without = len([*takewhile(lambda has: not has, reversed(signal_G))])
         without += begin.without_signal * (without == len(signal_G))

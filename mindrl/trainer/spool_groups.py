@@ -1,4 +1,4 @@
-"""Steps that train on what a rollout job has drawn; a spool joins the two."""
+"""Steps that train on a rollout job's responses, received through a spool."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,22 +25,23 @@ from mindrl.trainer.weight_probe import known_logprobs, worst_gap
 
 @dataclass(kw_only=True)
 class SpoolGroups:
-    """Takes the records of each step from a spool, and puts the weights that draw others into it.
+    """Reads the records of each step from a spool, and publishes weights to it.
 
-    Rules have rated them on the other side; a reward model and the penalty of length come here.
+    Reward functions were applied by the rollout job; a reward model and the length penalty are
+    added here.
     """
 
     config: RunConfig
     reader: StepReader
     answering: Answering
     committed: Callable[[], int]
-    """The last step that a checkpoint on the disk holds."""
+    """Returns the last step that a checkpoint on disk contains."""
     heed: Callable[[], None] = lambda: None
-    """Raises where the run is to end."""
+    """Raises if the run must end."""
     ready: bool = False
-    """The weights that the run goes on from are in the spool."""
+    """Whether the initial weights of the run are in the spool."""
     newest: Rollouts | None = None
-    """Of the last step, for what is published with the weights behind it."""
+    """Rollouts of the last step, published with the weights after it."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
         """Wait for the records of a step."""
@@ -75,9 +76,9 @@ class SpoolGroups:
         )
 
     def learned(self, step: int) -> Metrics:
-        """Put the weights behind a step into the spool, where they are to be published.
+        """Publish the weights after a step, if they are due.
 
-        Where the disk is full this waits until there is room.
+        On a full disk this waits until there is room.
         """
         if step % self.config.spool_config.publish_every:
             return {}
@@ -96,18 +97,18 @@ class SpoolGroups:
             spool.wait(self.heed)
 
     def confirm(self, step: int) -> None:
-        """Let go of what nobody needs once a checkpoint holds a step."""
+        """Delete what is not needed after a checkpoint contains a step."""
         self.reader.confirm(step, version_of(self.config, step + 1))
 
     def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing: what a step trains on follows from its number."""
+        """Return an empty state: the data of a step follows from its number."""
         return {}
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def _export(self, folder: Path) -> None:
-        # No date and no commit: equal weights are equal files.
+        # No date and no commit, so that equal weights give equal files.
         self.answering.workers.export("actor", folder, {})
 
     def _weights(self, step: int) -> Weights:
@@ -129,6 +130,6 @@ def step_prompts(answering: Answering, step: int) -> list[Prompt]:
 
 
 def responses_of(prompts: Sequence[Prompt], samples: int) -> list[tuple[int, int]]:
-    """Return the number of each response's prompt, and of its sample, in a whole step."""
+    """Return the prompt's uid and the sample number of each response of a step."""
     uids = [prompt.uid for prompt in prompts for _ in range(samples)]
     return [*zip(uids, sample_numbers(uids), strict=True)]

@@ -1,4 +1,4 @@
-"""What a rollout job does: it draws and rates the parts of steps, and puts them into the spool."""
+"""Loop of a rollout job: generates and scores parts of steps, and writes them to the spool."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,26 +22,26 @@ from mindrl.trainer.weight_probe import loaded_gap
 
 @dataclass(kw_only=True)
 class SpoolRollouts:
-    """Goes on until the train job is done, or it is told to end."""
+    """Runs until the train job is done, or the job is asked to end."""
 
     duties: Duties
     trainer: PolicyTrainer
-    """Of a run that does not learn: its engines, its prompts in their order, its rewards."""
+    """Trainer of a run without training: its engines, its prompts in order, its rewards."""
     tell: Callable[[str], None]
     records: Counter[str]
-    """That have been `written`."""
+    """Number of records `written`."""
     weights: Weights | None = None
-    """That the engines have."""
+    """Weights of the engines."""
     gap: Metrics = field(default_factory=dict)
-    """Of the engines behind the load of these weights, where the train job says what to expect."""
+    """Log-prob gap of the engines after loading these weights, if expected values exist."""
 
     @property
     def spool(self) -> Spool:
-        """What joins this job and the one that trains."""
+        """The spool shared with the train job."""
         return self.duties.spool
 
     def run(self, heed: Callable[[], None]) -> None:
-        """Draw part after part.
+        """Generate parts until the end.
 
         Raises:
             StopRequestedError: The job was asked to stop.
@@ -73,7 +73,7 @@ class SpoolRollouts:
             self.duties.finish(duty)
 
     def _load(self, weights: Weights) -> bool:
-        """Give the engines weights; says False where they have just been replaced or forgotten."""
+        """Load weights into the engines; return False if they were just replaced or removed."""
         if self.weights is not None and self.weights.folder == weights.folder:
             return True
         self.weights = None

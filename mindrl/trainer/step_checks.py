@@ -1,4 +1,4 @@
-"""What each step is judged by: warnings at once, and the end of the run where it stays bad."""
+"""Checks of each step: warnings, and the end of the run if a problem persists."""
 
 import math
 from collections import Counter
@@ -10,42 +10,42 @@ from mindrl.errors import LogprobGapError, MindrlError, NonfiniteError, SkippedU
 from mindrl.observability.metrics import Metrics, nonfinite_causes, nonfinite_keys
 
 MODELS = {"update/skipped": "actor", "critic/skipped": "critic"}
-"""By the metric that counts the updates that a model has skipped."""
+"""By the metric that counts a model's skipped updates."""
 MOST_SKIPPED_STEPS = 3
-"""Steps in a row in which a model takes none of its updates; no later step would, either."""
+"""Consecutive steps in which a model skips all updates; no later step would differ."""
 UNKNOWN_GAPS = "nonfinite/logprob_gap"
-"""The metric that counts tokens for which one of the two log-probs is not finite."""
+"""Metric that counts tokens for which one of the two log-probs is not finite."""
 
 
 @dataclass
 class StepChecks:
-    """Judges the metrics of one step after the other."""
+    """Checks the metrics of consecutive steps."""
 
     max_logprob_gap: float | None
-    """In nats; None judges no gap that is a number."""
+    """In nats; None accepts any finite gap."""
     logprob_gap_steps: int
-    """Steps in a row beyond it that end the run."""
+    """Consecutive steps above it that end the run."""
     stops: bool = field(default=False, kw_only=True)
-    """A number that is not finite ends the run at once."""
+    """Whether a non-finite number ends the run at once."""
     _beyond: int = 0
     _idle: Counter[str] = field(default_factory=Counter)
 
     def counts(self) -> dict[str, object]:
-        """Return for how long something has gone on."""
+        """Return for how many steps problems have persisted."""
         return {"beyond": self._beyond, "idle": dict(self._idle)}
 
     def take_counts(self, counts: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the counts."""
         self._beyond, self._idle = counts["beyond"], Counter(counts["idle"])
 
     def warnings(self, step: int, metrics: Metrics) -> Iterator[str]:
-        """Say what is wrong with a step, and end the run where that has gone on for too long.
+        """Yield warnings about a step, and end the run if a problem has persisted for too long.
 
         Raises:
-            LogprobGapError: The gap was too large, or none at some tokens, in this and the steps
-                before.
-            SkippedUpdatesError: A model has taken no update for some steps.
-            NonfiniteError: Something was not finite, and that stops the run.
+            LogprobGapError: The gap was too large, or not finite at some tokens, in this and the
+                previous steps.
+            SkippedUpdatesError: A model has skipped all updates for some steps.
+            NonfiniteError: A number was not finite, and that stops the run.
             MindrlError: A metric is not finite.
         """
         yield from self._nonfinite(step, metrics)
@@ -66,7 +66,7 @@ class StepChecks:
     def _gap(self, step: int, metrics: Metrics) -> Iterator[str]:
         gap, unknown = (metrics.get(name) for name in ("logprob_gap/mean", UNKNOWN_GAPS))
         if gap is None and not unknown:
-            # All of its tokens were drawn in earlier steps.
+            # All of its tokens were sampled in earlier steps.
             return
         limit = math.inf if self.max_logprob_gap is None else self.max_logprob_gap
         is_within = not unknown and gap is not None and gap <= limit
@@ -86,9 +86,9 @@ class StepChecks:
         yield f"{text}; the run ends if that lasts for {self.logprob_gap_steps} steps in a row"
 
     def _skipped(self, step: int, name: str, metrics: Metrics) -> Iterator[str]:
-        """Tell of the updates that a model skipped, and end the run where it takes none any more.
+        """Yield skipped updates of a model, and end the run if it skips all of them.
 
-        Of a model that took no update the metrics hold nothing but `name`, which counts them.
+        If a model skipped all its updates, the metrics have only `name`, the count.
         """
         model, skipped = MODELS[name], metrics.get(name, 0.0)
         if skipped:

@@ -1,15 +1,15 @@
-"""What is said once of a step that teaches nothing or wastes its time, as soon as it is seen."""
+"""Notes, shown once, about steps that train nothing or waste time."""
 
 from collections.abc import Collection, Iterator
 
 from mindrl.observability.metrics import Metrics
 
 _SLOW_SECONDS = 1.0
-"""Rewards that take less hold nothing up."""
+"""Shorter reward times do not matter."""
 
 
 def step_notes(metrics: Metrics, told: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each note that a step calls for, without those that were told."""
+    """Yield name and text of each note about a step, except those already `told`."""
     for name, text in (
         ("no_signal", _no_signal(metrics)),
         ("no_gradient", _no_gradient(metrics)),

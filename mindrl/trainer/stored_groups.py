@@ -1,4 +1,4 @@
-"""Steps that train on what a run has kept of its rollouts: no engine is asked."""
+"""Steps that train on a run's stored rollouts, without an engine."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ _KEY = "rl_config.debug_rollouts"
 
 @dataclass(frozen=True)
 class StoredGroups:
-    """The responses of each step, and their rewards, as they are in its file."""
+    """The stored responses of each step, with their rewards."""
 
     files: RolloutFiles
 
@@ -30,11 +30,11 @@ class StoredGroups:
         return Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
 
     def learned(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: nobody asks for the new weights."""
+        """Do nothing: the new weights are not used elsewhere."""
         return {}
 
     def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing: the file of a step follows from its number."""
+        """Return an empty state: the file of a step follows from its number."""
         return {}
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class StoredGroups:
 
 
 def stored_rollouts(config: RunConfig) -> RolloutFiles:
-    """Return the files that `rl_config.debug=train_only` trains on, if they are those of all steps.
+    """Return the files that `rl_config.debug=train_only` trains on, after checking all steps.
 
     Raises:
         ConfigError: One is missing or damaged, or has another number of responses than a step.

@@ -1,4 +1,4 @@
-"""The loop of supervised fine-tuning: the answers of the rows are learned as they are.
+"""The loop of supervised fine-tuning on the answers in the data.
 
 Shapes: B sequences, T positions.
 """
@@ -24,28 +24,28 @@ from mindrl.trainer.training_loop import TrainingLoop
 
 _LOSS = "update/policy_loss"
 _OF_POLICIES = frozenset({_LOSS, "update/clip_fraction", "update/ratio", "update/kl_old"})
-"""What an update says of a policy that is compared with an earlier one."""
+"""Metrics of updates that compare a policy with an earlier one."""
 
 
 class SupervisedTrainer(TrainingLoop):
-    """Raises the probability of answers that others gave."""
+    """Increases the probability of given answers."""
 
     def __init__(
         self, config: RunConfig, data: RunData, workers: ColocatedActor, run_log: RunLog
     ) -> None:
-        """Take all parts of a run."""
+        """Set all parts of a run."""
         super().__init__(config, workers, run_log, max_logprob_gap=None)
         self.data = data
         self.order = prompt_order(config, data.train_sets)
 
     def recorded_step(self, step: int) -> Metrics:
-        """Learn from the next rows in order, and record what that was; returns its metrics."""
+        """Train on the next rows in order, and record the step; return its metrics."""
         metrics = self.step(step) | self.checkpoints.finish()
         self.run_log.step(step, metrics, [])
         return metrics
 
     def step(self, step: int) -> Metrics:
-        """Learn from the next rows in order."""
+        """Train on the next rows in order."""
         count = self.training.global_batch_size
         with self.timer("step"):
             rows = self.order.indices((step - 1) * count, count)
@@ -74,9 +74,9 @@ class SupervisedTrainer(TrainingLoop):
         return self.workers.update(minibatch).metrics
 
     def evaluate(self, step: int) -> float | None:
-        """Measure the loss on rows that are not learned; returns what the best is chosen by.
+        """Measure the loss on held-out rows; return the value that determines the best model.
 
-        That is the held-out file, or the set that `data_config.best_by` names, and the lowest loss.
+        It is the negative loss on the held-out file, or on the set named by `data_config.best_by`.
         """
         sets: list[tuple[str | None, PromptSet]] = [*self.data.eval_sets.items()]
         if self.data.test is not None:
@@ -86,13 +86,13 @@ class SupervisedTrainer(TrainingLoop):
             self.run_log.held_out_loss(step, name, loss)
         if not losses:
             return None
-        # What the switches of an evaluation cost belongs to no step.
+        # The cost of an evaluation's switches belongs to no step.
         self.workers.flush_metrics()
         best_by = self.config.data_config.best_by
         return -(losses[best_by] if best_by in losses else next(iter(losses.values())))
 
     def _keep_best(self, accuracy: float | None) -> None:
-        """Keep no export besides the newest: the best is one of accuracy, which nobody measures."""
+        """Keep no best export: the best is defined by accuracy, which is not measured."""
 
     def _loss(self, prompts: Sequence[Prompt]) -> float:
         """Return the mean negative log-prob of the target tokens, in nats."""
@@ -105,14 +105,14 @@ class SupervisedTrainer(TrainingLoop):
         return total / targets
 
     def _filled(self, batch: Sequences) -> Sequences:
-        """Repeat sequences until all replicas have equally many."""
+        """Repeat sequences until they divide evenly over the replicas."""
         replicas = self.workers.layouts["actor"].replicas
         rows = torch.arange(-(-len(batch) // replicas) * replicas) % len(batch)
         return batch.rows(rows)
 
 
 def sequences_of(prompts: Sequence[Prompt]) -> Sequences:
-    """Lay demonstrations out, one below the other."""
+    """Return demonstrations as a batch of sequences."""
     shown = [each for each in prompts if isinstance(each, Demonstration)]
     assert len(shown) == len(prompts), "data is read for a supervised run"
     return Sequences(

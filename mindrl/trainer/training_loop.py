@@ -1,6 +1,6 @@
-"""A run from its first step to its last: what is recorded, saved, exported and evaluated between.
+"""A run from its first step to its last, with recording, checkpoints, exports and evaluations.
 
-What a step is, and what an evaluation, says who inherits it.
+Subclasses define a step and an evaluation.
 """
 
 import math
@@ -35,11 +35,11 @@ _ENDS = (
     *(CallbackError, NonfiniteError, NoSignalError, RewardError),
     *(SkippedUpdatesError, StopRequestedError),
 )
-"""What ends a run whose weights are as good as before."""
+"""Errors that end a run whose weights are still valid."""
 
 
 class TrainingLoop(ABC):
-    """Takes the steps of a run, and leaves behind what it is gone on from."""
+    """Runs the steps of a run, and writes its checkpoints and exports."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TrainingLoop(ABC):
         *,
         max_logprob_gap: float | None,
     ) -> None:
-        """Take what any run has; `max_logprob_gap` in nats, None judges none that is a number."""
+        """Set the common parts; `max_logprob_gap` in nats, None accepts any finite gap."""
         self.config = config
         self.training, self.rl = config.megatron_training, config.rl_config
         self.workers = workers
@@ -70,39 +70,39 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def recorded_step(self, step: int) -> Metrics:
-        """Take a step and record it; returns its metrics."""
+        """Run a step and record it; return its metrics."""
 
     @abstractmethod
     def evaluate(self, step: int) -> float | None:
-        """Measure the model; returns what the best is chosen by, None where nothing is measured."""
+        """Evaluate the model; return what determines the best, None without evaluation."""
 
     def run(self, heed: Callable[[], None] = lambda: None) -> None:
-        """Train from the first step to the last, evaluate, and export what was trained.
+        """Train from the first step to the last, evaluate, and export the trained models.
 
-        `heed` raises StopRequestedError where the run has been asked to stop, and CallbackError
-        where a callback raised; what has been learned is then exported first.
+        `heed` raises StopRequestedError if the run was asked to stop, and CallbackError if a
+        callback raised; trained models are then exported first.
 
         Raises:
             CallbackError: A callback raised.
             LogprobGapError: The rollout engine did not have the trainer's weights.
             RewardError: A reward function failed for all responses of a step.
-            NoSignalError: No prompt of the data has anything to teach.
+            NoSignalError: No prompt of the data gives a signal.
             StopRequestedError: The run was asked to stop.
-            SkippedUpdatesError: A model has taken no update for some steps.
-            NonfiniteError: A number was not finite, and `on_nonfinite` stops for it.
-            MindrlError: A metric is not finite, or whatever a role raises.
+            SkippedUpdatesError: A model has skipped all updates for some steps.
+            NonfiniteError: A number was not finite, and `on_nonfinite` is `stop`.
+            MindrlError: A metric is not finite, or as raised by a role.
         """
         self.heed = heed
         try:
             self._run()
         except _ENDS as end:
             try:
-                # No step is left half learned: the weights are those of the last one on record.
+                # No step is half trained: the weights are those of the last recorded step.
                 self._save_now()
                 if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
                     self._export()
             except (ClusterError, ReshardError) as error:
-                # Whoever starts new workers for a lost one is not to take it for the end.
+                # The caller that restarts lost workers must not treat this as the end.
                 self.run_log.warn(f"what was learned last could not be saved: {error}")
                 raise end from error
             raise
@@ -121,7 +121,7 @@ class TrainingLoop(ABC):
                 self.run_log.warn(warning)
             last, accuracy = step == training.train_iters, None
             tests = last or (rl.test_freq and step % rl.test_freq == 0)
-            # The weights are still there from the update; an evaluation sends them away.
+            # The weights are on the device after the update; an evaluation offloads them.
             if last or (training.exports_every and step % training.exports_every == 0):
                 self._export()
             if tests and self.config.learns:
@@ -132,7 +132,7 @@ class TrainingLoop(ABC):
         self.checkpoints.finish()
 
     def _note_memory(self, step: int) -> None:
-        """Write what was noted of a step at the start of the run."""
+        """Record the memory of a step at the start of the run."""
         if step <= (watched := self.config.watched_steps):
             moments = self.workers.flush_moments()
             if any(moments):
@@ -140,13 +140,13 @@ class TrainingLoop(ABC):
             self.workers.record_memory(step < watched)
 
     def state(self) -> dict[str, object]:
-        """Return what the run has to know besides its models to go on behind this step."""
+        """Return the state, besides the models, for continuing after this step."""
         return {"summary": self.run_log.summary.counts(), "checks": self.checks.counts()}
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step, with those parts of a state that there are.
+        """Continue after a step, with the available parts of a state.
 
-        The models have theirs already.
+        The models are already restored.
         """
         self.first_step, self.checkpoints.newest = step + 1, step
         taking = self.taking()
@@ -154,7 +154,7 @@ class TrainingLoop(ABC):
             taking[part](state[part])
 
     def taking(self) -> dict[str, Callable[[Any], None]]:
-        """Return what takes each part of a state, by its name."""
+        """Return the function that restores each part of a state, by name."""
         return {
             "summary": self.run_log.summary.take_counts,
             "checks": self.checks.take_counts,
@@ -162,7 +162,7 @@ class TrainingLoop(ABC):
         }
 
     def _save_now(self) -> None:
-        """Write the state behind the last recorded step, unless that has been done."""
+        """Write a checkpoint of the last recorded step, unless there is one."""
         self.checkpoints.finish()
         step = self.run_log.summary.steps
         if self.training.save_interval and step > self.checkpoints.newest:
@@ -172,7 +172,7 @@ class TrainingLoop(ABC):
     def taken(
         self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
     ) -> list[Metrics]:
-        """Take one optimizer step on each minibatch, and none behind one that stops the run."""
+        """Run one optimizer step on each minibatch, until one ends the run."""
         updates = []
         for minibatch in minibatches:
             updates.append(update(minibatch))
@@ -181,11 +181,11 @@ class TrainingLoop(ABC):
         return updates
 
     def ends_with(self, update: Metrics) -> bool:
-        """Say whether an update was skipped that no other may follow."""
+        """Return whether a skipped update must end the run."""
         return bool(update["skipped"]) and self.training.on_nonfinite == "stop"
 
     def _export(self) -> None:
-        """Export what the recorded steps have learned."""
+        """Export the models as of the last recorded step."""
         summary = self.run_log.summary
         if not self.config.learns:
             return
@@ -193,11 +193,11 @@ class TrainingLoop(ABC):
         for role, folder in summary.exports.items():
             self.workers.export(role, folder, {"step": summary.steps, **summary.provenance})
         summary.model_step = summary.steps
-        # What the switches of an export cost belongs to no step.
+        # The cost of an export's switches belongs to no step.
         self.workers.flush_metrics()
 
     def _keep_best(self, accuracy: float | None) -> None:
-        """Keep an export that was evaluated as the best so far, before the next one replaces it."""
+        """Keep an export with the best evaluation so far, before the next one replaces it."""
         summary = self.run_log.summary
         best = -math.inf if summary.accuracy_best is None else summary.accuracy_best
         if summary.model_step != summary.steps or accuracy is None or accuracy <= best:

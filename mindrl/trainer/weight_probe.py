@@ -32,17 +32,17 @@ _KNOWN_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class WeightProbe:
-    """Requests that each replica answers before all others, with each version of the weights."""
+    """Requests that each replica answers first, with each version of the weights."""
 
     requests: Sequence[Request]
     sampling: Sampling
 
     @classmethod
     def of(cls, answering: Answering, seed: int, version: int) -> "WeightProbe":
-        """Take the first prompts of the step after a version; `seed` is the run's."""
+        """Create it from the first prompts of the step after a version; `seed` is the run's."""
         prompts = answering.draw(version * answering.per_step, PROBE_RESPONSES)
         asked, section = answering.sampling, answering.sampling.section
-        # From the whole distribution, whose log-probs the trainer computes.
+        # From the full distribution, whose log-probs the trainer computes.
         short = replace(
             section, max_tokens=min(_TOKENS, section.max_tokens), top_p=1.0, top_k=-1, min_p=0.0
         )
@@ -69,7 +69,7 @@ class WeightProbe:
         return replica.take()
 
     def rollouts(self, drawn: Mapping[int, Responses]) -> Rollouts | None:
-        """Lay out what the replicas drew; the group of a sequence is its replica's number."""
+        """Return the replicas' responses; the group of a sequence is its replica's number."""
         if not drawn:
             return None
         prompts = [request.token_ids for request in self.requests] * len(drawn)
@@ -80,10 +80,7 @@ class WeightProbe:
 
 
 def probed_gap(workers: ColocatedActor, probed: Rollouts | None) -> Metrics:
-    """Measure the gap of a probe by the trainer's present weights, for the worst replica.
-
-    Replicas with equal weights draw equal tokens, which the trainer reads once.
-    """
+    """Return the gap of a probe under the trainer's current weights, for the worst replica."""
     if probed is None:
         return {}
     keys_BX = torch.cat([probed.lengths_B[:, None], probed.tokens_BT], dim=1)
@@ -97,10 +94,10 @@ def probed_gap(workers: ColocatedActor, probed: Rollouts | None) -> Metrics:
 
 
 def known_logprobs(workers: ColocatedActor, rollouts: Rollouts) -> KnownLogprobs:
-    """Return what the trainer's present weights say of one token of some of the responses."""
+    """Return the log-probs of one token of some responses under the trainer's current weights."""
     taken_B = torch.arange(len(rollouts))[:: -(-len(rollouts) // _KNOWN_ROWS)]
     lengths_B = rollouts.response_mask_BT.sum(dim=1)[taken_B]
-    # Of the first its first token, of the second its second, and so on.
+    # The first token of the first response, the second of the second, and so on.
     places_B = torch.arange(len(taken_B)) % lengths_B
     ends_B = rollouts.lengths_B[taken_B] - lengths_B + places_B
     sequences = Sequences(
@@ -129,8 +126,8 @@ def loaded_gap(workers: ColocatedActor, known: KnownLogprobs | None, temperature
 
 
 def _read(workers: ColocatedActor, sequences: Sequences, rows: Sequence[int]) -> Tensor:
-    """Return the actor's log-probs of some rows, as wide as all, [B, T]."""
-    # A batch divides over the training replicas.
+    """Return the actor's log-probs of some rows, padded to the full width, [B, T]."""
+    # A batch must divide over the training replicas.
     more = [*rows[:1]] * (-len(rows) % workers.layouts["actor"].replicas)
     read_BT = workers.compute_logprobs(sequences.rows(torch.tensor([*rows, *more]))).logprobs_BT
     return pad(read_BT[: len(rows)], (0, sequences.tokens_BT.size(1) - read_BT.size(1)))
@@ -146,13 +143,13 @@ def _worst(gaps: Sequence[Tensor]) -> Metrics:
 
 
 def worst_gap(parts: Sequence[Mapping[str, float]]) -> Metrics:
-    """Join the gaps that were measured for the parts of a step; the largest counts."""
+    """Return the maximum of the gaps of the parts of a step."""
     names = {name: None for part in parts for name in part}
     return {name: max(part[name] for part in parts if name in part) for name in names}
 
 
 def with_probe(step: Metrics, probe: Metrics) -> Metrics:
-    """Add the gap of a probe to the metrics of a step, the gap of which becomes the larger one."""
+    """Add a probe's gap to the metrics of a step; the larger gap counts."""
     both = step | probe
     for name in GAP:
         if name in step and name in probe:

@@ -60,8 +60,7 @@ class WorkerGroup:
     ) -> None:
         """Start the processes and build the workers in them.
 
-        Each has a log file in the folder `logs`; `tell` is called with lines about the progress of
-        the start.
+        Each has a log file in the folder `logs`; `tell` is called with lines about progress.
 
         Raises:
             WorkerDiedError: A process ended, or was silent for too long, while it started.

@@ -1,4 +1,4 @@
-"""The attempts at a run: a lost worker ends one of them, and new workers begin the next."""
+"""Attempts at a run: a lost worker ends one, and new workers start the next."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +62,7 @@ _ROLLOUT_FACTORY = "mindrl.launch.rollout_worker:build_rollout_worker"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run leaves behind."""
+    """Output of a run."""
 
     folder: RunFolder
     exports: Mapping[Role, Path]
@@ -71,14 +71,14 @@ class RunFiles:
     traces: StepTraces | None = None
 
     def open(self, config: RunConfig, found: Beginning | None, *, is_again: bool = False) -> RunLog:
-        """Open the files of a run that goes on from a checkpoint; None begins it.
+        """Open the files of a run that continues from a checkpoint; None starts it.
 
-        What they hold of later steps is gone, and what was being written when a run was killed.
-        Where it begins again behind a fault, trackers go on: the same steps have the same numbers.
+        Records of later steps are removed, and so are temporary files of a killed run. After a
+        fault trackers continue: repeated steps have the same numbers.
         """
         for folder in (self.folder.root, self.folder.rollouts):
             forget_unfinished(folder)
-        # Behind step 0 the evaluation before training is repeated too.
+        # After step 0 the evaluation before training is repeated too.
         first = found.step + 1 if found and found.step else 0
         logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]
         for log in (*logs, *self.folder.eval_sets.glob("*.jsonl")):
@@ -118,24 +118,24 @@ class Services:
 
 @dataclass
 class Attempts:
-    """A run, taken up again from its newest checkpoint as often as workers are lost."""
+    """A run that is resumed from its newest checkpoint whenever workers are lost."""
 
     plan: RunPlan
     platform: Platform
     data: RunData
     files: RunFiles
     record: dict[str, object] = field(default_factory=dict)
-    """The summary of the last attempt."""
+    """Summary of the last attempt."""
     has_begun: bool = False
-    """Workers have come up once: what they meet from now on may not come again."""
+    """Whether workers have started once; later failures may not recur and are retried."""
     limits: CallLimits | None = None
-    """What calls of the workers have taken so far, of which new workers hear."""
+    """Durations of worker calls so far, passed on to new workers."""
     gathers: Callable[[PolicyTrainer], Gathering] | None = None
-    """Makes where steps get it from, where the trainer itself does not know."""
+    """Creates the source of step data, if it is not the trainer's default."""
     stem: Stem | None = None
-    """Has imported, or imports, what workers need; they are forked off it."""
+    """Process that imports what workers need, and forks them."""
     started: float | None = None
-    """When the run began, on the clock of its summary, which counts what faults cost too."""
+    """Start of the run on the clock of its summary, which includes the cost of faults."""
 
     def run(self, found: Beginning | None) -> None:
         """Train from a checkpoint, or from the beginning, to the last step.
@@ -158,7 +158,7 @@ class Attempts:
 
     @contextmanager
     def _on_record(self, found: Beginning | None, restarts: Restarts) -> Iterator[RunLog]:
-        """Keep what an attempt leaves behind, however it ends."""
+        """Close the log of an attempt, however the attempt ends."""
         run_log = self.files.open(self.plan.config, found, is_again=restarts.count > 0)
         run_log.summary.restarts = restarts.count
         try:
@@ -188,7 +188,7 @@ class Attempts:
     def _attempt(
         self, services: Services, found: Beginning | None, restarts: Restarts
     ) -> tuple[Beginning | None, bool]:
-        """Go on from a checkpoint; returns what to go on from if a worker was lost, and if so."""
+        """Continue from a checkpoint; return the next one to continue from and whether to retry."""
         with self._on_record(found, restarts) as run_log:
             try:
                 self._train(services, found, restarts, run_log)
@@ -233,7 +233,7 @@ class Attempts:
             self.files.callbacks.require()
 
     def _make_ready(self, services: Services) -> None:
-        """Start what outlives the workers; behind a fault take the devices anew.
+        """Start what outlives the workers; after a fault reserve the devices again.
 
         Raises:
             ClusterError: There are too few.
@@ -275,7 +275,7 @@ class Attempts:
     def _trainer(
         self, services: Services, found: Beginning | None, run_log: RunLog
     ) -> Iterator[TrainingLoop]:
-        """Start workers, and give them and their trainer the state of a checkpoint."""
+        """Start workers, and restore a checkpoint in them and their trainer."""
         self._make_ready(services)
         with self._workers(services.cluster) as actor:
             self.has_begun = True
@@ -290,7 +290,7 @@ class Attempts:
 
     @contextmanager
     def services(self) -> Iterator[Services]:
-        """End what was started, in reverse order."""
+        """Provide cluster and reward processes; end them in reverse order."""
         config, rl = self.plan.config, self.plan.config.rl_config
         cluster = RayCluster(
             self.platform,
@@ -314,7 +314,7 @@ class Attempts:
 
     @contextmanager
     def _workers(self, cluster: RayCluster) -> Iterator[ColocatedActor]:
-        """Start the workers of both sides, side by side, and end them."""
+        """Start the workers of both sides in parallel, and end them."""
         config, logs = self.plan.config, self.files.folder.logs
         whole = replace(self.plan, config=with_absolute_paths(config))
         tell = self.files.console.note
@@ -335,7 +335,7 @@ class Attempts:
             yield colocated_actor(group, self.plan, engines)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
-        """Begin to start the replicas of a rollout apart; what is before them ends with a stack."""
+        """Start the replicas of a separate rollout; their router ends with `stack`."""
         config, tell, ranks = whole.config, self.files.console.note, whole.replica.world_size
         router = open_router(config, self.files.folder.logs)
         if router is not None:
@@ -358,7 +358,7 @@ class Attempts:
 
 
 def _meanwhile(trainer: TrainingLoop) -> Callable[[], None]:
-    """Return what is done while processes that train are waited for."""
+    """Return the function to call repeatedly while training processes are waited for."""
 
     def look() -> None:
         trainer.checkpoints.commit_written()

@@ -1,4 +1,4 @@
-"""What a run begins from: its own checkpoints, those of another run, or none."""
+"""The start of a run: from its own checkpoints, those of another run, or none."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,32 +21,32 @@ from mindrl.trainer.run_log import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """What a run takes over of a checkpoint."""
+    """Data that a run takes from a checkpoint."""
 
     folder: Path
-    """The checkpoint."""
+    """Folder of the checkpoint."""
     step: int
-    """The run goes on behind it; 0 where it takes over weights alone."""
+    """Step after which the run continues; 0 if it takes only weights."""
     updates: Mapping[str, int]
-    """Optimizer steps that each model goes on behind; none is as if its optimizer were new."""
+    """Optimizer steps of each model so far; 0 resets its optimizer."""
     state: Mapping[str, Any]
-    """What the trainer takes over, by its parts."""
+    """State of the trainer, by its parts."""
 
     def __str__(self) -> str:
-        """Say it to a person."""
+        """Describe it for the user."""
         if self.step:
             return f"goes on behind step {self.step}, from {self.folder}"
         return f"begins with the weights of {self.folder}"
 
 
 def beginning(config: RunConfig, folder: RunFolder) -> Beginning | None:
-    """Return what the run of a folder resumes from; None if it begins.
+    """Return what the run of a folder resumes from; None for a new run.
 
-    Its own checkpoints come first, then those that its configuration names.
+    Its own checkpoints take precedence over those in its configuration.
 
     Raises:
-        CheckpointError: The configuration does not match the checkpoint, no checkpoint is whole, or
-            those of a run that had some are gone.
+        CheckpointError: The configuration does not match the checkpoint, no checkpoint is complete,
+            or those of a run that had some are missing.
     """
     own, place = Commits(folder.checkpoints), config.megatron_training.begins_from
     if steps := own.steps():
@@ -56,10 +56,10 @@ def beginning(config: RunConfig, folder: RunFolder) -> Beginning | None:
 
 
 def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
-    """Refuse to begin a run in the place of one whose checkpoints are gone.
+    """Refuse to start a run in the folder of one whose checkpoints are missing.
 
-    A disk that is not mounted looks so. A run that was killed before its first checkpoint may begin
-    again.
+    A disk that is not mounted looks like this. A run that was killed before its first checkpoint
+    may start again.
     """
     checkpoints, metrics = folder.checkpoints, folder.metrics
     if not checkpoints.is_dir() or any(checkpoints.iterdir()):
@@ -97,7 +97,7 @@ def _of_another(config: RunConfig, place: str) -> Beginning:
 def _newest_whole(
     config: RunConfig, commits: Commits, steps: list[int], *, weights_alone: bool = False
 ) -> Beginning | None:
-    """Return the newest whole checkpoint of these steps, if the configuration may go on from it."""
+    """Return the newest complete checkpoint, if the configuration may continue from it."""
     found, problems = commits.newest_whole(steps)
     for problem in problems:
         note(f"{problem}; this checkpoint is passed over")
@@ -112,7 +112,7 @@ def _newest_whole(
         findings += changed_inputs(state.get("inputs", {}), config)
     if findings:
         raise CheckpointError("\n".join(findings))
-    # A reference that was reset may be one that is fixed from now on.
+    # A reference that was reset may be fixed from now on.
     updates = {role: n for role, n in state["updates"].items() if role in config.changing_roles}
     if not weights_alone and "gathering" in state:
         state = {**state, "gathering": gathering_state(config, found.step, state)}
@@ -120,7 +120,7 @@ def _newest_whole(
 
 
 def _taken_over(config: RunConfig, found: Beginning) -> Beginning:
-    """Leave out what a new run is not to take over."""
+    """Drop the parts that a new run must not take."""
     training = config.megatron_training
     updates, state = {**found.updates}, {**found.state}
     if training.finetune:

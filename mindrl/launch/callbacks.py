@@ -1,4 +1,4 @@
-"""What a program that trains from Python does with the metrics of each step."""
+"""Callbacks of a program that trains from Python."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from mindrl.observability.metrics import Metrics
 
 @dataclass(frozen=True)
 class StepView:
-    """What a callback sees: metrics of a step, or of an evaluation behind it."""
+    """Argument of a callback: metrics of a step, or of an evaluation after it."""
 
     step: int
     metrics: Mapping[str, float]
-    """By the names of docs/reference/metrics.md; they cannot be changed."""
+    """By the names of docs/reference/metrics.md; read-only."""
     stop: Callable[[], None]
-    """Ends the run behind this step: what was learned is saved and exported first."""
+    """Ends the run after this step, once the trained models are saved and exported."""
 
 
 Callback = Callable[[StepView], object]
@@ -26,19 +26,20 @@ Callback = Callable[[StepView], object]
 
 @dataclass(eq=False)
 class Callbacks:
-    """A tracker that shows each record to functions.
+    """A tracker that passes each record to functions.
 
-    What one raises ends the run at the next `heed`: the record it was shown is written whole.
+    An exception of a function ends the run at the next `heed`: the current record is still written
+    completely.
     """
 
     functions: Sequence[Callback] = ()
     stopped_behind: int | None = None
-    """The step behind which one of them has asked to stop."""
+    """Step after which a function has asked to stop."""
     failed: CallbackError | None = None
-    """What one of them raised; none is called from then on."""
+    """Error of the first function that failed; none is called afterwards."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Show one record to each, unless one has failed."""
+        """Pass one record to each function, unless one has failed."""
         stop = partial(self._stop, step)
         view = StepView(step=step, metrics=MappingProxyType(metrics), stop=stop)
         for function in self.functions:
@@ -47,10 +48,10 @@ class Callbacks:
                     function(view)
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Do nothing."""
 
     def heed(self) -> None:
-        """Raise, between two calls of the workers, where one of them has failed or asked to stop.
+        """Raise, between two calls of the workers, if a function has failed or asked to stop.
 
         Raises:
             CallbackError: One has failed; its exception is the cause.
@@ -61,7 +62,7 @@ class Callbacks:
             raise StopRequestedError(f"a callback asked to stop behind step {self.stopped_behind}")
 
     def require(self) -> None:
-        """Raise where one of them has failed.
+        """Raise if a function has failed.
 
         Raises:
             CallbackError: Its exception is the cause.
@@ -71,7 +72,7 @@ class Callbacks:
 
     @contextmanager
     def _noted(self, function: Callback, step: int) -> Iterator[None]:
-        """Keep what a function raises; a signal that arrives in it goes on."""
+        """Store an exception of a function; propagate an interrupt."""
         try:
             yield
         except InterruptedRunError:

@@ -1,4 +1,4 @@
-"""vLLM's own server as a replica of a run: how it is started, and what the run tells it."""
+"""vLLM's server as a replica of a run: its command, environment and configuration."""
 
 import json
 import sys
@@ -20,11 +20,11 @@ EXTENSION = "mindrl.launch.server_extension.InwardWeights"
 def server_command(config: RunConfig, platform: Platform, replica: int) -> list[str]:
     """Return the command of the server that is a replica of a run; see `server_environment`.
 
-    Its weights mean nothing until it has those of the run.
+    It has dummy weights until it receives those of the run.
 
     Raises:
-        ConfigError: It would listen where more than this machine reaches it, unasked, or is not
-            ours to start.
+        ConfigError: It would be reachable from other machines without permission, or the engine's
+            server is not started by mindrl.
     """
     if config.rollout_backend != ROLLOUT_BACKEND:
         raise ConfigError(
@@ -55,7 +55,7 @@ def server_command(config: RunConfig, platform: Platform, replica: int) -> list[
     else:
         options["gpu-memory-utilization"] = generate.gpu_memory_utilization
     switches = {
-        # Without it the token route answers 403.
+        # Without it the token route returns 403.
         "enable-scale-out": True,
         "skip-tokenizer-init": True,
         "enforce-eager": platform.is_eager(generate.enforce_eager),
@@ -70,9 +70,9 @@ def server_command(config: RunConfig, platform: Platform, replica: int) -> list[
 
 
 def server_environment(config: RunConfig, platform: Platform) -> dict[str, str]:
-    """Return what the process of a server needs besides its own environment.
+    """Return the variables that a server's process needs besides its own environment.
 
-    The token is not in the command, which every user of the machine sees.
+    The token is not in the command, which every user of the machine can see.
 
     Raises:
         ConfigError: There is no token.
@@ -83,13 +83,13 @@ def server_environment(config: RunConfig, platform: Platform) -> dict[str, str]:
 
 
 def configuration_text(config: RunConfig) -> str:
-    """Write a configuration for a server, which plans its link by it."""
+    """Return a configuration as JSON for a server, which plans its link from it."""
     values: dict[str, Any] = asdict(config)
     return json.dumps(values)
 
 
 def server_token(config: RunConfig) -> str:
-    """Read the token that the servers of a run are asked with.
+    """Return the token for the servers of a run.
 
     Raises:
         ConfigError: There is none.

@@ -1,4 +1,4 @@
-"""How much of what a model answers is right, by the engine and the rewards of a run."""
+"""Evaluation of a model with the engine and the rewards of a run."""
 
 import logging
 from pathlib import Path
@@ -18,17 +18,17 @@ from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 def measure_model(
     plan: RunPlan, platform: Platform, data: RunData, output: Path, *, step: int
 ) -> dict[str, object]:
-    """Answer all that a run of this plan would evaluate on, and rate that.
+    """Generate and score answers to all evaluation prompts of a run.
 
     Args:
         plan: Of a run that only rolls out.
         platform: Of the workers.
-        data: Its held-out file and evaluation sets are asked.
-        output: Folder for metrics, answers and logs, as a run leaves them.
-        step: Seeds the answers, as those of the evaluation behind that step.
+        data: Held-out file and evaluation sets.
+        output: Folder for metrics, answers and logs, as for a run.
+        step: Seeds the answers like the evaluation after that step.
 
     Returns:
-        What `summary.json` in that folder holds.
+        The content of `summary.json` in that folder.
 
     Raises:
         MindrlError: Workers cannot be started, or fail.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run in order: everything is closed, nothing is left behind."""
+"""Ctrl-C and SIGTERM end a run in order: everything is closed, and no process remains."""
 
 import os
 import signal
@@ -20,10 +20,10 @@ _ASKED = b"stopping: what runs is finished and the model exported; once more sto
 
 @contextmanager
 def signals_as_errors() -> Iterator[None]:
-    """Raise InterruptedRunError in the main thread where one of the signals arrives.
+    """Raise InterruptedRunError in the main thread when one of the signals arrives.
 
-    A second signal while the run winds down is ignored: winding down is short, and cutting it
-    off would leave processes behind.
+    A second signal while the run shuts down is ignored: the shutdown is short, and aborting it
+    would leave processes running.
     """
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -40,32 +40,32 @@ def signals_as_errors() -> Iterator[None]:
 
 
 class StopRequests:
-    """The signals that have asked a run to stop."""
+    """Signals that have asked a run to stop."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without signals."""
         self.signals: list[signal.Signals] = []
 
     def is_asked(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a signal has arrived."""
         return bool(self.signals)
 
     def __call__(self) -> None:
-        """Raise StopRequestedError once a signal has come."""
+        """Raise StopRequestedError if a signal has arrived."""
         if self.signals:
             raise StopRequestedError(f"stopped by {self.signals[0].name}")
 
 
 @contextmanager
 def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
-    """Take the first signal for a request, which the block meets at a good moment.
+    """Treat the first signal as a request, which the block checks at suitable times.
 
-    The next signal does what one does outside the block; it is sent from here where the block lasts
-    longer than `grace_seconds` from the first one on. Where workers are lost after a request, the
-    block ends with StopRequestedError, so that no new workers are started.
+    The next signal is handled as outside the block; this function sends it if the block runs longer
+    than `grace_seconds` after the first one. If workers are lost after a request, the block ends
+    with StopRequestedError, so that no new workers are started.
 
     Yields:
-        Raises StopRequestedError once a signal has come.
+        A function that raises StopRequestedError after a signal.
     """
     requests = StopRequests()
     over = Timer(grace_seconds or 0, os.kill, (os.getpid(), signal.SIGTERM))
@@ -81,7 +81,7 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
         give_back()
         if grace_seconds is not None:
             over.start()
-        # Not by print: the signal may have come in the middle of one.
+        # Not by print: the signal may have interrupted one.
         with suppress(OSError):
             os.write(2, _ASKED)
 
@@ -101,7 +101,7 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
 
 @contextmanager
 def trace_requests(ask: Callable[[], None]) -> Iterator[None]:
-    """Take SIGUSR1 for the wish to see what the run does; it goes on as before."""
+    """Call `ask` on SIGUSR1; the program continues."""
     before = signal.signal(signal.SIGUSR1, lambda _number, _frame: ask())
     try:
         yield
@@ -111,7 +111,7 @@ def trace_requests(ask: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def interrupts_unwrapped() -> Iterator[None]:
-    """Raise an interrupt as itself: Ray's compiled code wraps one that comes while it waits."""
+    """Unwrap an interrupt: Ray's compiled code wraps one that arrives while it waits."""
     try:
         yield
     except SystemError as error:

@@ -1,4 +1,4 @@
-"""The two jobs of a spool: the composition roots of one that trains and one that rolls out."""
+"""The two jobs of a spool: entry points of the train job and of a rollout job."""
 
 import logging
 from collections import Counter
@@ -48,14 +48,14 @@ _AGREED = (
     *("generate_config.sampling_config", "data_config.order", "data_config.rewards"),
     *("spool_config.publish_every", "spool_config.prompts_per_record"),
 )
-"""Keys that both jobs have to have alike."""
+"""Keys that must be equal in both jobs."""
 
 
 def spool_of(config: RunConfig) -> Spool:
-    """Open the folder that joins the jobs.
+    """Open the spool folder of the jobs.
 
     Raises:
-        SpoolError: It cannot be made.
+        SpoolError: It cannot be created.
     """
     asked = config.spool_config
     most = asked.max_records_mib
@@ -68,7 +68,7 @@ def spool_of(config: RunConfig) -> Spool:
 
 
 def agreed(config: RunConfig, data: RunData) -> dict[str, Any]:
-    """Return what both jobs have to have alike."""
+    """Return the values that must be equal in both jobs."""
     prompts = xxhash.xxh3_128()
     for prompt in data.train.prompts:
         prompts.update(f"{prompt.uid} {prompt.token_ids} {prompt.answer!r}\n".encode())
@@ -84,11 +84,11 @@ def agreed(config: RunConfig, data: RunData) -> dict[str, Any]:
 
 
 def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
-    """Train on what rollout jobs draw, to the last step.
+    """Train on the responses of rollout jobs, to the last step.
 
     Raises:
-        SpoolError: The spool is that of other jobs, or another train job is at it.
-        MindrlError: As `train`.
+        SpoolError: The spool belongs to other jobs, or another train job uses it.
+        MindrlError: As in `train`.
     """
     config, spool = plan.config, spool_of(plan.config)
     commits = Commits(RunFolder(run_dir.resolve()).checkpoints)
@@ -116,10 +116,10 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
 
 
 def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
-    """Draw and rate what the train job trains on, until it is done.
+    """Generate and score the train job's data, until it is done.
 
     Raises:
-        SpoolError: The spool is that of other jobs.
+        SpoolError: The spool belongs to other jobs.
         MindrlError: Workers or rewards fail.
     """
     config, folder = plan.config, RunFolder(run_dir.resolve())
@@ -144,7 +144,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
 
 
 def _roll_out(attempts: Attempts, duties: Duties) -> None:
-    """Draw all records that are due; where a worker is lost, new workers continue."""
+    """Generate all records that are due; if a worker is lost, new workers continue."""
     files = attempts.files
     restarts = Restarts(
         most=attempts.plan.config.rl_config.max_restarts,
@@ -165,7 +165,7 @@ def _is_drawn(
     records: Counter[str],
     restarts: Restarts,
 ) -> bool:
-    """Start workers and draw with them; returns False where one is lost, and a restart is left."""
+    """Start workers and generate; return False if one is lost and a restart is left."""
     files, config = attempts.files, attempts.plan.config
     run_log = files.open(config, None, is_again=restarts.count > 0)
     try:
@@ -190,10 +190,10 @@ def _is_drawn(
 
 @contextmanager
 def _part_of(spool: Spool, name: str, what: str) -> Iterator[Leases]:
-    """Take part in a spool, as the only job of a name.
+    """Take part in a spool, as the only job with this name.
 
     Raises:
-        SpoolError: Another has the name.
+        SpoolError: Another job has the name.
     """
     with spool.leases(what) as leases:
         if (other := leases.take_or_wait(name)) is not None:

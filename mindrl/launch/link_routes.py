@@ -1,4 +1,4 @@
-"""From the plan of a run to the ways of its weights to replicas that are apart."""
+"""Routes of a run's weights to replicas on their own devices."""
 
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
@@ -8,7 +8,7 @@ from mindrl.workers.weight_sync import WeightRoute
 
 
 def link_routes(shardings: RunShardings) -> LinkRoutes:
-    """Return how the weights of a run travel to its replicas, which are apart."""
+    """Return the routes of a run's weights to its separate replicas."""
     config = shardings.plan.config
     return LinkRoutes(
         source=shardings.source,
@@ -22,7 +22,7 @@ def link_routes(shardings: RunShardings) -> LinkRoutes:
 
 
 def whole_tensors(plan: RunPlan) -> Sharding:
-    """Give training rank 0 every tensor, as servers take them that take whole ones."""
+    """Return a sharding with every tensor on training rank 0, as servers load whole tensors."""
     config = plan.config
     return whole_sharding(
         plan.models["actor"],
@@ -33,7 +33,7 @@ def whole_tensors(plan: RunPlan) -> Sharding:
 
 
 def broadcast_route(shardings: RunShardings) -> WeightRoute:
-    """Return how the weights of a run come to training rank 0, which broadcasts them."""
+    """Return the route of a run's weights to training rank 0, which broadcasts them."""
     plan, source = shardings.plan, shardings.actor_over(shardings.plan.config.world_size)
     whole = whole_tensors(plan)
     return WeightRoute(

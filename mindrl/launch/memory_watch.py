@@ -1,4 +1,4 @@
-"""What the devices really held in the first steps, beside what was predicted."""
+"""Compare measured device memory of the first steps with the plan."""
 
 import logging
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ from mindrl.observability.units import mib_text
 logger = logging.getLogger(__name__)
 
 _LARGEST_ERROR = 0.05
-"""Of a prediction, relative to it; beyond it the run says so."""
+"""Relative error of a prediction above which the run reports it."""
 
 _TAKEN_LATER = label_of(Move(MoveKind.ONLOAD, Region.ROLLOUT_WEIGHTS))
-"""An engine may take the memory of its weights with this move, or while they are loaded, in the
-reshard that follows at once: only there do measurement and prediction speak of one instant."""
+"""An engine may allocate its weights in this move, or while they are loaded in the reshard that
+follows immediately: measurement and prediction are of the same moment only there."""
 
 
 class MemoryWatch:
-    """Writes the memory timeline of the steps that it is told of, and compares it with the plan."""
+    """Writes the memory timeline of steps, and compares it with the plan."""
 
     def __init__(self, plan: MemoryPlan, folder: Path) -> None:
-        """Take the plan of the run and the folder for `memory.jsonl` and `memory.png`."""
+        """Set the plan of the run and the folder for `memory.jsonl` and `memory.png`."""
         self.plan = plan
         self.folder = folder
 
     def note(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> str | None:
-        """Write what the workers noted in a step, rank by rank.
+        """Write the workers' moments of a step, by rank.
 
         Returns:
-            Where measurement and prediction lie further apart than they should; None where they
-            do not.
+            A note about the largest difference between measurement and prediction, if it is too
+                large; otherwise None.
 
         Raises:
             OutputError: A file cannot be written.
@@ -47,8 +47,7 @@ class MemoryWatch:
             {f"worker {rank}, step {step}": moments for rank, moments in enumerate(compared)},
             capacity_bytes=self.plan.capacity_bytes,
         )
-        # Between two moves a platform may take memory later than the move: what counts is what is
-        # there while it is used.
+        # A platform may allocate memory later than the move: the memory during use counts.
         found = [
             (_error(moment), rank, moment)
             for rank, moments in enumerate(compared)
@@ -80,6 +79,6 @@ def _error(moment: MeasuredSnapshot) -> float:
     if moment.predicted_bytes is None:
         return 0.0
     more = moment.total_bytes - moment.predicted_bytes
-    # Weights in storages of their own leave one by one, before all of the engine's have come.
+    # Weights in separate storages leave one by one, before all of the engine's have arrived.
     error = max(0, more) if moment.label == MoveKind.RESHARD.value else abs(more)
     return error / max(1, moment.predicted_bytes)

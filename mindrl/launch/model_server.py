@@ -1,4 +1,4 @@
-"""vLLM's own server on the folder of a model, for whoever speaks OpenAI's protocol."""
+"""vLLM's server for the folder of a model, with OpenAI's protocol."""
 
 import sys
 
@@ -9,7 +9,7 @@ from mindrl.rollout.speaking import SpeakerSettings
 def model_server_command(
     settings: SpeakerSettings, name: str, address: tuple[str, int]
 ) -> list[str]:
-    """Return the command of a server that calls the model `name`; its environment has the token."""
+    """Return the command of a server for the model `name`; the token is in its environment."""
     host, port = address
     options: dict[str, object] = {
         "model": settings.folder,
@@ -19,7 +19,7 @@ def model_server_command(
         "dtype": settings.dtype,
         "tensor-parallel-size": settings.tensor_parallel_size,
         "max-model-len": settings.longest,
-        # vLLM refuses less where a prompt is read in one piece, as on a CPU.
+        # vLLM requires at least this if a prompt is processed in one piece, as on a CPU.
         "max-num-batched-tokens": max(settings.longest, 2048),
         "seed": settings.seed,
     }
@@ -32,9 +32,9 @@ def model_server_command(
 
 
 def model_server_environment(platform: Platform, token: str) -> dict[str, str]:
-    """Return what the server's process needs besides its own environment.
+    """Return the variables that the server's process needs besides its own environment.
 
-    The token is not in the command, which every user of the machine sees.
+    The token is not in the command, which every user of the machine can see.
     """
     environment = platform.worker_environment(workers=1, one_machine=True)
     return environment | {"VLLM_API_KEY": token}

@@ -1,4 +1,4 @@
-"""The parts of a run, put together on the driver."""
+"""Assemble the parts of a run on the driver."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def loop_of(
     scorer: RewardScorer | None,
     run_log: RunLog,
 ) -> TrainingLoop:
-    """Put the parts of a run together: of one that learns from rewards, or from answers."""
+    """Return the loop of a run: a policy trainer, or supervised fine-tuning."""
     if plan.config.sft_config is not None:
         return SupervisedTrainer(plan.config, data, actor, run_log)
     return trainer_of(plan, data, actor, scorer, run_log)
@@ -39,9 +39,9 @@ def trainer_of(
     scorer: RewardScorer | None,
     run_log: RunLog,
 ) -> PolicyTrainer:
-    """Put the parts of the algorithm together."""
+    """Return the policy trainer of a run."""
     config, rl, penalty = plan.config, plan.config.rl_config, None
-    # Where two jobs are joined, the one that trains adds what no rule says.
+    # With two jobs, the train job adds the other scores.
     only_rules = config.spool_config.job == "rollout"
     if rl.overlong_buffer_enable and not only_rules:
         penalty = LengthPenalty(
@@ -60,7 +60,7 @@ def trainer_of(
 
 
 def colocated_actor(group: Ranks, plan: RunPlan, engines: Engines | None = None) -> ColocatedActor:
-    """Deal batches by the layouts of a run: by what sequences cost the trainer, or by count.
+    """Return the interface to the workers, which balances batches by cost, or by count.
 
     The engines are those of the group, unless others are given.
     """

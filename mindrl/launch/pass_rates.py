@@ -1,4 +1,4 @@
-"""How often the model of a run answers each of its prompts right, before it learns."""
+"""Measure how often the model of a run answers each prompt correctly, before training."""
 
 import logging
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 def measure_pass_rates(
     plan: RunPlan, platform: Platform, data: RunData, logs: Path, told: Callable[[int], None]
 ) -> dict[int, float]:
-    """Answer each prompt as a step of the run would, and rate that.
+    """Generate and score answers to each prompt, as in a step of the run.
 
     Args:
-        plan: Its batch is what is answered at a time.
+        plan: Its global batch is processed at a time.
         platform: Of the workers.
-        data: Its training prompts are asked.
+        data: Its training prompts are used.
         logs: Folder of the logs.
-        told: Takes how many prompts have been answered, again and again.
+        told: Called repeatedly with the number of answered prompts.
 
     Returns:
-        The share of right answers by the prompt's `uid`.
+        The fraction of correct answers by the prompt's `uid`.
 
     Raises:
         MindrlError: Workers cannot be started, or fail.
@@ -46,7 +46,7 @@ def measure_pass_rates(
 
 
 def rates_of(trainer: PolicyTrainer, told: Callable[[int], None]) -> dict[int, float]:
-    """Return the share of right answers by the prompt's `uid`; see `measure_pass_rates`."""
+    """Return the fraction of correct answers by the prompt's `uid`; see `measure_pass_rates`."""
     prompts, samples = trainer.data.train.prompts, trainer.sampling.samples_per_prompt
     batch, judge = trainer.training.global_batch_size, trainer.rl.verifier_function[0]
     rates: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""What the plan of a run predicts, on record for its page."""
+"""Predictions of a run's plan, recorded for its page."""
 
 from mindrl.memory.plan import MemoryPlan
 from mindrl.platform.device import Platform
@@ -7,10 +7,10 @@ from mindrl.preflight.run_shardings import RunPlan
 
 
 def plan_record(plan: RunPlan, platform: Platform, memory: MemoryPlan) -> dict[str, object]:
-    """Return what `plan.json` holds: `memory` is that of the ranks that train.
+    """Return the content of `plan.json`; `memory` is the plan of the training ranks.
 
-    Predictions have the names of the metrics that measure them, `*` for any text: of the worker
-    with most, bytes that are copied of all workers together.
+    Predictions have the names of the measured metrics, with `*` for any text: for a worker the
+    maximum, for copied bytes the sum over all workers.
     """
     out, back = memory.copied_bytes
     return {

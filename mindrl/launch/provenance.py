@@ -1,4 +1,4 @@
-"""What a run was made with: seed, versions, commit."""
+"""Provenance of a run: seed, versions, commit."""
 
 import platform
 import subprocess
@@ -12,7 +12,7 @@ _GIT_SECONDS = 10.0
 
 
 def provenance(config: RunConfig) -> dict[str, object]:
-    """Return what one needs, besides configuration and data, to make a run again."""
+    """Return what is needed to repeat a run, besides configuration and data."""
     needed = declared()
     wanted = [*needed.own]
     for extra, requirements in needed.extras.items():
@@ -27,7 +27,7 @@ def provenance(config: RunConfig) -> dict[str, object]:
 
 
 def commit(checkout: Path) -> str | None:
-    """Return the commit of a checkout, with `-dirty` where files differ; None where it is none."""
+    """Return the commit of a checkout, with `-dirty` if files differ; None if it is none."""
     if not (checkout / ".git").exists():
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

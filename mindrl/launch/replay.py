@@ -1,4 +1,4 @@
-"""One step of a run, run again from its checkpoint and its stored responses."""
+"""Repeat one step of a run from its checkpoint and its stored responses."""
 
 import json
 import logging
@@ -32,30 +32,30 @@ from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What a run has left of a step."""
+    """Stored data of a step."""
 
     step: int
     replays: RunFolder
-    """Where the logs of a replay go."""
+    """Folder of a replay's logs."""
     metrics: dict[str, Number]
-    """What it computed."""
+    """Metrics that it computed."""
     batch: RatedBatch | None
-    """Its responses; None where they are not there."""
+    """Its responses; None if they are missing."""
     before: Beginning | None
-    """The state behind the step before it. None where it is the first, of the initial models."""
+    """State after the previous step. None for the first step, from the initial models."""
 
 
 def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates: bool) -> Recorded:
-    """Read what a run has left of a step.
+    """Read the stored data of a step.
 
     Args:
         config: Of the replay.
         folder: Of the run.
         step: From 1.
-        generates: The responses may be missing, for they are generated anew.
+        generates: The responses may be missing, because they are generated again.
 
     Raises:
-        ConfigError: It does not suffice; with the steps of which it does.
+        ConfigError: Data is missing; lists the steps that can be replayed.
         CheckpointError: The checkpoint is damaged.
         DataError: The file of the responses cannot be read.
     """
@@ -92,7 +92,7 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
 
 
 def _behind(commits: Commits, step: int) -> Beginning:
-    """Return the state behind a step, if all of its files have their checksums."""
+    """Return the state after a step, after checking the checksums of its files."""
     found, problems = commits.newest_whole([step])
     if found is None:
         raise CheckpointError("\n".join(problems))
@@ -103,10 +103,10 @@ def _behind(commits: Commits, step: int) -> Beginning:
 def replay(
     plan: RunPlan, platform: Platform, recorded: Recorded, *, generates: bool, scores: bool
 ) -> Comparison:
-    """Run a step again, and compare what it computes with what it computed.
+    """Repeat a step, and compare its results with the recorded ones.
 
-    `generates` rolls out anew, and compares that too; what is learned from are the stored
-    responses, where there are any. `scores` rates them anew.
+    `generates` also rolls out again and compares that; the stored responses, if any, are trained
+    on. `scores` scores them again.
 
     Raises:
         MindrlError: Workers cannot be started, or fail.
@@ -116,7 +116,7 @@ def replay(
     data, console = read_data(plan.config), StepConsole(plan.config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
     console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
-    # What a run log writes of this step is not of the run.
+    # The log of this step must not be mixed with the run's.
     with TemporaryDirectory() as scratch, interrupts_unwrapped(), console:
         summary = RunSummary(exports={"actor": Path(scratch, "model")})
         run_log = RunLog(RunFolder(Path(scratch)), summary, console, [])
@@ -127,7 +127,7 @@ def replay(
 def run_again(
     trainer: PolicyTrainer, recorded: Recorded, *, generates: bool, scores: bool
 ) -> Comparison:
-    """Run a step again on a trainer that has the state of the step before it, and compare."""
+    """Repeat a step on a trainer with the state after the previous step, and compare."""
     batch, compared = recorded.batch, Comparison(count=0, differences=())
     ways: Metrics = {}
     if generates:
@@ -138,25 +138,25 @@ def run_again(
     if batch is not None:
         rating: Rating = nullcontext(lambda: batch.rewarded)
         if scores:
-            # A file of rollouts has no columns of the rows, which rewards may take.
+            # A file of rollouts lacks the columns of the rows, which rewards may use.
             rows = {each.uid: each.row for each in trainer.data.train.prompts}
             asked = [replace(each, row=rows.get(each.uid)) for each in batch.prompts]
             rating = trainer.rewards.compute(asked, batch.rollouts, blocking=True)
         gathered = Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
     learned, _ = trainer.train_on(recorded.step, gathered)
     metrics = computed(measured(merge(learned, ways, trainer.workers.flush_metrics())))
-    # What only a rollout shows is there with one alone.
+    # Metrics of the rollout exist only if it is repeated.
     before = {
         name: value
         for name, value in recorded.metrics.items()
         if generates or not name.startswith(("groups/", "staleness/"))
     }
-    # As they would have been recorded: what is not finite is null.
+    # As recorded: non-finite values are null.
     return compared + compare_metrics(before, json.loads(json_text(metrics)))
 
 
 def _lines(path: Path) -> dict[int, dict[str, Number]]:
-    """Read what each step computed; those of evaluations are other lines."""
+    """Return each step's computed metrics, without lines of evaluations."""
     return {
         line["step"]: computed({name: value for name, value in line.items() if name != "step"})
         for line in step_lines(path)

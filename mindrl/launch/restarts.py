@@ -1,4 +1,4 @@
-"""Whether a run that has lost a worker begins once more, and the record of that."""
+"""Decide whether a run restarts after losing a worker, and record it."""
 
 import time
 from collections.abc import Callable
@@ -13,31 +13,31 @@ from mindrl.observability.output_files import JsonLinesFile
 
 @dataclass(kw_only=True)
 class Restarts:
-    """Counts the faults of a run; each is told of, and is a line of a file."""
+    """Counts the faults of a run; each is reported and written to a file."""
 
     most: int
-    """Restarts in a row behind one checkpoint."""
+    """Maximum consecutive restarts from one checkpoint."""
     path: Path
     tell: Callable[[str], None]
     behind: int
-    """Step of the checkpoint that the last attempt went on from; 0 is the beginning."""
+    """Step of the last attempt's checkpoint; 0 is the beginning."""
     in_a_row: int = 0
-    """Restarts behind it."""
+    """Restarts from it."""
     count: int = 0
-    """Of all restarts."""
+    """Number of all restarts."""
     began: float = field(default_factory=time.monotonic)
-    """When the workers were lost, or are started for the first time."""
+    """Time when the workers were lost, or first started."""
 
     def after(self, error: MindrlError, done: int, *, behind: int) -> None:
-        """Take note of a fault, and of the checkpoint that the run can go on from.
+        """Record a fault, and the checkpoint from which the run can continue.
 
         Args:
             error: What ended the attempt.
-            done: Steps on record.
-            behind: Step of the newest whole checkpoint; 0 where there is none yet.
+            done: Number of recorded steps.
+            behind: Step of the newest complete checkpoint; 0 if there is none.
 
         Raises:
-            MindrlError: The fault itself, where it has come too often.
+            MindrlError: The fault itself, if it has occurred too often.
         """
         self.in_a_row = self.in_a_row + 1 if behind == self.behind else 1
         self.behind = behind
@@ -62,5 +62,5 @@ class Restarts:
             log.close()
 
     def metrics(self) -> Metrics:
-        """Return how long it took until the workers could train."""
+        """Return the time until the workers could train."""
         return {"seconds/start": time.monotonic() - self.began}

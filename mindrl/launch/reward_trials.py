@@ -1,4 +1,4 @@
-"""What the reward functions of a run are given, and their trial before anything is started."""
+"""Inputs of a run's reward functions, and their trial before anything is started."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _MOST_SOURCES = 16
 
 
 def reward_inputs(config: RunConfig, data: RunData, prints: Path | None = None) -> RewardInputs:
-    """Return what functions take besides responses; `prints` takes what they print."""
+    """Return the functions' inputs besides responses; `prints` is a file for their output."""
     return RewardInputs(
         kwargs=reward_kwargs(config),
         columns=data.columns,
@@ -26,13 +26,13 @@ def reward_inputs(config: RunConfig, data: RunData, prints: Path | None = None) 
 
 
 def try_all_rewards(config: RunConfig, data: RunData) -> list[Finding]:
-    """Call each reward function of the user's for the first row of each `data_source`.
+    """Call each of the user's reward functions for the first row of each `data_source`.
 
-    Where answers are learned as they are, none is called. Returns what is no reason to refuse.
+    In supervised fine-tuning none is called. Returns warnings that do not refuse the run.
 
     Raises:
-        ConfigError: One cannot serve: it fails for an empty response, where failures are not
-            said to be the worst score, or leaves the range that it declares.
+        ConfigError: A function fails for an empty response, unless failures get the worst score, or
+            leaves its declared range.
         RewardError: The process that calls them is lost.
     """
     if config.sft_config is not None:

@@ -1,4 +1,4 @@
-"""Which roles a rank has, and the ranks that each of them takes for the whole world."""
+"""Roles of a rank, and the ranks that form the world of each role."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,15 +14,15 @@ from mindrl.preflight.run_shardings import RunPlan
 
 
 def roles_here(plan: RunPlan) -> dict[Role, TrainLayout]:
-    """Return the layouts of the roles that this rank has."""
+    """Return the layouts of the roles on this rank."""
     rank = dist.get_rank()
     return {role: layout for role, layout in plan.layouts.items() if rank in layout.ranks}
 
 
 def role_worlds(plan: RunPlan, platform: Platform) -> dict[Role, World]:
-    """Make a world of each set of ranks that has a role and is not all; returns those of this rank.
+    """Create a world for each set of ranks with a role, unless it is all; return this rank's.
 
-    A collective over all ranks, which go through the sets in one order.
+    A collective over all ranks, which create the sets in the same order.
     """
     rank, everywhere = dist.get_rank(), range(dist.get_world_size())
     places = {layout.ranks for layout in plan.layouts.values()} - {everywhere}
@@ -37,5 +37,5 @@ def role_worlds(plan: RunPlan, platform: Platform) -> dict[Role, World]:
 
 
 def inside(worlds: Mapping[Role, World], role: Role) -> AbstractContextManager[None]:
-    """Let the ranks of a role be the world, for as long as the context lasts."""
+    """Make the ranks of a role the default group in the body."""
     return worlds[role].active() if role in worlds else nullcontext()

@@ -1,4 +1,4 @@
-"""From the plan of a run to a rollout worker. Imported inside a prepared worker process only."""
+"""Build a rollout worker from the plan of a run. Import only in a prepared worker process."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ from mindrl.workers.weight_links import LinkEnd, ReceivingEnd
 
 
 def build_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
-    """Build this rank of a replica. A collective over the default process group, the replica's.
+    """Build this rank of a replica. A collective over the default group, which is the replica's.
 
     Raises:
-        ModelError: The actor's folder does not hold a supported model.
+        ModelError: The actor's folder contains no supported model.
         DeviceMemoryError: The engine does not fit the device.
     """
     shardings = RunShardings(plan=plan)
@@ -39,9 +39,9 @@ def build_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
 
 
 def build_lone_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
-    """Build this rank of a run that rolls out alone, with the weights of the actor's folder.
+    """Build this rank of a run that only rolls out, with the weights of the actor's folder.
 
-    A collective over the default process group, which is that of all replicas. Raises as above.
+    A collective over the default process group, which contains all replicas. Raises as above.
     """
     shardings = RunShardings(plan=plan)
     memory = memory_plan(shardings, capacity_of(plan, platform.device_type))
@@ -52,7 +52,7 @@ def build_lone_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorke
 
 
 def _parts(shardings: RunShardings, platform: Platform, asked: MemoryPlan) -> dict[str, Any]:
-    """Return the engine and its account of the device by the names of a worker's fields."""
+    """Return the engine and its memory ledger, by the names of a worker's fields."""
     plan, memory = shardings.plan, with_any_kv_cache(shardings, asked)
     if plan.config.megatron_training.is_deterministic:
         make_deterministic()

@@ -1,4 +1,4 @@
-"""The scheduler of two jobs: starts, watches and restarts them; knows no group and no weight."""
+"""Scheduler of two jobs: starts, watches and restarts them, without any model or group."""
 
 import subprocess
 import time
@@ -16,7 +16,7 @@ from mindrl.spool.leases import Leases
 
 _CANNOT_RUN = 2
 _ENDED = (0, 130)
-"""Exit codes of a job that ended as it was asked to."""
+"""Exit codes of a job that ended as requested."""
 
 
 @dataclass(kw_only=True)
@@ -25,22 +25,22 @@ class Job:
 
     name: str
     lease: str
-    """That it has while it lives, whoever has started it."""
+    """Its lease while it lives, whichever process has started it."""
     command: Sequence[str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
-    """In a row, without anything new in the spool."""
+    """Consecutive starts without anything new in the spool."""
 
     def start(self) -> None:
-        """Start it, in a session of its own: it outlives its scheduler."""
+        """Start it in a separate session: it outlives its scheduler."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def code(self) -> int | None:
-        """Return how it ended; None where it runs, or was not started here."""
+        """Return its exit code; None if it runs, or was not started here."""
         return None if self.process is None else self.process.poll()
 
     @property
@@ -49,7 +49,7 @@ class Job:
         return self.process is not None and self.process.poll() is None
 
     def end(self, grace_seconds: float) -> None:
-        """End it, with all that it has started."""
+        """End it and all its descendants."""
         if self.process is None or not self.runs:
             return
         self.process.send_signal(SIGTERM)
@@ -62,24 +62,24 @@ class Job:
 
 @dataclass(kw_only=True)
 class Scheduler:
-    """Has all jobs run until the train job is done."""
+    """Runs all jobs until the train job is done."""
 
     spool: Spool
     leases: Leases
     jobs: Mapping[str, Job]
     """The train job, `train`, and the rollout jobs."""
     most_starts: int
-    """Of a job in a row, without anything new in the spool."""
+    """Maximum consecutive starts of a job without anything new in the spool."""
     tell: Callable[[str], None]
     _known: dict[str, object] = field(default_factory=dict)
     _said: str = ""
 
     def run(self, heed: Callable[[], None]) -> None:
-        """Have them run side by side.
+        """Run the jobs concurrently.
 
         Raises:
-            StopRequestedError: It was asked for, and the jobs have been told.
-            ClusterError: A job cannot run, or ends again and again.
+            StopRequestedError: A stop was requested, and the jobs have been notified.
+            ClusterError: A job cannot run, or ends repeatedly.
         """
         while not self._is_over():
             self._heed(heed)
@@ -90,7 +90,7 @@ class Scheduler:
         self.show()
 
     def run_in_turns(self, heed: Callable[[], None]) -> None:
-        """Have one run behind the other, each for as long as it need not wait. Raises as `run`."""
+        """Run the jobs in turn, each until it would have to wait. Raises as `run`."""
         while not self.spool.progress().done:
             before = self._state()
             for job in sorted(self.jobs.values(), key=lambda job: job.name == "train"):
@@ -106,7 +106,7 @@ class Scheduler:
         self.show()
 
     def show(self) -> None:
-        """Say how far the jobs are, where that is new."""
+        """Report the progress of the jobs if it has changed."""
         far, there = self.spool.progress(), self.spool.records.places()
         alive = ", ".join(job.name for job in self.jobs.values() if self._lives(job)) or "none"
         newest = max(self.spool.weights.versions(), default="none")
@@ -120,12 +120,12 @@ class Scheduler:
             self.tell(said)
 
     def end(self, grace_seconds: float) -> None:
-        """End what was started here and still runs."""
+        """End the jobs that were started here and still run."""
         for job in self.jobs.values():
             job.end(grace_seconds)
 
     def wait(self, seconds: float) -> None:
-        """Wait until all jobs have ended by themselves, for some time."""
+        """Wait up to `seconds` until all jobs have ended by themselves."""
         deadline = time.monotonic() + seconds
         while any(map(self._lives, self.jobs.values())) and time.monotonic() < deadline:
             self.show()
@@ -146,9 +146,9 @@ class Scheduler:
         return job.runs or bool(self.leases.living(job.lease))
 
     def _keep(self, job: Job, *, in_turns: bool = False) -> bool:
-        """Start a job that does not run and should; says whether it runs.
+        """Start a job that should run but does not; return whether it runs.
 
-        One that another scheduler started lives as long as it has its lease.
+        A job started by another scheduler counts as running while it has its lease.
         """
         if self._lives(job):
             return True

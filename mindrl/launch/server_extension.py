@@ -1,4 +1,4 @@
-"""What a vLLM server needs beside vLLM to take the weights of a run. Imported in its workers."""
+"""Extension of a vLLM server that receives the weights of a run. Imported in its workers."""
 
 import json
 from typing import Any
@@ -15,10 +15,10 @@ from mindrl.workers.weight_links import LinkEnd, ReceivingEnd
 
 
 class InwardWeights:
-    """Two more methods of vLLM's worker, of whose class vLLM makes this a part.
+    """Two further methods of vLLM's worker; vLLM adds this class to its bases.
 
-    Their arguments are texts, as vLLM hands on nothing else; they return what failed, or nothing:
-    a server outlives a transfer that fails.
+    Their arguments are strings, because vLLM passes nothing else; they return the failure, or an
+    empty string: a server survives a failed transfer.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class InwardWeights:
     def mindrl_join(
         self, configuration: str, host: str, port: str, replica: str, generation: str
     ) -> str:
-        """Meet the training ranks of a run, given as JSON. A collective with them."""
+        """Join a link with the training ranks of a run, given as JSON. A collective with them."""
         if self.mindrl_end is not None:
             self.mindrl_end.leave()
         try:
@@ -40,7 +40,7 @@ class InwardWeights:
         return ""
 
     def mindrl_receive(self) -> str:
-        """Take the weights that the training ranks send. A collective with them."""
+        """Receive the weights that the training ranks send. A collective with them."""
         if self.mindrl_end is None:
             return "this server has joined no link"
         shards = EngineShards(self)
@@ -52,7 +52,7 @@ class InwardWeights:
         return ""
 
     def _mindrl_end(self, config: RunConfig) -> ReceivingEnd:
-        """Plan the link by the configuration; the model is the server's own folder's."""
+        """Plan the link from the configuration, for the model in the server's own folder."""
         plan = RunPlan(
             config=config,
             models={"actor": read_description(self.vllm_config.model_config.model)},

@@ -1,4 +1,4 @@
-"""The servers that generate in the place of a run's own processes."""
+"""Servers that generate instead of a run's own processes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,15 +19,15 @@ from mindrl.rollout.http.sglang_server import SglangServer, WholeTensor
 from mindrl.rollout.http.vllm_server import VllmServer
 
 _MARGIN_SECONDS = 30
-"""Of a request beyond the limit that the server itself keeps."""
+"""Added to a request's time limit, beyond the server's own."""
 
 
 def open_router(config: RunConfig, logs: Path) -> VllmRouter | None:
-    """Start the router of a run, if it has one, with a log in a folder.
+    """Start the router of a run, if it has one; `logs` is the folder of its log.
 
     Raises:
-        ConfigError: The file of the token cannot be read.
-        WorkerDiedError: The router does not come up.
+        ConfigError: The token file cannot be read.
+        WorkerDiedError: The router does not start.
     """
     if config.generate_config.router is None:
         return None
@@ -42,10 +42,10 @@ def join_server(
     number: int,
     meanwhile: Callable[[], None],
 ) -> ServerGroup:
-    """Wait for the server that is a replica; `meanwhile` is called again and again until then.
+    """Wait for the server that is a replica; `meanwhile` is called repeatedly until then.
 
     Raises:
-        ConfigError: The file of the token cannot be read.
+        ConfigError: The token file cannot be read.
         WorkerDiedError: The server does not answer in time.
     """
     config = plan.config
@@ -55,7 +55,7 @@ def join_server(
         token=server_token(config),
         name=f"replica {number}",
     )
-    # Weights are sent to one replica after the other.
+    # Weights are sent to one replica after another.
     seconds = generate.reshard_timeout_seconds * (len(generate.servers) + 1) + _MARGIN_SECONDS
     replica = HttpReplica(
         number=number,
@@ -69,7 +69,7 @@ def join_server(
 
 
 def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> EngineServer:
-    """Return a server as it is asked where a router may be before it."""
+    """Return a server behind the router, if there is one."""
     if router is None:
         return server
     assert isinstance(server, VllmServer), "validated: others are asked directly"
@@ -80,7 +80,7 @@ def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> Eng
 def _server(
     plan: RunPlan, platform: Platform, client: ServerClient, seconds: float
 ) -> VllmServer | SglangServer:
-    """Return who speaks to a server in the words of its engine."""
+    """Return the client for the API of a server's engine."""
     config = plan.config
     if config.rollout_backend == ROLLOUT_BACKEND:
         text = configuration_text(config)

@@ -1,4 +1,4 @@
-"""The same run on fewer devices, in the legal layout that is nearest to its own."""
+"""Continue a run on fewer devices, in the legal layout nearest to its own."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -17,14 +17,14 @@ _SIZES = [
     *(f"actor_config.{key}" for key in SIZE_KEYS.values()),
     *(f"generate_config.{key}" for key in ROLLOUT_SIZE_KEYS.values()),
 ]
-"""Other roles that have sizes of their own keep them, or the plan is refused."""
+"""Sizes that may shrink. Roles with their own sizes keep them, or the plan is refused."""
 
 
 def shrunk(plan: RunPlan, platform: Platform, present: Sequence[int]) -> RunPlan:
-    """Plan a run anew for the devices that are there, as many of them as can be used.
+    """Plan a run for the available devices, using as many of them as possible.
 
     Args:
-        plan: Of the run as it was.
+        plan: Previous plan of the run.
         platform: Of the devices.
         present: Devices of each living node, the largest number first.
 
@@ -44,7 +44,7 @@ def shrunk(plan: RunPlan, platform: Platform, present: Sequence[int]) -> RunPlan
 
 
 def _candidates(config: RunConfig) -> Iterator[RunConfig]:
-    """Yield the layouts that cut the model no finer than the run's own, those next to it first."""
+    """Yield layouts that shard the model at most as finely as the run's own, nearest first."""
     own = [int(config.value_of(key)) for key in _SIZES]
     choices = [[size for size in range(most, 0, -1) if most % size == 0] for most in own]
     for sizes in sorted(product(*choices), key=lambda sizes: prod(own) / prod(sizes)):

@@ -1,4 +1,4 @@
-"""The engine that answers a person, in this process. Imported in a process of its own only."""
+"""Start a chat engine in this process. Import only in a separate process."""
 
 from mindrl.errors import ModelError
 from mindrl.platform.device import Platform, prepare_process
@@ -6,7 +6,7 @@ from mindrl.rollout.speaking import Speaker, SpeakerSettings
 
 
 def start_speaker(settings: SpeakerSettings, platform: Platform) -> Speaker:
-    """Start it with the weights of a folder; the environment is that of a worker.
+    """Start an engine with the weights of a folder, in the environment of a worker.
 
     Raises:
         ModelError: It does not start.
@@ -17,5 +17,5 @@ def start_speaker(settings: SpeakerSettings, platform: Platform) -> Speaker:
     try:
         return VllmSpeaker(settings, platform)
     except Exception as error:
-        # vLLM and torch raise errors of many kinds for what a folder or a device may lack.
+        # vLLM and torch raise many kinds of errors for defects of a folder or a device.
         raise ModelError(f"the engine does not start with {settings.folder}: {error}") from error

@@ -1,4 +1,4 @@
-"""Which runs have their workers forked, and what these are to find imported."""
+"""Decide which runs fork their workers, and which modules the stem imports."""
 
 from mindrl.cluster.stem import Stem
 from mindrl.config.run import RunConfig
@@ -11,9 +11,9 @@ _ROLLS_OUT = ("mindrl.rollout.vllm.engine",)
 
 
 def stem_of(config: RunConfig, platform: Platform) -> Stem | None:
-    """Begin to import what the workers of a checked run need; None where each does it by itself.
+    """Start the imports for the workers of a checked run; None if each worker imports itself.
 
-    That is where they are on other machines too, or on devices that a process cannot be forked for.
+    That is the case with workers on other machines, or on devices that do not support forking.
     """
     if not platform.forks_workers or ray_address() is not None:
         return None

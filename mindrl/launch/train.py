@@ -1,4 +1,4 @@
-"""The composition root of a training run."""
+"""Entry point of a training run."""
 
 import logging
 from collections.abc import Callable
@@ -39,15 +39,15 @@ def train(
     callbacks: Callbacks | None = None,
     stem: Stem | None = None,
 ) -> dict[str, object]:
-    """Train with the algorithm of a checked run, export included; returns the summary.
+    """Train with the algorithm of a checked run, including the export; return the summary.
 
-    `run_dir` takes what the run leaves behind. `gathers` makes where steps get their responses,
-    where that is no engine of the run. `callbacks` see each step. Workers are forked off the
-    `stem`, where there is one.
+    `run_dir` is the folder of the output. `gathers` creates the source of responses if it is not an
+    engine of the run. `callbacks` are called after each step. Workers are forked from the `stem`,
+    if given.
 
     Raises:
-        MindrlError: A file or a folder does not serve, or the run failed. Once training has
-            begun, the summary is written and shown however the run ends.
+        MindrlError: A file or a folder is not usable, or the run failed. After the start of
+            training, the summary is written and shown however the run ends.
     """
     config, folder = plan.config, RunFolder(root=run_dir.resolve())
     exports = export_folders(config, folder.root, goes_on=folder.checkpoints.is_dir())
@@ -76,17 +76,17 @@ def train(
 
 
 def step_traces(config: RunConfig, folder: RunFolder, console: StepConsole) -> StepTraces:
-    """Record the timelines of the steps that a configuration names."""
+    """Return a recorder of the timelines of the configured steps."""
     first, also = config.profiler_config.trace_steps, config.profiler_config.profiled_steps
     return StepTraces(folder.traces, console.note, first=first, also=also)
 
 
 def _checkpoint(config: RunConfig, folder: RunFolder) -> Beginning | None:
-    """Return what the run of a folder goes on from; None where it begins.
+    """Return what the run of a folder resumes from; None for a new run.
 
     Raises:
-        CheckpointError: The run must not go on, or not with this configuration, or none of the
-            checkpoints is whole.
+        CheckpointError: The run must not resume, or not with this configuration, or no checkpoint
+            is complete.
     """
     if config.megatron_training.resume == "never" and folder.checkpoints.is_dir():
         raise CheckpointError(

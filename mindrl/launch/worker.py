@@ -1,4 +1,4 @@
-"""From the plan of a run to a worker. Imported inside a prepared worker process only."""
+"""Build a worker from the plan of a run. Import only in a prepared worker process."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from mindrl.training.megatron.parallel import ParallelGroups
 
 _IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
-"""The order in which models are built: each has left the device for the next, where it may."""
+"""Order of building the models: each is offloaded before the next, if movable."""
 
 
 def build_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
-    """Build all roles of this rank, and its engine where rollout is not apart.
+    """Build all roles of this rank, and its engine unless rollout is separate.
 
     Raises as `build_integrated_worker`.
     """
@@ -64,9 +64,9 @@ def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWork
     """Build all roles of this rank and its engine. A collective over the default process group.
 
     Raises:
-        ModelError: A model folder does not hold a supported model.
+        ModelError: A model folder contains no supported model.
         DeviceMemoryError: A role does not fit the device.
-        HostMemoryError: The host has no room for what has to leave the device.
+        HostMemoryError: The host has no room for the offloaded regions.
     """
     parts = _Parts.of(plan, platform)
     kv_cache_bytes = parts.device.plan.kv_cache_bytes
@@ -79,7 +79,7 @@ def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWork
 
 
 def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
-    """Build all roles of this rank, whose rollout is apart. A collective, as above.
+    """Build all roles of this rank, with a separate rollout. A collective, as above.
 
     Raises as `build_integrated_worker`.
     """
@@ -100,7 +100,7 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
 
 def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> RolloutEngine:
     """Start the engine of this rank, awake. A collective."""
-    from mindrl.rollout.vllm.engine import VllmEngine  # noqa: PLC0415 - not where none is needed
+    from mindrl.rollout.vllm.engine import VllmEngine  # noqa: PLC0415 - only if needed
 
     config, training = plan.config, plan.config.megatron_training
     engine = VllmEngine(
@@ -118,14 +118,14 @@ def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> Ro
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """What workers of either kind are made of."""
+    """Parts of workers of either kind."""
 
     shardings: RunShardings
     device: WorkerDevice
     engines: dict[Role, TrainingEngine]
-    """Of the roles that this rank has."""
+    """Engines of the roles on this rank."""
     worlds: dict[Role, World]
-    """Of those of them that are not on all ranks."""
+    """Worlds of those roles that are not on all ranks."""
 
     @classmethod
     def of(cls, plan: RunPlan, platform: Platform) -> "_Parts":
@@ -142,7 +142,7 @@ class _Parts:
         return cls(shardings=shardings, device=device, engines=engines, worlds=worlds)
 
     def of_worker(self, sync: WeightSync | None) -> dict[str, Any]:
-        """Return what a worker has by the names of its fields; all but the rollout."""
+        """Return a worker's fields by name, except those of the rollout."""
         plan, device, engines = self.shardings.plan, self.device, self.engines
         config = plan.config
         updates = {role: how for role, how in _updates(config).items() if role in engines}
@@ -179,7 +179,7 @@ class _Parts:
 def _megatron_groups(
     plan: RunPlan, platform: Platform, worlds: Mapping[Role, World]
 ) -> "dict[Role, ParallelGroups]":
-    """Make the groups of the roles here that Megatron trains; without one it is left alone."""
+    """Create the groups of the roles here that Megatron trains, if any."""
     training, roles = plan.config.megatron_training, roles_here(plan).items()
     layouts = {
         role: layout for role, layout in roles if plan.config.training_backend(role) == "megatron"
@@ -190,7 +190,7 @@ def _megatron_groups(
 
     _configure_megatron(plan.config, platform, layouts)
     timeout_minutes = training.distributed_timeout_minutes
-    # Roles with the same layout share its groups.
+    # Roles with equal layouts share groups.
     made = cache(partial(ParallelGroups, seed=training.seed, timeout_minutes=timeout_minutes))
     groups = {}
     for role, layout in layouts.items():
@@ -204,9 +204,9 @@ def _configure_megatron(
 ) -> None:
     tp = max(layout.tp for layout in layouts.values())
     learning = (config.actor_config, config.critic_config)
-    # The actor's, where it is one of them.
+    # The actor's layout, if it is among them.
     layout = next(iter(layouts.values()))
-    # Context parallelism is ours: no vendor's version of it is to be put in.
+    # mindrl implements context parallelism: the vendor's version must stay off.
     configure_megatron(
         platform,
         {
@@ -221,11 +221,11 @@ def _configure_megatron(
 
 
 def _make_device(models: RunShardings, device_type: str) -> WorkerDevice:
-    """Make the account of this rank's device and the host memory behind it. A collective.
+    """Create the ledger of this rank's device and its host memory. A collective.
 
     Raises:
-        DeviceMemoryError: The device is too small, and `rl_config.check_memory` asks.
-        HostMemoryError: The host has no room for what has to leave the device.
+        DeviceMemoryError: The device is too small, with `rl_config.check_memory`.
+        HostMemoryError: The host has no room for the offloaded regions.
     """
     plan, rank = _planned(models, device_type), dist.get_rank()
     if models.plan.config.rl_config.check_memory and not plan.fits:
@@ -233,7 +233,7 @@ def _make_device(models: RunShardings, device_type: str) -> WorkerDevice:
     arena_bytes = int(plan.host_bytes[rank])
     sizes, per_node = _of_all_ranks(arena_bytes), models.plan.topology.ranks_per_node
     node = rank // per_node
-    # Nobody allocates before all have looked: what one has pinned is no longer available.
+    # All ranks check before any allocates: pinned memory is no longer available.
     require_host_memory(sum(sizes[node * per_node : (node + 1) * per_node]))
     dist.barrier()
     return WorkerDevice(
@@ -245,29 +245,29 @@ def _make_device(models: RunShardings, device_type: str) -> WorkerDevice:
 
 
 def _planned(models: RunShardings, device_type: str) -> MemoryPlan:
-    """Plan the memory of a step, the KV cache included. A collective."""
+    """Plan the memory of a step, including the KV cache. A collective."""
     plan = memory_plan(models, capacity_of(models.plan, device_type))
     return plan if plan.side == "training" else with_any_kv_cache(models, plan)
 
 
 def capacity_of(plan: RunPlan, device_type: str) -> int | None:
-    """Return what a device of this process has, or is to have; None where nothing says it."""
+    """Return the capacity of this process's device, real or configured; None if unknown."""
     asked, account = plan.config.rl_config.device_memory_bytes, device_account(device_type)
     there = account.capacity if account is not None else None
     return min((bound for bound in (asked, there) if bound is not None), default=None)
 
 
 def with_any_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
-    """Return a plan with a KV cache, of a size that all ranks agree on. A collective."""
+    """Return a plan with a KV cache of a size that all ranks agree on. A collective."""
     if plan.kv_cache_bytes is not None:
         return plan
-    # A host without a bound: the share that all its workers can have at once.
+    # A host without a limit: the share that all its workers can use at once.
     config = models.plan.config
     per_node = min(config.rl_config.actor_resource.npus_per_node, config.devices)
     share = memory_bound() // per_node
     of_share = with_own_kv_cache(models, replace(plan, capacity_bytes=share)).kv_cache_bytes
     assert of_share is not None, "a share has a size"
-    # Machines may differ, and the engines of a replica must agree.
+    # Machines may differ, but the engines of a replica must agree.
     return with_kv_cache(plan, min(_of_all_ranks(of_share)))
 
 
@@ -284,7 +284,7 @@ def _engines(
     device: WorkerDevice,
     worlds: Mapping[Role, World],
 ) -> dict[Role, TrainingEngine]:
-    """Build one model after the other, and let it leave the device."""
+    """Build the models one after another, and offload each."""
     plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
     here = roles_here(plan)
@@ -311,7 +311,7 @@ def _engines(
                 config.model_path(role),
                 known=(plan.models[role], shardings.training[role]),
                 updates=config.total_updates(role) if role in ("actor", "critic") else None,
-                # A critic's head is drawn where the folder has none.
+                # A critic's head is initialised at random if the folder has none.
                 head_seed=config.megatron_training.seed if role == "critic" else None,
                 source=source,
             )
@@ -324,7 +324,7 @@ def _engines(
 def _maker(
     settings: EngineSettings, groups: "ParallelGroups | None", model: ModelDescription
 ) -> Callable[..., TrainingEngine]:
-    """Return what builds a model: Megatron where it has groups, else the engine of PyTorch."""
+    """Return the builder of a model: Megatron if it has groups, otherwise PyTorch's engine."""
     if model.other and not model.other.own:
         from mindrl.training.fsdp.engine import FsdpEngine  # noqa: PLC0415
 
@@ -340,7 +340,7 @@ def _maker(
 
 
 def _begin_alike(plan: RunPlan) -> bool:
-    """Say whether each rank holds the same tensors of the same file as actor and reference."""
+    """Return whether actor and reference have the same tensors of the same file on each rank."""
     config, layouts = plan.config, plan.layouts
     same_engine = config.training_backend("ref") == config.training_backend("actor")
     same_layout = same_engine and layouts["ref"] == layouts["actor"]

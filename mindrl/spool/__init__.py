@@ -1,1 +1,1 @@
-"""The folder that joins a train job and rollout jobs: records, weights, leases, signals."""
+"""The shared folder of a train job and rollout jobs: records, weights, leases, signals."""

@@ -1,4 +1,4 @@
-"""What a rollout job draws next: the first part of a step that nobody has drawn or is at."""
+"""Next work of a rollout job: the first part of a step that is neither done nor leased."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mindrl.spool.weights import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """A part of a step to be drawn; its lease is ours."""
+    """A part of a step to generate, leased by this process."""
 
     place: Place
     weights: Weights
@@ -19,20 +19,20 @@ class Duty:
 
 @dataclass(kw_only=True)
 class Duties:
-    """Finds them; several rollout jobs of a spool share them by leases."""
+    """Finds and leases work; several rollout jobs of a spool share it by leases."""
 
     spool: Spool
     leases: Leases
     steps: int
     parts: int
-    """Of a step."""
+    """Parts per step."""
     version_of: Callable[[int], int]
-    """Says which weights draw a step."""
+    """Returns the version of the weights that must sample a step."""
     why_none: str = ""
-    """What is waited for."""
+    """What the job is waiting for."""
 
     def take(self) -> Duty | None:
-        """Return the next; None where there is none now, as `why_none` says.
+        """Return the next work; None if there is none now, with the reason in `why_none`.
 
         Raises:
             SpoolError: A marker is damaged.
@@ -57,7 +57,7 @@ class Duties:
         return None
 
     def finish(self, duty: Duty) -> None:
-        """Let go of a duty that is done, or given up."""
+        """Release work that is done or abandoned."""
         self.leases.give_back(str(duty.place))
 
     def _if_nobody_trains(self) -> str:
@@ -68,14 +68,14 @@ class Duties:
     def _leased(self, place: Place, weights: Weights) -> Duty | None:
         if self.leases.take(str(place)) is not None:
             return None
-        # Whoever had it may have finished since the records were looked at.
+        # The previous holder may have finished since the records were listed.
         if (self.spool.records.root / str(place)).exists():
             self.leases.give_back(str(place))
             return None
         return Duty(place=place, weights=weights)
 
     def _is_full(self, step: int, progress: HowFar) -> bool:
-        """Say whether the limit is reached; what the trainer waits for is always drawn."""
+        """Return whether the limit is reached; work that the trainer waits for always proceeds."""
         most = self.spool.limits.max_bytes
         if most is None or step <= max(progress.gathering, progress.confirmed + 1):
             return False

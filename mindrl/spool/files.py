@@ -1,4 +1,4 @@
-"""Files of a spool: each is there whole or not at all, on the disk, and says if it is damaged."""
+"""Files of a spool: written atomically, synced to disk, and protected by checksums."""
 
 import errno
 import os
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def write_new(path: Path, content: bytes) -> bool:
-    """Write a file that is not there yet; says False, and changes nothing, where it is.
+    """Write a new file; return False, without changes, if it exists.
 
     Raises:
-        OSError: It cannot be written; then nothing of it is there.
+        OSError: It cannot be written; nothing of it is left.
     """
     with _beside(path, content) as building:
         try:
@@ -38,10 +38,10 @@ def write_new(path: Path, content: bytes) -> bool:
 
 
 def write_over(path: Path, content: bytes) -> None:
-    """Write a file, in the place of another where there is one.
+    """Write a file, replacing an existing one.
 
     Raises:
-        OSError: It cannot be written; then what was there before still is.
+        OSError: It cannot be written; the old file is kept.
     """
     with _beside(path, content) as building:
         building.replace(path)
@@ -49,12 +49,12 @@ def write_over(path: Path, content: bytes) -> None:
 
 
 def sealed(content: bytes) -> bytes:
-    """Put the checksum of some bytes before them."""
+    """Return the bytes with their checksum prepended."""
     return f"{xxhash.xxh3_128_hexdigest(content)}\n".encode("ascii") + content
 
 
 def unsealed(path: Path) -> bytes:
-    """Read what was sealed.
+    """Read sealed content.
 
     Raises:
         SpoolError: It is damaged.
@@ -68,13 +68,13 @@ def unsealed(path: Path) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may be gone already."""
+    """Remove a file if it exists."""
     with suppress(FileNotFoundError):
         path.unlink()
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until the disk has all files of a folder."""
+    """Sync all files of a folder to disk."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -82,7 +82,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def forget_building(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder; none writes for an hour."""
+    """Remove files of killed writers from a folder: those older than an hour."""
     for path in folder.glob(f".*{_BUILDING}"):
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _HOUR_SECONDS:
@@ -92,9 +92,9 @@ def forget_building(folder: Path) -> None:
 def when_there_is_room(
     write: Callable[[], T], tell: Callable[[str], None], wait: Callable[[], None]
 ) -> T:
-    """Write, and where the disk is full try again until it no longer is; that is told once.
+    """Call `write`, and retry while the disk is full; this is reported once.
 
-    `wait` lets some time pass; it raises where the wish to write is given up.
+    `wait` waits between tries; it raises to abort.
     """
     is_told = False
     while True:

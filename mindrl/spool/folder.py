@@ -1,4 +1,4 @@
-"""The spool: one folder, and how far its jobs are."""
+"""The spool: one folder, and the progress of its jobs."""
 
 import json
 import time
@@ -18,41 +18,42 @@ from mindrl.spool.records import Records
 from mindrl.spool.weights import WeightFolders
 
 Signal = Literal["drain", "stop"]
-"""Begin nothing new, and end when what there is has been used; or end as soon as possible."""
+"""`drain`: start nothing new, and end when existing data is used; `stop`: end as soon as
+possible."""
 SIGNALS: tuple[Signal, ...] = ("drain", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HowFar:
-    """What the train job says of itself."""
+    """Progress of the train job."""
 
     gathering: int = 0
-    """The step that it is at."""
+    """Current step."""
     confirmed: int = 0
-    """The last step that a checkpoint holds."""
+    """Last step that a checkpoint contains."""
     done: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpoolLimits:
-    """How its jobs wait for each other."""
+    """Limits of waiting between its jobs."""
 
     lease_seconds: float = 60.0
     poll_seconds: float = 0.5
-    """Between two looks."""
+    """Interval between checks."""
     max_bytes: int | None = None
-    """Of records; None: what the disk has."""
+    """Maximum size of the records; None: the free disk space."""
 
 
 @dataclass(frozen=True)
 class Spool:
-    """What joins the jobs. Any of them may be the first to make it."""
+    """The folder shared by the jobs. Any of them may create it."""
 
     root: Path
     limits: SpoolLimits = SpoolLimits()
 
     def __post_init__(self) -> None:
-        """Make the folders."""
+        """Create the folders."""
         try:
             for folder in (self.records.root, self.weights.root, self._leases, self._signals):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -61,12 +62,12 @@ class Spool:
 
     @property
     def records(self) -> Records:
-        """What was drawn."""
+        """Generated data."""
         return Records(self.root / "records")
 
     @property
     def weights(self) -> WeightFolders:
-        """What draws."""
+        """Published weights."""
         return WeightFolders(self.root / "weights")
 
     @property
@@ -78,7 +79,7 @@ class Spool:
         return self.root / "signals"
 
     def agree(self, ours: Mapping[str, Any]) -> None:
-        """Refuse a job that does not go with the others of this spool.
+        """Refuse a job that does not match the others of this spool.
 
         Raises:
             SpoolError: Names each value that differs.
@@ -86,22 +87,22 @@ class Spool:
         agree(self.root, ours)
 
     def rollout_name(self, run_folder: Path) -> str:
-        """Return the name of the lease of a rollout job, by its run folder."""
+        """Return the name of a rollout job's lease, from its run folder."""
         return f"rollout-{xxhash.xxh3_64_hexdigest(str(run_folder.resolve()).encode())}"
 
     def leases(self, what: str) -> Leases:
-        """Take part as a process that says what it is."""
+        """Return the leases for this process, described as `what`."""
         return Leases(self._leases, self.limits.lease_seconds, this_process(what))
 
     def progress(self) -> HowFar:
-        """Return how far the train job is."""
+        """Return the progress of the train job."""
         try:
             return HowFar(**json.loads(unsealed(self.root / "progress.json")))
         except FileNotFoundError:
             return HowFar()
 
     def note(self, progress: HowFar) -> None:
-        """Say how far the train job is; for that job alone.
+        """Record the progress of the train job; only that job calls it.
 
         Raises:
             OSError: It cannot be written.
@@ -109,20 +110,20 @@ class Spool:
         write_over(self.root / "progress.json", sealed(json.dumps(asdict(progress)).encode()))
 
     def send(self, signal: Signal) -> None:
-        """Have all jobs end, now or when they have used what there is."""
+        """Make all jobs end, now or after using the existing data."""
         (self._signals / signal).touch()
 
     def start(self) -> None:
-        """Take back what `send` has said."""
+        """Clear the signals of `send`."""
         for signal in SIGNALS:
             remove(self._signals / signal)
 
     def heard(self, signal: Signal) -> bool:
-        """Say whether a signal has been sent."""
+        """Return whether a signal has been sent."""
         return (self._signals / signal).exists()
 
     def heed(self) -> None:
-        """End where that was asked for.
+        """Raise if a stop was requested.
 
         Raises:
             StopRequestedError: It was.
@@ -131,7 +132,7 @@ class Spool:
             raise StopRequestedError(f"stopped by {self._signals / 'stop'}")
 
     def wait(self, heed: Callable[[], None]) -> None:
-        """Let some time pass; `heed`, or a signal, may raise instead."""
+        """Wait for one interval; `heed` or a signal may raise instead."""
         heed()
         self.heed()
         time.sleep(self.limits.poll_seconds)

@@ -1,4 +1,4 @@
-"""What both jobs of a spool have to agree on: written by the first, compared by all others."""
+"""Values on which the jobs of a spool must agree: written by the first job, compared by others."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,17 +10,17 @@ from mindrl.spool.files import sealed, unsealed, write_new
 
 FORMAT = 1
 CONTENT = "content of "
-"""Start of the names of fingerprints, which a spool of an earlier version lacks.
+"""Prefix of the names of fingerprints, which a spool of an earlier version lacks.
 
-A job whose `megatron_training.resume_allow` names a key leaves its fingerprint out.
+A job whose `megatron_training.resume_allow` contains a key leaves its fingerprint out.
 """
 _NAME = "spool.json"
 
 
 def agree(root: Path, ours: Mapping[str, Any]) -> None:
-    """Write the header of a new spool, or compare with that of the one that is there.
+    """Write the header of a new spool, or compare with the existing one.
 
-    `ours` are values that JSON has, each under the name that a person changes it by.
+    `ours` are JSON values, each under the name by which the user changes it.
 
     Raises:
         SpoolError: Names each value that differs.

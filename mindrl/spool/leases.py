@@ -1,8 +1,9 @@
-"""Leases: one of several processes is at a thing, until it is done, or is seen to be dead.
+"""Leases: one of several processes works on an item until it is done or counts as dead.
 
-A lease is a file that one process could make, and whose time it renews. It is dead where its
-process is gone from this machine, or its time has not changed for `seconds` of our own clock: the
-clocks of machines are not compared. What two processes do in a rare race has to be harmless.
+A lease is a file that only one process could create, and whose time it renews. It has expired if
+its process has ended on this machine, or if its time has not changed for `seconds` of our own
+clock: the clocks of machines are not compared. In a rare race two processes may hold a lease, so
+their work must tolerate it.
 """
 
 import json
@@ -26,37 +27,37 @@ _UNKNOWN = Holder(host="an unknown machine", pid=0, started=0.0, what="an unknow
 
 @dataclass
 class Leases:
-    """The leases of a folder as one process takes them; use it as a context manager."""
+    """Leases of a folder for one process; use it as a context manager."""
 
     root: Path
     seconds: float
-    """Without a sign of life, until a lease of another machine is taken for dead."""
+    """Time without renewal after which a lease of another machine has expired."""
     holder: Holder
     held: set[Path] = field(default_factory=set)
     reported: set[Path] = field(default_factory=set)
     """Damaged leases."""
     seen: dict[Path, tuple[int, float]] = field(default_factory=dict)
-    """When each lease of others was last renewed, and when that was first seen here."""
+    """Last renewal of each lease of others, and when it was first seen here."""
 
     def __post_init__(self) -> None:
-        """Renew what is held, a few times in each span."""
+        """Prepare the thread that renews held leases, a few times in each span."""
         self.ended = Event()
         self.heart = Thread(target=self._beat, name="leases", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to renew."""
+        """Start to renew."""
         self.heart.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give back what is held."""
+        """Release the held leases."""
         self.ended.set()
         self.heart.join()
         for path in [*self.held]:
             self.give_back(path.name)
 
     def take(self, name: str) -> Holder | None:
-        """Take a lease; returns who has it already, where somebody has.
+        """Take a lease; return its current holder if there is one.
 
         Raises:
             OSError: The folder cannot be written.
@@ -72,7 +73,7 @@ class Leases:
         return None
 
     def take_or_wait(self, name: str) -> Holder | None:
-        """Take a lease as `take`; one of another machine is watched until it is renewed or dead."""
+        """Take a lease as `take`; wait until one of another machine is renewed or has expired."""
         deadline = time.monotonic() + self.seconds + 1
         other, path = self.take(name), self.root / name
         renewed = self.seen.get(path)
@@ -84,13 +85,13 @@ class Leases:
         return other
 
     def give_back(self, name: str) -> None:
-        """Let others take a lease; one that others have taken meanwhile stays theirs."""
+        """Release a lease, unless another process has taken it meanwhile."""
         self.held.discard(self.root / name)
         if self.holder_of(name) == self.holder:
             remove(self.root / name)
 
     def holder_of(self, name: str) -> Holder | None:
-        """Return who has a lease; None where nobody has.
+        """Return the holder of a lease; None without one.
 
         A damaged lease is reported once, and has an unknown holder.
         """
@@ -109,12 +110,12 @@ class Leases:
             return _UNKNOWN
 
     def living(self, prefix: str) -> list[Holder]:
-        """Return who has the leases whose names begin so, and is not known to be dead."""
+        """Return the holders of leases whose names have this prefix, without expired ones."""
         found = {path: self.holder_of(path.name) for path in sorted(self.root.glob(f"{prefix}*"))}
         return [each for path, each in found.items() if each and not self._is_dead(path, each)]
 
     def _bury(self, path: Path, other: Holder) -> None:
-        """Remove the lease of a dead process, and not that of whoever was faster to do so."""
+        """Remove an expired lease, but not that of a process that removed it first."""
         grave = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         with suppress(FileNotFoundError):
             path.rename(grave)
@@ -142,7 +143,7 @@ class Leases:
                 self._renew(path)
 
     def _renew(self, path: Path) -> None:
-        """Renew a lease that is held; a damaged one, which would expire for others, is replaced."""
+        """Renew a held lease; replace a damaged one, which would expire for others."""
         with suppress(OSError):
             if self.holder_of(path.name) == _UNKNOWN:
                 write_over(path, self._content)

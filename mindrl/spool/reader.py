@@ -1,4 +1,4 @@
-"""The reader of records: each response once, by the number of its prompt and of its sample."""
+"""Reader of records: each response once, by the uid of its prompt and its sample number."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -11,19 +11,19 @@ from mindrl.spool.records import Place, Record
 
 @dataclass(kw_only=True)
 class StepReader:
-    """Takes all records of one step after the other; for the only train job of a spool.
+    """Reads the records of consecutive steps, for the only train job of a spool.
 
-    A record stays in the spool until a checkpoint holds its step: a train job that is killed trains
-    on it again from the weights of before.
+    A record stays in the spool until a checkpoint contains its step: a killed train job trains on
+    it again from the previous weights.
     """
 
     spool: Spool
     leases: Leases
     parts: int
-    """Of a step."""
+    """Parts per step."""
     tell: Callable[[str], None]
     waits: bool = True
-    """False ends the job where a step is not whole, as the signal `drain` does."""
+    """False ends the job if a step is incomplete, like the signal `drain`."""
     _told: set[str] = field(default_factory=set)
 
     def take(
@@ -33,20 +33,20 @@ class StepReader:
         weights: str,
         heed: Callable[[], None],
     ) -> list[Record]:
-        """Wait until a step is whole; returns its records in order.
+        """Wait until a step is complete; return its records in order.
 
-        A record that is damaged, or was drawn by other weights than `weights`, is set aside, and
-        drawn again by the rollout job.
+        A record that is damaged, or was sampled with weights other than `weights`, is set aside and
+        generated again by the rollout job.
 
         Args:
             step: From 1.
-            ids: What the step consists of.
-            weights: The folder of those that must have drawn it.
-            heed: Raises where the job is to end.
+            ids: Uid and sample number of each response of the step.
+            weights: Name of the folder of the required weights.
+            heed: Raises if the job must end.
 
         Raises:
             StopRequestedError: The job ends here.
-            SpoolError: The records are of other responses.
+            SpoolError: The records contain other responses.
         """
         spool, found = self.spool, dict[int, Record]()
         spool.note(replace(spool.progress(), gathering=step))
@@ -70,7 +70,7 @@ class StepReader:
         return records
 
     def confirm(self, step: int, needed_version: int) -> None:
-        """Forget what a checkpoint holds, up to a step, and weights that nobody needs behind it."""
+        """Delete records up to a checkpointed step, and weights older than `needed_version`."""
         spool = self.spool
         if step > spool.progress().confirmed:
             spool.note(replace(spool.progress(), confirmed=step))

@@ -1,4 +1,4 @@
-"""Weights: exported folders, each of them there once its marker is."""
+"""Weights: exported folders; each is valid once its marker exists."""
 
 import json
 import re
@@ -18,37 +18,37 @@ _MARKER = re.compile(r"v(\d{8})\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class KnownLogprobs:
-    """Log-probs of some tokens by the weights of a version, as the train job computes them."""
+    """Log-probs of some tokens under a version of the weights, computed by the train job."""
 
     rows: list[list[int]]
-    """Token ids of a prompt and of a response as far as the token in question."""
+    """Token ids of a prompt and of a response up to the token."""
     logprobs: list[float]
-    """Of the last token of each row, in nats."""
+    """Log-prob of the last token of each row, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A version that is whole."""
+    """A complete version."""
 
     version: int
-    """The step behind which they are the trainer's."""
+    """Step after which the trainer had these weights."""
     folder: Path
     files: dict[str, str]
-    """Checksums."""
+    """Checksums by file name."""
     known: KnownLogprobs | None = field(default=None, compare=False)
-    """None of the weights that a run begins with."""
+    """None for the initial weights of a run."""
 
     @property
     def name(self) -> str:
-        """Tell it from all others, of the same version too."""
+        """Unique name, also among folders of the same version."""
         return self.folder.name
 
     def verify(self) -> None:
-        """Read all files.
+        """Verify the checksums of all files.
 
         Raises:
-            SpoolError: One is not what was written.
-            OSError: One is gone.
+            SpoolError: One has been changed.
+            OSError: One is missing.
         """
         for name, checksum in self.files.items():
             if checksum_of(self.folder / name) != checksum:
@@ -64,14 +64,14 @@ class WeightFolders:
     def publish(
         self, version: int, export: Callable[[Path], None], known: KnownLogprobs | None = None
     ) -> Weights:
-        """Have weights exported, and say that they are there, and what is known of them.
+        """Export weights, and mark them as complete, with their known log-probs.
 
-        Where the same weights are there already, nothing changes; others of the same version are
-        replaced, in a folder of another name.
+        If the same weights exist already, nothing changes; different ones of the same version are
+        replaced, in a folder with another name.
 
         Raises:
-            OSError: It cannot be written; then what was there before still is.
-            OutputError: As the export says it.
+            OSError: It cannot be written; the previous weights are kept.
+            OutputError: As raised by the export.
         """
         building = self.root / f".v{version:08}.building"
         shutil.rmtree(building, ignore_errors=True)
@@ -97,7 +97,7 @@ class WeightFolders:
         return Weights(version=version, folder=folder, files=files, known=known)
 
     def find(self, version: int) -> Weights | None:
-        """Return a version; None where it is not there yet, or no longer.
+        """Return a version; None if it does not exist.
 
         Raises:
             SpoolError: Its marker is damaged.
@@ -115,14 +115,14 @@ class WeightFolders:
         )
 
     def versions(self) -> list[int]:
-        """Return those that are there, the oldest first."""
+        """Return the existing versions, the oldest first."""
         found = (_MARKER.fullmatch(path.name) for path in self.root.iterdir())
         return sorted(int(each[1]) for each in found if each)
 
     def forget(self, version: int) -> None:
-        """Remove those before a version: the marker first, so that nothing looks whole that is not.
+        """Remove older versions: the marker first, so that no incomplete version looks complete.
 
-        What a train job that was killed has left behind goes too.
+        Also removes folders of a killed train job.
         """
         for each in self.versions():
             if each < version:

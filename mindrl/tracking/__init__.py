@@ -1,1 +1,1 @@
-"""Places besides the run folder that the metrics of a run go to, none of which it waits for."""
+"""Metrics destinations besides the run folder; the run waits for none of them."""

@@ -1,8 +1,8 @@
-"""The process of a tracker: it reads the metrics of a run as they are written, and hands them on.
+"""Process of a tracker: it reads the metrics of a run as they are written, and forwards them.
 
-Its standard input ends with the run, whatever ends that; how the run ended is written there. A
-call that takes too long ends this process by the kernel's alarm clock, whatever the library is
-doing.
+Its standard input ends with the run, however that ends; the run's end status is written there. A
+call that takes too long ends this process by the kernel's alarm signal, in any state of the
+library.
 """
 
 import fcntl
@@ -35,11 +35,11 @@ _POLL_SECONDS = 0.5
 
 
 def hand_on(place: str) -> None:
-    """Do a job; returns when the run is over."""
+    """Run a job; return when the run is over."""
     job = TrackerJob.read(Path(place))
     limit, state = _Limit(job.timeout_seconds), TrackerState()
     tracker: OpenTracker | None = None
-    # One whose run was killed may still be there, for as long as its own limit.
+    # The tracker of a killed run may still be running, until its own time limit.
     folder = os.open(job.folder, os.O_RDONLY)
     try:
         with limit.call():
@@ -56,7 +56,7 @@ def hand_on(place: str) -> None:
         state.problem = _in_words(error)
         state.write(job.folder)
         if isinstance(tracker, LibraryTracker) and state.run_status is None:
-            # The library would take the run for finished when this process ends.
+            # The library would record the run as finished when this process ends.
             state.run_status = KILLED
             with suppress(Exception):
                 tracker.close()
@@ -64,14 +64,14 @@ def hand_on(place: str) -> None:
 
 
 class _Handing:
-    """Hands the records of a run on as they are written, and ends the tracker with the run."""
+    """Forwards the records of a run as they are written, and ends the tracker with the run."""
 
     def __init__(
         self, job: TrackerJob, state: TrackerState, tracker: OpenTracker, limit: "_Limit"
     ) -> None:
         self.job, self.state, self.tracker, self.limit = job, state, tracker, limit
         self.step, self.of_step = -1, 0
-        """Of the newest record."""
+        """Position of the newest record."""
         self.for_texts: LibraryTracker | None = None
         if job.sample_rows and isinstance(tracker, LibraryTracker):
             self.for_texts = tracker
@@ -89,7 +89,7 @@ class _Handing:
                 self._metrics(record)
             if self.for_texts is not None:
                 self._tables(self.for_texts)
-        # Where the run was killed, nothing is written there.
+        # If the run was killed, nothing is written there.
         self.state.run_status = sys.stdin.read().strip() or KILLED
         self.state.write(self.job.folder)
         report = self.job.run_folder / REPORT
@@ -105,9 +105,9 @@ class _Handing:
             return
         state, now = self.state, int(record.pop("step"))
         self.step, self.of_step = now, self.of_step + 1 if now == self.step else 1
-        # A run that goes on does steps again, to the same numbers.
+        # A resumed run repeats steps, with the same numbers.
         if (self.step, self.of_step) > (state.step, state.of_step):
-            # What was not finite is null in the file.
+            # Non-finite values are null in the file.
             metrics = {name: value for name, value in record.items() if value is not None}
             with self.limit.call():
                 self.tracker.log(self.step, metrics)
@@ -124,7 +124,7 @@ class _Handing:
 
 
 def _records(path: Path, limit: "_Limit") -> Iterator[list[dict[str, Any]]]:
-    """Yield the new lines of a file now and then, until standard input has ended."""
+    """Yield the new lines of a file at intervals, until standard input has ended."""
     with open_regular(path) as file:
         is_over, rest = False, b""
         while not is_over:
@@ -136,7 +136,7 @@ def _records(path: Path, limit: "_Limit") -> Iterator[list[dict[str, Any]]]:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """Return a record; an empty one of a damaged line, which is counted and not handed on."""
+    """Return a record; an empty one for a damaged line, which is counted but not forwarded."""
     if step_of_record(line) is None:
         logger.warning("no record with an integer step: %.200r", line)
         return {}
@@ -150,20 +150,20 @@ def _opened(job: TrackerJob, state: TrackerState) -> OpenTracker:
 
 
 def _in_words(error: Exception | SystemExit) -> str:
-    """Say what happened on one line, safe to show."""
+    """Return an error on one line, safe to show."""
     said = str(error).strip().partition("\n")[0]
     return printable(quoted(f"{type(error).__name__}: {said}").strip("'\""))
 
 
 class _Limit:
-    """Ends this process where a call takes too long; the last one is all that is left to do."""
+    """Ends this process if a call takes too long; after `last`, one limit covers all the rest."""
 
     def __init__(self, seconds: int) -> None:
         self.seconds, self.is_last = seconds, False
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Limit the body."""
+        """Limit the duration of the body."""
         if not self.is_last:
             signal.alarm(self.seconds)
         yield
@@ -171,6 +171,6 @@ class _Limit:
             signal.alarm(0)
 
     def last(self) -> None:
-        """Limit the rest of the process, its end included."""
+        """Limit the rest of the process, including its exit."""
         self.is_last = True
         signal.alarm(self.seconds)

@@ -1,4 +1,4 @@
-"""What the process of a tracker is told, and what it tells."""
+"""Input and state of a tracker's process."""
 
 import json
 from collections.abc import Mapping
@@ -15,36 +15,36 @@ _STATE = "state.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerJob:
-    """What a tracker is to do."""
+    """Job of a tracker."""
 
     name: str
-    """That of a library, or of a function of the user's."""
+    """Name of a library, or of the user's function."""
     project: str
     experiment: str
     offline: bool
     timeout_seconds: int
-    """For a record, and for all that is left at the end."""
+    """For a record, and for all remaining ones at the end."""
     goes_on: bool
-    """The run there is the one that it has the state of."""
+    """Whether to continue the tracker's run of the stored state."""
     folder: str
-    """Its own: its state, and what a library keeps that works offline."""
+    """Its own folder: its state, and offline data of a library."""
     metrics: str
-    """The file of the run."""
+    """The run's file of metrics."""
     config: Mapping[str, Any]
-    """Of the run, dotted."""
+    """Configuration of the run, dotted."""
     sample_rows: int = 0
-    """Samples in a table; 0 sends no table and no report."""
+    """Samples per table; 0 sends no table and no report."""
     sample_interval: int = 10
     """Steps between two tables of training samples."""
 
     @property
     def run_folder(self) -> Path:
-        """Return the folder of the run."""
+        """Folder of the run."""
         return Path(self.metrics).parent
 
     @property
     def place(self) -> Path:
-        """Where the job lies as a file."""
+        """File of the job."""
         return Path(self.folder) / "job.json"
 
     def write(self) -> None:
@@ -63,41 +63,41 @@ class TrackerJob:
 
 @dataclass(kw_only=True)
 class TrackerState:
-    """How far a tracker is; what comes after it goes on from there."""
+    """Progress of a tracker, from which the next one continues."""
 
     id: str | None = None
-    """By which the library knows the run; None before it does."""
+    """The library's id of the run; None before it is known."""
     place: str | None = None
-    """Where a person finds the run."""
+    """Location of the run for the user."""
     step: int = -1
-    """Of the newest record that it has."""
+    """Step of the newest record that it has."""
     of_step: int = 0
-    """How many records of that step it has."""
+    """Number of records of that step that it has."""
     taken: int = 0
-    """Records of the file that this process is done with."""
+    """Number of records that this process has finished."""
     problem: str | None = None
-    """What ended it."""
+    """Error that ended it."""
     tables: dict[str, int] = field(default_factory=dict)
     """Newest step of which a table of samples was sent, by kind."""
     run_status: str | None = None
-    """How the run ended, as in summary.json, or `killed`. It is set before `close`, and None until
-    then."""
+    """End status of the run, as in summary.json, or `killed`. None until it is set before
+    `close`."""
 
     @classmethod
     def forget(cls, folder: str) -> None:
-        """Let the next tracker begin anew."""
+        """Remove the state, so that the next tracker starts from the beginning."""
         (Path(folder) / _STATE).unlink(missing_ok=True)
 
     @classmethod
     def of(cls, folder: str) -> "TrackerState":
-        """Read it, whole, also while it is written; without a file it is the beginning."""
+        """Read the complete state, even while it is written; without a file, the initial state."""
         try:
             return cls(**json.loads(read_regular_text(Path(folder) / _STATE)))
         except (OSError, ValueError):
             return cls()
 
     def write(self, folder: str) -> None:
-        """Write it.
+        """Write the state.
 
         Raises:
             OutputError: It cannot be written.
@@ -110,9 +110,9 @@ KILLED = "killed"
 
 
 class OpenTracker(Tracker, Protocol):
-    """A tracker that is there; whatever it raises ends it, and not the run."""
+    """A running tracker; its exceptions end it, but not the run."""
 
     id: str
-    """By which it knows the run: it is given again when the run goes on."""
+    """The tracker's id of the run, passed again when the run continues."""
     place: str
-    """Where a person finds the run."""
+    """Location of the run for the user."""

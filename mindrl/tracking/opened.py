@@ -1,4 +1,4 @@
-"""The trackers that a configuration asks for."""
+"""Start the configured trackers."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,13 @@ def opened_trackers(
 
     Args:
         config: Of the run.
-        folder: Takes what they keep.
-        metrics: What they read, which is there.
-        logs: Folder of what they print.
-        goes_on: The run goes on behind a step, or begins again behind a fault; they go on.
+        folder: Folder of their data.
+        metrics: File that they read; it must exist.
+        logs: Folder of their output.
+        goes_on: The run continues after a step, or restarts after a fault; they continue too.
 
     Raises:
-        OutputError: A file of them cannot be written.
+        OutputError: One of their files cannot be written.
     """
     asked, found = config.rl_config.tracking, list[Tracker]()
     for name in asked.trackers:
@@ -51,13 +51,13 @@ def opened_trackers(
 
 
 def port_of(config: RunConfig) -> int | None:
-    """Return the port for Prometheus; a rollout job leaves it to the job that trains."""
+    """Return the port for Prometheus; None for a rollout job, as the train job uses it."""
     is_beside = config.spool_config.job == "rollout"
     return None if is_beside else config.rl_config.tracking.prometheus_port
 
 
 def tracking_text(config: RunConfig) -> str:
-    """Say where the metrics go; nothing where that is the run folder alone."""
+    """Return a description of the destinations of metrics; empty without any."""
     asked = config.rl_config.tracking
     name = "" if asked.experiment is None else f"/{asked.experiment}"
     texts = ", with samples and the report" if asked.sample_rows else ""

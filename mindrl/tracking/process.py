@@ -1,6 +1,6 @@
-"""A tracker in a process of its own: whatever it does, its run waits for nothing.
+"""A tracker in a separate process: its run never waits for it.
 
-It is handed nothing either: the file of the metrics is there anyway, and it reads that.
+The run sends it nothing either: the process reads the file of metrics.
 """
 
 import os
@@ -26,7 +26,7 @@ hand_on(sys.argv[1])
 
 
 class ProcessTracker:
-    """Looks after the process of a tracker, as a place that keeps the metrics of each step."""
+    """Manages the process of a tracker, with the interface of a tracker."""
 
     def __init__(self, job: TrackerJob, log: Path) -> None:
         """Start it.
@@ -36,7 +36,7 @@ class ProcessTracker:
         """
         self.job, self.output, self.is_late = job, log, False
         self.run_status = KILLED
-        """How the run ended; it is set before `close`."""
+        """End status of the run; set before `close`."""
         paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
         command = [sys.executable, "-c", _PROGRAM, str(job.place), *paths]
         with output_errors(log):
@@ -46,7 +46,7 @@ class ProcessTracker:
                 TrackerState.forget(job.folder)
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
-                # A session of its own, which Ctrl-C does not reach.
+                # A separate session, which Ctrl-C does not reach.
                 self.process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -56,7 +56,7 @@ class ProcessTracker:
                 )
 
     def log(self, step: int, metrics: Metrics) -> None:  # noqa: ARG002
-        """See that the process is there, which reads the metrics by itself.
+        """Check that the process runs; it reads the metrics itself.
 
         Raises:
             OutputError: It has ended.
@@ -65,10 +65,10 @@ class ProcessTracker:
             raise OutputError(self._problem())
 
     def close(self) -> None:
-        """Let the process take what it has not taken; it is ended where that takes too long.
+        """Let the process finish the remaining records; kill it if that takes too long.
 
         Raises:
-            OutputError: It had not taken all.
+            OutputError: It had not finished all.
         """
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -85,7 +85,7 @@ class ProcessTracker:
             raise OutputError(self._problem())
 
     def outcome(self) -> dict[str, object]:
-        """Return what became of the metrics."""
+        """Return the location of the metrics, and the number of missed records."""
         state = TrackerState.of(self.job.folder)
         return {
             "place": state.place,

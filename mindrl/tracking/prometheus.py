@@ -1,4 +1,4 @@
-"""The newest metrics on a port of the loopback address, as Prometheus asks for them."""
+"""The newest metrics on a port of the loopback address, in Prometheus format."""
 
 import os
 from collections.abc import Iterator
@@ -13,30 +13,30 @@ HOST = "127.0.0.1"
 
 
 class PrometheusEndpoint:
-    """Answers in a thread, from the first metrics on: one gauge, the metrics by their names."""
+    """Serves from a thread, starting with the first metrics: one gauge, labelled by metric."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.step, self.newest = 0, Metrics()
-        """Of each metric the newest value: an evaluation is not of every step."""
+        """Newest value of each metric: not every step has an evaluation."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         self.close = lambda: None
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Have these metrics there for whoever asks next.
+        """Make these metrics available for the next request.
 
         Raises:
             OutputError: The port is taken.
         """
         first = not self.newest
-        # The thread reads one dictionary while the next one is made.
+        # A new dictionary, since the thread may read the old one.
         self.step, self.newest = step, self.newest | metrics
         if first:
             self._open()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield what there is."""
+        """Yield the current metrics."""
         yield GaugeMetricFamily("mindrl_step", "The newest step.", value=self.step)
         gauge = GaugeMetricFamily(
             "mindrl_metric", "A metric of docs/reference/metrics.md, newest value.", labels=["name"]

@@ -1,4 +1,4 @@
-"""Samples of a run as tables for a tracker: of each evaluation, and of a step now and then."""
+"""Tables of samples for a tracker: of each evaluation, and of a step at intervals."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ COLUMNS = (
     *("step", "prompt", "response", "reference", "reward"),
     *("finished", "response_tokens", "data_source"),
 )
-"""Of each table, by the keys of samples.jsonl."""
+"""Columns of each table, by the keys of samples.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,18 @@ class SampleTable:
 
 
 class SampleTables:
-    """Find tables that a tracker does not have yet, as the files of samples grow."""
+    """Finds tables that a tracker does not have yet, while the files of samples grow."""
 
     def __init__(
         self, folder: Path, *, most_rows: int, interval: int, sent: Mapping[str, int]
     ) -> None:
-        """Begin after the newest step that was sent of each kind."""
+        """Start after the newest step that was sent of each kind."""
         self.folder, self.most_rows, self.interval, self.sent = folder, most_rows, interval, sent
         self._tails: dict[str, LineTail] = {}
         self._begun: dict[str, SampleTable] = {}
 
     def found(self, *, is_over: bool) -> Iterator[SampleTable]:
-        """Yield the tables that are whole: nothing came since the last call, or another step did.
+        """Yield complete tables: with no new rows since the last call, or followed by another step.
 
         Raises:
             OutputError: A file cannot be read.

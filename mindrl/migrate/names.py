@@ -129,12 +129,12 @@ class OtherName:
     def __str__(self) -> str:
         """Name the trainer and the override to write."""
         if not self.sets:
-            return f"{self.key} is {self.trainer}'s name; nothing to set here: {self.note}"
+            return f"it is {self.trainer}'s name; nothing to set here: {self.note}"
         ours = " ".join(
             key if value is MISSING else f"{key}={spelled_value(value)}"
             for key, value in self.sets.items()
         )
-        return f"{self.key} is {self.trainer}'s name; here: {ours}"
+        return f"it is {self.trainer}'s name; here: {ours}"
 
 
 def other_name(key: str, value: object = None) -> OtherName | None:

@@ -85,11 +85,11 @@ def test_unknown_keys_of_a_file_and_of_the_command_line_are_answered_with_ours()
         load_run_config({"actor_config": {"load": "m", "learning_rate": 1e-5}}, other_name)
     assert (
         "actor_config.learning_rate is not a configuration key; "
-        "actor_config.learning_rate is TRL's name; here: actor_config.lr=1e-05"
+        "it is TRL's name; here: actor_config.lr=1e-05"
     ) in str(refusal.value).splitlines()
     command = [sys.executable, "cli/train_grpo.py", "--dry-run", "trainer.nnodes=2", "x.y.z=1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     first, second = ended.stderr.splitlines()
-    assert first.endswith("is verl's name; here: rl_config.actor_resource.num_npus=16")
+    assert first.endswith("it is verl's name; here: rl_config.actor_resource.num_npus=16")
     assert "x.y.z is not a configuration key; each key has a section" in second

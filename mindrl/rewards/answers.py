@@ -1,4 +1,4 @@
-"""Whether two answers mean the same, by `math_verify`. Slow to import: it brings sympy along."""
+"""Compare the meaning of two answers with `math_verify`. Slow to import, because of sympy."""
 
 import logging
 from functools import lru_cache
@@ -15,13 +15,13 @@ _LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 
 @lru_cache(maxsize=4096)
 def mean_the_same(found: str, reference: str) -> bool:
-    """Compare two answers; samples of one prompt mostly repeat each other."""
+    """Return whether two answers are equal; cached, since samples of one prompt often repeat."""
     return bool(verify(_parsed(reference), _parsed(found), timeout_seconds=None))
 
 
 @lru_cache(maxsize=4096)
 def _parsed(answer: str) -> list[Any]:
-    """Parse LaTeX into sympy objects, and the normalised text as the last resort."""
+    """Parse LaTeX to sympy objects; the normalised text is the fallback."""
     latex = rf"\boxed{{{answer}}}"
     if answer.endswith("%"):  # math-verify sees a percent sign only after the closing delimiter
         number = answer.removesuffix("%").removesuffix("\\").rstrip()

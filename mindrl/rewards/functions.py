@@ -1,7 +1,7 @@
-r"""What a reward function is, and the built-in ones: is the answer right, in the form asked for.
+r"""Reward functions: their types, and the built-in ones for correctness and format.
 
-`base_acc`, `math_verify_reward` and `acc_for_dapo` ask for the forms that MindSpeed-RL's verifiers
-of these names ask for; equality is that of `math_verify`.
+`base_acc`, `math_verify_reward` and `acc_for_dapo` require the formats that MindSpeed-RL's
+verifiers of these names require; answers are compared by `math_verify`.
 """
 
 import re
@@ -13,33 +13,33 @@ RewardFunction = Callable[[str, str], float]
 """Response text, reference answer -> score."""
 
 LARGEST_SCORE = 1e12
-"""In size. Times the largest weight, 1e6, it has a square that fits into float32, as the spread of
-rewards takes."""
+"""Maximum absolute score. Times the maximum weight, 1e6, its square fits into float32, as needed
+for the standard deviation of rewards."""
 MAX_BOXED_CHARACTERS = 4096
-"""A longer boxed answer counts as wrong unread: parsing it may take minutes."""
+"""A longer boxed answer counts as wrong without parsing, which may take minutes."""
 
 _STRUCTURE = ("<think>", "</think>", "<answer>", "</answer>")
 _LONGEST_DAPO_ANSWER = 300
 _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""An escaped one is a character of the answer."""
+"""An escaped brace is a character of the answer."""
 _CLOSING = re.compile(r"[\s.$!*)\]\\]*")
 
 
 class ScoreRange(NamedTuple):
-    """What a function scores at worst and at best."""
+    """Minimum and maximum score of a function."""
 
     lowest: float = 0.0
     highest: float = 1.0
 
     def share(self, score: float) -> float:
-        """Return how far a score lies between the ends, from 0 to 1, also for one beyond them."""
+        """Return the position of a score in the range, clamped to 0 to 1."""
         return min(max((score - self.lowest) / (self.highest - self.lowest), 0.0), 1.0)
 
 
 def scores(lowest: float, highest: float) -> Callable[[FunctionT], FunctionT]:
-    """Declare the range of the function below, where it is not 0 to 1."""
+    """Declare the range of the decorated function, if it is not 0 to 1."""
 
     def declared(function: FunctionT) -> FunctionT:
         vars(function)["score_range"] = ScoreRange(lowest, highest)
@@ -49,7 +49,7 @@ def scores(lowest: float, highest: float) -> Callable[[FunctionT], FunctionT]:
 
 
 def score_range(function: Callable[..., object]) -> ScoreRange:
-    """Return the attribute `score_range` of a function, or 0 to 1 where it declares none.
+    """Return the attribute `score_range` of a function, or 0 to 1 without one.
 
     Raises:
         ValueError: it is not two numbers within `LARGEST_SCORE`, the lower one first.
@@ -69,9 +69,9 @@ def score_range(function: Callable[..., object]) -> ScoreRange:
 def math_verify(response: str, reference: str) -> float:
     r"""Score 1.0 if the last \boxed{...} of the response equals the reference, else 0.0.
 
-    Equality is math-verify's: exact, symbolic, or to 6 decimals. The reference
-    may be a number, LaTeX, or a GSM8K solution ending in `#### 72`. Nothing here
-    limits the time an answer may take; `RewardScorer` does.
+    Equality is math-verify's: exact, symbolic, or to 6 decimals. The reference may be a number,
+    LaTeX, or a GSM8K solution ending in `#### 72`. The time limit is enforced by `RewardScorer`,
+    not here.
     """
     boxed = last_boxed(response)
     if boxed is None:
@@ -104,7 +104,7 @@ def base_acc(response: str, reference: str) -> float:
 
 
 def math_verify_reward(response: str, reference: str) -> float:
-    """Score 1.0 as `base_acc`, where tags and boxes may stand there more than once."""
+    """Score 1.0 as `base_acc`, but tags and boxes may occur more than once."""
     think, think_end, answer, answer_end = _STRUCTURE
     if not (response.startswith(think) and response.endswith(answer_end)):
         return 0.0
@@ -118,7 +118,7 @@ def math_verify_reward(response: str, reference: str) -> float:
 
 @scores(-1.0, 1.0)
 def acc_for_dapo(response: str, reference: str) -> float:
-    """Score 1.0 if the line behind the last `Answer:` equals the reference, else -1.0.
+    """Score 1.0 if the line after the last `Answer:` equals the reference, else -1.0.
 
     Only the last 300 characters are read.
     """
@@ -159,12 +159,12 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 
 def _equal(found: str, reference: str) -> bool:
-    """Compare two answers by their text, then by what they mean."""
+    """Compare two answers by their text, then by their meaning."""
     if not found or not reference:
         return False
     if found == reference:
         return True
-    # Imported late: a check of a configuration compares no answers, and sympy takes a while.
+    # Imported late: a check of a configuration compares no answers, and sympy is slow to import.
     from mindrl.rewards.answers import mean_the_same  # noqa: PLC0415
 
     return mean_the_same(found, reference)
@@ -173,4 +173,4 @@ def _equal(found: str, reference: str) -> bool:
 _BUILTIN = (acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward)
 BUILTIN_REWARDS: dict[str, RewardFunction] = {each.__name__: each for each in _BUILTIN}
 COMPARING_REWARDS = frozenset(BUILTIN_REWARDS) - {boxed_format.__name__}
-"""Those that compare with a reference answer."""
+"""Functions that compare with a reference answer."""

@@ -1,4 +1,4 @@
-"""The caller's end of the reward service: start it, ask it, end it."""
+"""Client of the reward service: starts, calls and ends it."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ from mindrl.platform.endings import OutOfMemoryKills, ending
 from mindrl.rewards.scores import Asked, Outcomes, PoolPlan, Ready
 
 START_SECONDS = 300.0
-"""For the imports of every reward function, on a slow disk."""
+"""For the imports of all reward functions, on a slow disk."""
 STOP_SECONDS = 5.0
 GUARD_SECONDS = 10.0
-"""For the guard to kill what is below it; beyond what it takes itself."""
+"""For the guard to kill its descendants, in addition to its own limits."""
 
 _SHELL = 128
-"""A guard ends with 128 and the number of the signal that has ended what it guards."""
+"""A guard's exit code is 128 plus the number of the signal that ended the guarded process."""
 
 _PROGRAM = """\
 import sys
@@ -38,7 +38,7 @@ class HostLostError(RewardError):
 
 
 class RewardService:
-    """One running service. Its constructor returns at once; the imports go on over there."""
+    """One running service. Its constructor returns immediately; the imports run in its process."""
 
     def __init__(self, plan: PoolPlan) -> None:
         self._connection, theirs = Pipe()
@@ -47,7 +47,7 @@ class RewardService:
         descriptor = theirs.fileno()
         command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
         with theirs:
-            # A session of its own, which Ctrl-C does not reach. The guard is this very process.
+            # A separate session, which Ctrl-C does not reach. This process becomes the guard.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ class RewardService:
         self._facts: Ready | None = None
 
     def ready(self) -> Ready:
-        """Wait until all functions are imported; returns what they take and give.
+        """Wait until all functions are imported; return their fields and ranges.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
@@ -84,7 +84,7 @@ class RewardService:
 
     @property
     def is_up(self) -> bool:
-        """Whether all functions were imported, so that another start would be of use."""
+        """Whether all functions were imported, so that a restart can succeed."""
         return self._facts is not None
 
     @contextlib.contextmanager
@@ -104,15 +104,15 @@ class RewardService:
             raise HostLostError(f"the reward host {how}; {why}") from error
 
     def stop(self) -> None:
-        """Let the service reap its workers, then make sure that nothing is left."""
-        with contextlib.suppress(EOFError, OSError):  # the end of the connection: it has left
+        """Let the service reap its workers, then make sure that no process remains."""
+        with contextlib.suppress(EOFError, OSError):  # end of the connection: the service has ended
             self._connection.send(None)
             while self._connection.poll(STOP_SECONDS):
                 self._connection.recv()
         self.kill()
 
     def kill(self) -> None:
-        """Let the guard kill all its descendants, and reap it; a second call does nothing."""
+        """Let the guard kill all its descendants, and reap it; a second call has no effect."""
         self._process.terminate()
         try:
             self._process.wait(GUARD_SECONDS)

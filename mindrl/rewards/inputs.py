@@ -1,4 +1,4 @@
-"""What reward functions take of a batch of responses, by the names of their parameters."""
+"""Arguments of reward functions from a batch of responses, by parameter names."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +16,18 @@ _OF_PROMPT = {"prompt": "text", "prompt_token_ids": "token_ids", "data_source": 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardInputs:
-    """What the functions of a run are given besides responses."""
+    """Inputs of a run's functions besides the responses."""
 
     kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By function, its arguments from the configuration."""
+    """Configured arguments of each function."""
     columns: tuple[str, ...] = ()
-    """Of the rows of the data."""
+    """Columns of the data rows."""
     answer_column: str = ""
     prints: Path | None = None
-    """File that takes what functions print; None drops it."""
+    """File for the output of functions; None discards it."""
 
     def named(self, name: str) -> NamedReward:
-        """Return a function as the reward service takes it."""
+        """Return the description of a function for the reward service."""
         return NamedReward(
             name=name,
             kwargs=json.dumps(self.kwargs.get(name, {})),
@@ -38,24 +38,24 @@ class RewardInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """A batch of responses besides their texts; one entry for each."""
+    """Data about a batch of responses besides their texts; one entry for each."""
 
     prompts: Sequence[Prompt]
     groups: Sequence[int]
-    """Which prompt of the batch it answers."""
+    """Index in the batch of the prompt that it answers."""
     token_ids: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class BatchTexts:
-    """A batch of responses as functions take it."""
+    """A batch of responses as input of functions."""
 
     responses: Sequence[str]
     answers: Sequence[str]
     answered: Answered | None
 
     def rows(self, rows: Iterable[int], fields: Sequence[str]) -> TakenRows:
-        """Return what a function takes of some responses; `fields` says what, in which order."""
+        """Return the arguments for some responses; `fields` are their names in order."""
         columns = [self._column(name) for name in fields]
         return [tuple(column[row] for column in columns) for row in rows]
 
@@ -85,7 +85,7 @@ class BatchTexts:
 
 
 def _completion(response: str, prompt: Prompt) -> str | list[ChatMessage]:
-    """Return a response as TRL does: a message where the prompt is made of some."""
+    """Return a response as TRL does: as a message if the prompt consists of messages."""
     if prompt.row is None or not prompt.row.is_chat:
         return response
     return [{"role": "assistant", "content": response}]
@@ -100,7 +100,7 @@ def _of_prompt(prompt: Prompt, name: str) -> Any:
             return None
         case "messages":
             return [*row.messages]
-        case "asked":  # by TRL's `prompts`, as it is in the file
+        case "asked":  # TRL's `prompts`, as in the file
             return [*row.messages] if row.is_chat else row.messages[-1]["content"]
         case _:
             return row.columns.get(name.removeprefix(COLUMN))

@@ -1,4 +1,4 @@
-"""What reward functions print: a file of bounded size, whatever they do."""
+"""Output of reward functions: a file with a maximum size."""
 
 import os
 import threading
@@ -11,9 +11,9 @@ _FULL = b"\n[more is dropped]\n"
 
 
 def keep_prints(path: Path | None) -> int:
-    """Return a descriptor to write to: it goes on to the file, and is dropped where that is full.
+    """Return a file descriptor whose output is appended to the file until that is full.
 
-    None drops all of it.
+    Further output, or all with None, is discarded.
     """
     if path is None:
         return os.open(os.devnull, os.O_WRONLY)
@@ -23,7 +23,7 @@ def keep_prints(path: Path | None) -> int:
 
 
 def _keep(reading: int, path: Path) -> None:
-    """Go on reading for as long as anybody may write: nobody is to wait for a full file."""
+    """Keep reading while any process may write, so that no writer blocks on a full file."""
     with suppress(OSError), path.open("ab", buffering=0) as file:
         left = MOST_BYTES - file.tell()
         while left > 0 and (chunk := os.read(reading, _CHUNK_BYTES)):

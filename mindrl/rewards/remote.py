@@ -1,4 +1,4 @@
-"""Rewards from a server: one request for each response."""
+"""Rewards from a server, with one request per response."""
 
 import asyncio
 import json
@@ -13,16 +13,16 @@ from mindrl.rewards.functions import ScoreRange
 
 SCHEMES = ("http://", "https://")
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers that another try may better."""
+"""Status codes after which a retry may succeed."""
 _MOST_BYTES = 1 << 20
-"""Of an answer."""
+"""Maximum bytes of an answer."""
 
 
 _OPENER = timed_opener()
 
 
 class RemoteReward:
-    """Asks a server: what it answers, a number or `{"score": number}`, is the score.
+    """Requests scores from a server, which answers with a number or `{"score": number}`.
 
     The request is a JSON object of response, reference, prompt and data_source.
     """
@@ -37,18 +37,18 @@ class RemoteReward:
         concurrency: int = 8,
         score_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        """Take an address and how patient to be; the parameters are `verifier_kwargs`.
+        """Set address and limits; the parameters are `verifier_kwargs`.
 
         Args:
-            url: It begins with http:// or https://.
+            url: Starts with http:// or https://.
             token_variable: Environment variable with the bearer token of each request.
             seconds: For one response, all tries; less than `rl_config.verifier_timeout`.
-            tries: Behind one that fails comes a pause, twice as long each time.
-            concurrency: Requests that one reward process has under way at a time.
-            score_range: Lowest and highest score.
+            tries: After a failed try there is a pause, which doubles each time.
+            concurrency: Maximum concurrent requests of one reward process.
+            score_range: Minimum and maximum score.
 
         Raises:
-            ValueError: There is no such variable.
+            ValueError: The variable does not exist.
         """
         self.url, self.seconds, self.tries = url, seconds, tries
         self.concurrency, self.score_range = concurrency, ScoreRange(*score_range)
@@ -61,7 +61,7 @@ class RemoteReward:
     async def __call__(
         self, response: str, reference: str, prompt: str, data_source: str
     ) -> object:
-        """Return what the server answers.
+        """Return the server's answer.
 
         Raises:
             OSError, HTTPException, ValueError: It gave no answer, or no JSON.
@@ -94,5 +94,5 @@ class RemoteReward:
 
 
 def _said(error: Exception) -> str:
-    """Return an error as text; that of a status says all by itself."""
+    """Return an error as text, with its type unless it is an HTTP status."""
     return str(error) if isinstance(error, HttpStatusError) else f"{type(error).__name__}: {error}"

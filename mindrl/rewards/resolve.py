@@ -1,4 +1,4 @@
-"""From the name of a reward in a configuration to the function."""
+"""Resolve the name of a reward in a configuration to its function."""
 
 import contextlib
 import inspect
@@ -23,11 +23,11 @@ def resolve_reward(
 ) -> Callable[..., object]:
     """Return a builtin reward, `package.module:function`, `path/to/file.py:function` or a server.
 
-    A class is made with `kwargs`, a function is called with them, and one that returns a reward is
-    called with them once. `field` is that of the configuration, for errors.
+    A class is instantiated with `kwargs`, a function is called with them each time, and a factory
+    of a reward is called with them once. `field` is the configuration key, for errors.
 
     Raises:
-        ConfigError: as `check_reward`; or a class cannot be made.
+        ConfigError: as `check_reward`; or a class cannot be instantiated.
     """
     found = check_reward(name, field, kwargs)
     if not name.startswith(SCHEMES) and found != _named(name, field):
@@ -47,11 +47,11 @@ def resolve_reward(
 def check_reward(
     name: str, field: str = FIELD, kwargs: Mapping[str, Any] = _NOTHING
 ) -> Callable[..., object]:
-    """Return what a name stands for; it is called only where it makes the reward of `kwargs`.
+    """Return the object of a name; it is called only if it creates the reward from `kwargs`.
 
     Raises:
-        ConfigError: unknown name, failed import, missing attribute, or not a callable that takes a
-            response and its arguments; or its `score_range` is none.
+        ConfigError: unknown name, failed import, missing attribute, or not a callable that accepts
+            a response and its arguments; or its `score_range` is invalid.
     """
     at = (name,) if name.startswith(SCHEMES) else ()
     found: Callable[..., object] = RemoteReward
@@ -83,14 +83,14 @@ def _named(name: str, field: str) -> Callable[..., object]:
 
 
 def signature_of_reward(reward: Callable[..., object]) -> RewardSignature:
-    """Read the parameters of what `resolve_reward` returned, without those that it gave."""
+    """Return the parameters of a resolved reward, without those that it has been given."""
     if isinstance(reward, partial):
         return signature_of(reward.func, reward.keywords)
     return signature_of(reward)
 
 
 def place_of(function: Callable[..., object]) -> str:
-    """Return file and line of what is called, or the function itself where it has no source."""
+    """Return file and line of a callable, or its representation if it has no source."""
     plain = inspect.unwrap(function)
     for source in (plain, type(plain).__call__):
         with contextlib.suppress(TypeError, OSError):

@@ -1,4 +1,4 @@
-"""What a reward function returned: numbers, or why they are none."""
+"""Convert results of reward functions to scores, or explain why they are invalid."""
 
 import inspect
 import math
@@ -14,12 +14,12 @@ NEED = "need a finite number"
 
 
 def score_of(value: object) -> float | Graded:
-    """Return a number as a score; what has no dimension is one, such as a tensor of one number.
+    """Return a number as a score; 0-dimensional arrays and tensors count as numbers.
 
-    A mapping with `score` is verl's: its `acc`, where there is one, says how right the response is.
+    A mapping with `score` is verl's: its `acc`, if given, is the accuracy of the response.
 
     Raises:
-        ValueError: It is no finite number within `LARGEST_SCORE`, or `acc` is none from 0 to 1.
+        ValueError: It is no finite number within `LARGEST_SCORE`, or `acc` is not from 0 to 1.
     """
     if not isinstance(value, Mapping) or "score" not in value:
         return _number(value)
@@ -36,11 +36,11 @@ def score_of(value: object) -> float | Graded:
 
 
 def _number(value: object) -> float:
-    if getattr(value, "ndim", None) == 0:  # of numpy, or a tensor
+    if getattr(value, "ndim", None) == 0:  # numpy or tensor
         value = value.item()  # type: ignore[attr-defined]
     try:
         number = float(value) if isinstance(value, numbers.Real) else math.nan
-    except OverflowError:  # of an int
+    except OverflowError:  # from an int
         number = sys.float_info.max
     if not math.isfinite(number):
         raise ValueError(f"returned {quoted(value)}; {NEED}")
@@ -53,12 +53,12 @@ def _number(value: object) -> float:
 
 
 def scores_of(value: object, count: int) -> Sequence[object]:
-    """Return what a function of lists says of as many responses.
+    """Return the scores from a function of lists.
 
     Raises:
-        ValueError: It is no list of as many.
+        ValueError: It is not a list of `count` values.
     """
-    if getattr(value, "ndim", None) == 1:  # of numpy, or a tensor
+    if getattr(value, "ndim", None) == 1:  # numpy or tensor
         value = value.tolist()  # type: ignore[attr-defined]
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(  # noqa: TRY004 - of a foreign value
@@ -70,7 +70,7 @@ def scores_of(value: object, count: int) -> Sequence[object]:
 
 
 def hint_of(value: object, *, is_batch: bool) -> str:
-    """Say what is probably behind a value that is no score; empty where nothing is known."""
+    """Return a hint about the probable cause of an invalid result; may be empty."""
     if inspect.iscoroutine(value):
         value.close()
         return "; it is a coroutine: make the function itself `async def`"

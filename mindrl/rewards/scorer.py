@@ -1,4 +1,4 @@
-"""Score responses in processes of their own, within a time limit for each response."""
+"""Score responses in separate processes, with a time limit per response."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 _ANSWERED = "<think>so it is</think><answer>Answer: \\boxed{%s}</answer>"
 _HOST_TRIES = 3
-"""Hosts that a batch may be given to, one after the other, where they are killed meanwhile."""
+"""Maximum number of services that a batch is sent to, if they are killed."""
 
 
 class RewardScorer:
     """Scores batches; a context manager, used by one thread at a time.
 
-    A response that hangs, kills its process or makes a function raise gets that function's
-    worst score, is counted and logged, and costs no other anything.
+    A response that hangs, kills its process or makes a function raise gets that function's worst
+    score, and is counted and logged; others are not affected.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class RewardScorer:
         weights: Mapping[str, Mapping[str, float]] | None = None,
         inputs: RewardInputs | None = None,
     ) -> None:
-        """Take the functions and their limits; no process starts before `warm_up` or `score`.
+        """Set the functions and their limits; no process starts before `warm_up` or `score`.
 
-        `weights` are those of the functions by `data_source`, as `RunConfig.reward_weights`; None
-        takes those of the section. Without `inputs` rows have no columns.
+        `weights` are those of the functions by `data_source`, as in `RunConfig.reward_weights`;
+        None uses those of `rl`. Without `inputs` rows have no columns.
         """
         own = dict(zip(rl.verifier_function, rl.verifier_weight, strict=True))
         self._weights = weights or {"": own}
@@ -76,7 +76,7 @@ class RewardScorer:
         self.close()
 
     def warm_up(self) -> RewardService:
-        """Start the processes and their imports, where there are none, and return at once."""
+        """Start the processes and their imports, unless they exist, and return immediately."""
         self._service = self._service or RewardService(self._plan)
         return self._service
 
@@ -87,15 +87,15 @@ class RewardScorer:
         sources: Sequence[str] = (),
         answered: Answered | None = None,
     ) -> Scores:
-        """Score each response against the right answer, by the functions of its source.
+        """Score each response against its reference with the functions of its source.
 
-        One that has no functions of its own, or no source, has those of the empty source.
-        `answered` is what functions may take besides.
+        A response whose source has no functions, or without a source, uses those of the empty
+        source. `answered` is further input of functions.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
-            RewardError: no responses, an answer too few or too many, or the service
-                is lost; never for what a response holds.
+            RewardError: no responses, a different number of answers, or the service is lost; never
+                because of a response's content.
         """
         if len(responses) != len(answers) or not responses:
             raise RewardError(
@@ -132,7 +132,7 @@ class RewardScorer:
     def _scored(
         self, texts: BatchTexts, places: Mapping[str, Sequence[int]]
     ) -> tuple[Ready, Outcomes]:
-        """Have the responses scored, by a new service where one is killed meanwhile."""
+        """Score the responses; restart the service if it is killed meanwhile."""
         for tries_left in reversed(range(_HOST_TRIES)):
             service = self.warm_up()
             try:
@@ -142,7 +142,7 @@ class RewardScorer:
                 }
                 return ready, service.score(asked)
             except HostLostError as error:
-                # Another thread that aborts takes the service away first.
+                # A thread that calls `abort` removes the service first.
                 if self._service is not service or not service.is_up or not tries_left:
                     raise
                 self._service = None
@@ -154,7 +154,7 @@ class RewardScorer:
         raise AssertionError("the last try returns or raises")
 
     def _rated(self, sources: Sequence[str]) -> dict[str, list[int]]:
-        """Return the rows by the source whose functions rate them."""
+        """Return the rows by the source whose functions score them."""
         rated: dict[str, list[int]] = {}
         for row, source in enumerate(sources):
             rated.setdefault(source if source in self._weights else "", []).append(row)
@@ -166,7 +166,7 @@ class RewardScorer:
         by_row: Mapping[str, Mapping[int, Outcome]],
         ranges: Ranges,
     ) -> tuple[tuple[float, ...], dict[str, tuple[float | None, ...]]]:
-        """Return the rewards, and the scores that they are sums of, in the order of the rows."""
+        """Return the rewards and their components, in the order of the rows."""
         count = sum(map(len, rated.values()))
         rewards: list[float] = [0.0] * count
         parts: dict[str, list[float | None]] = {name: [None] * count for name in by_row}
@@ -183,19 +183,19 @@ class RewardScorer:
         return tuple(rewards), {name: tuple(part) for name, part in parts.items()}
 
     def close(self) -> None:
-        """End every process that was started; a later call starts new ones."""
+        """End all processes; a later call starts new ones."""
         if service := self._service:
             self._service = None
             service.stop()
 
     def abort(self) -> None:
-        """Kill the processes: a `score` that another thread waits for raises a RewardError."""
+        """Kill the processes: a `score` in another thread then raises RewardError."""
         if service := self._service:
             self._service = None
             service.kill()
 
     def _log(self, failures: Sequence[Failures], responses: Sequence[str]) -> None:
-        """Log the first failure of each function and kind; where it is new, with its calls."""
+        """Log the first failure of each function and kind; new ones with their traceback."""
         for each in failures:
             is_new = (each.function, each.kind) not in self._logged
             self._logged.add((each.function, each.kind))
@@ -213,14 +213,14 @@ def _plain(outcome: Outcome) -> float | Failure | None:
 
 
 def _accuracies(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
-    """Return how right responses are, by their rows, where the function says it."""
+    """Return the accuracy of responses, by row, if the function returns one."""
     return {row: each.accuracy for row, each in outcomes.items() if isinstance(each, Graded)}
 
 
 def _places(
     rated: Mapping[str, Sequence[int]], weights: Mapping[str, Mapping[str, float]]
 ) -> dict[str, list[int]]:
-    """Return the rows that each function is asked of."""
+    """Return the rows that each function scores."""
     found: dict[str, list[int]] = {}
     for source, rows in rated.items():
         for name in weights[source]:
@@ -236,15 +236,14 @@ def try_rewards(
     *,
     seconds: float,
 ) -> list[Remark]:
-    """Let each function of the user's score the right answer to each prompt, and an empty one.
+    """Let each of the user's functions score the right answer to each prompt, and an empty one.
 
-    Returns what is to be said of functions that gave scores.
-
-    The calls are those of a run, in a process that can be killed. `field` is that of the
-    configuration, for errors, `seconds` those for one answer.
+    Returns remarks about functions that gave scores. The calls are like those of a run, in a
+    process that can be killed. `field` is the configuration key, for errors; `seconds` is the limit
+    per answer.
 
     Raises:
-        ConfigError: A function returns something that is no finite number, or fails for both.
+        ConfigError: A function returns no finite number, or fails for both.
         RewardError: The process that calls them is lost.
     """
     own = tuple(function for function in functions if ":" in function)
@@ -276,7 +275,7 @@ def try_rewards(
 
 
 def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[tuple[Failures, str]]:
-    """Yield what must not happen to the two responses to a prompt, with its words."""
+    """Yield failures that refuse the run, with their text, for each prompt's two responses."""
     for first in range(0, len(responses), 2):
         of_prompt = {name: column[first : first + 2] for name, column in outcomes.items()}
         failures = failures_of(of_prompt)

@@ -1,4 +1,4 @@
-"""What caller, reward service and its workers send each other, and what came of rating a batch."""
+"""Messages between caller, reward service and its workers, and the scores of a batch."""
 
 import math
 import statistics
@@ -18,18 +18,18 @@ _TAKEN = (
     *("mean", "std", "model", "overlong", "baseline", "kl"),
     *("timeouts", "crashes", "errors", "failed_share"),
 )
-"""Names of rewards and of what else is told of them."""
+"""Reserved names of rewards and their metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedReward:
-    """A reward function as a configuration and its data name it."""
+    """A reward function, as defined by a configuration and its data."""
 
     name: str
     kwargs: str = "{}"
-    """JSON; its arguments from the configuration."""
+    """JSON of its configured arguments."""
     columns: tuple[str, ...] = ()
-    """Of the rows of the data."""
+    """Columns of the data rows."""
     answer_column: str = ""
 
 
@@ -39,12 +39,12 @@ class PoolPlan:
 
     rewards: tuple[NamedReward, ...]
     timeout_seconds: float
-    """For one response and one function."""
+    """Time limit for one response and one function."""
     processes: int
     prints: Path | None = None
-    """File that takes what functions print; None drops it."""
+    """File for the output of functions; None discards it."""
     is_trial: bool = False
-    """A list of another length fails for all its responses: it is a mistake to be told of."""
+    """Whether a list of wrong length fails for all its responses: a mistake to be reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,31 +53,31 @@ class Failure:
 
     kind: FailureKind
     detail: str
-    """What happened, and the file and line of the function, on one line."""
+    """The error, and the file and line of the function, on one line."""
     trace: str = ""
-    """The calls that led to an exception, from the function on."""
+    """Traceback of an exception, starting at the function."""
 
 
 TakenRows = Sequence[tuple[Any, ...]]
-"""Of each response, what a function takes, in the order of its parameters."""
+"""Arguments of a function for each response, in the order of its parameters."""
 Asked = Mapping[str, TakenRows]
-"""By function, what it is to score."""
+"""Arguments by function."""
 Ranges = Mapping[str, ScoreRange]
-"""Of the scores, by function."""
+"""Ranges of the scores, by function."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """The service has imported all functions, and its workers run."""
+    """Sent when the service has imported all functions, and its workers run."""
 
     ranges: Ranges
     fields: Mapping[str, tuple[str, ...]]
-    """By function, what it takes of each response, as `RewardSignature.bound` names it."""
+    """Fields of each response that a function uses, named as in `RewardSignature.bound`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graded:
-    """A score, and how right the response is apart from it."""
+    """A score with a separate accuracy."""
 
     score: float
     accuracy: float
@@ -85,24 +85,24 @@ class Graded:
 
 
 Outcome = float | Graded | Failure | None
-"""None: the function says that it does not apply to this response."""
+"""None: the function does not apply to this response."""
 Outcomes = Mapping[str, tuple[Outcome, ...]]
 """By function, in the order of the responses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failures:
-    """Responses of a batch to which a function gave no score, all of one kind."""
+    """Responses of a batch for which a function failed in the same way."""
 
     function: str
     count: int
     first: Failure
     response: int
-    """Place of the first in the batch."""
+    """Index of the first in the batch."""
 
     @property
     def kind(self) -> FailureKind:
-        """What happened to them."""
+        """Kind of the failure."""
         return self.first.kind
 
 
@@ -111,33 +111,33 @@ class Scores:
     """Rewards of a batch of responses, in the order of the responses."""
 
     rewards: tuple[float, ...]
-    """Weighted sum over the functions."""
+    """Weighted sums over the functions."""
     components: Mapping[str, tuple[float | None, ...]]
-    """Unweighted scores by function: the worst one where it failed, None where it was not asked, or
-    said that it does not apply."""
+    """Unweighted scores by function: the worst one if it failed, None if it was not called or does
+    not apply."""
     ranges: Ranges
-    """Of the functions."""
+    """Ranges of the functions' scores."""
     failures: tuple[Failures, ...]
     """One for each function and kind."""
     left_out: int = 0
-    """Responses that were rated besides; `failures` counts theirs too."""
+    """Number of responses that were scored but dropped; `failures` includes theirs."""
     left_out_of: Mapping[str, int] = field(default_factory=dict)
-    """The same by function; one that is not named was asked of all of them."""
+    """The same by function; a function that is not listed was called for all of them."""
     sources: tuple[str, ...] = ()
-    """The `data_source` of each; empty where the run has no such thing."""
+    """The `data_source` of each; empty without sources."""
     judges: Mapping[str, str] = field(default_factory=dict)
     """The function that measures accuracy, by source."""
     accuracies: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """How right each response is, 0 to 1, by those functions that say it apart from their score."""
+    """Accuracy of each response, 0 to 1, from functions that return it separately."""
 
     @property
     def rated(self) -> int:
-        """How many responses were rated, with those that were left out."""
+        """Number of scored responses, including dropped ones."""
         return len(self.rewards) + self.left_out
 
     @property
     def asked(self) -> dict[str, int]:
-        """How many responses each function was asked of, with those that were left out."""
+        """Number of responses that each function scored, including dropped ones."""
         return {
             name: len(part) - part.count(None) + self.left_out_of.get(name, self.left_out)
             for name, part in self.components.items()
@@ -145,7 +145,7 @@ class Scores:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put the scores of batches one behind the other."""
+        """Concatenate the scores of batches."""
         counts = [len(part.rewards) for part in parts]
         components = _columns([part.components for part in parts], counts)
         return cls(
@@ -164,7 +164,7 @@ class Scores:
         )
 
     def rows(self, rows: Sequence[int]) -> Self:
-        """Keep some responses; what failed of the others stays on record."""
+        """Keep some responses; failures of the others are still counted."""
         kept = {
             name: tuple(scores[row] for row in rows) for name, scores in self.components.items()
         }
@@ -193,13 +193,13 @@ class Scores:
         )
 
     def parts(self, row: int) -> dict[str, float]:
-        """Return what one reward is made of, by name."""
+        """Return the components of one reward, by name."""
         names = shown_names(self.ranges)
         found = {names.get(name, name): part[row] for name, part in self.components.items()}
         return {name: score for name, score in found.items() if score is not None}
 
     def failed(self, *kinds: FailureKind) -> int:
-        """Count the scores that were not given, for one of these reasons."""
+        """Return the number of missing scores of these kinds."""
         return sum(each.count for each in self.failures if each.kind in kinds)
 
     def without_any_score(self) -> list[Failures]:
@@ -217,10 +217,10 @@ class Scores:
         ]
 
     def shares(self, function: str) -> list[float]:
-        """Return how right each response is, 0 to 1, by the function of its source.
+        """Return the accuracy of each response, 0 to 1, by the function of its source.
 
-        That is what the function says of it, such as verl's `acc`, else where its score lies in its
-        range. `function` judges responses without a source.
+        That is the accuracy that the function returns, such as verl's `acc`, otherwise the position
+        of the score in its range. `function` is used for responses without a source.
         """
         sources = self.sources or ("",) * len(self.rewards)
         return [
@@ -232,7 +232,7 @@ class Scores:
         if judge in self.accuracies and (said := self.accuracies[judge][row]) is not None:
             return said
         score = self.components[judge][row]
-        # What does not apply to a response does not say that it is right.
+        # A function that does not apply to a response does not make it right.
         return 0.0 if score is None else self.ranges[judge].share(score)
 
     def metrics(self) -> dict[str, float]:
@@ -256,12 +256,12 @@ class Scores:
         }
 
     def _failed_share(self) -> dict[str, float]:
-        """Return the share of all scores that were not given; nothing where all were."""
+        """Return the fraction of missing scores; empty if there are none."""
         failed = sum(each.count for each in self.failures)
         return {"reward/failed_share": failed / sum(self.asked.values())} if failed else {}
 
     def _source_metrics(self) -> dict[str, float]:
-        """Return the share of each source, its mean reward and its accuracy."""
+        """Return the fraction of each source, its mean reward and its accuracy."""
         metrics: dict[str, float] = {}
         for source in dict.fromkeys(filter(None, self.sources)):
             rows = [row for row, each in enumerate(self.sources) if each == source]
@@ -276,7 +276,7 @@ class Scores:
 def _columns(
     parts: Sequence[Mapping[str, tuple[float | None, ...]]], counts: Sequence[int]
 ) -> dict[str, tuple[float | None, ...]]:
-    """Put columns of batches one below the other; a batch that lacks one has None in it."""
+    """Concatenate columns of batches; None for batches without a column."""
     names = dict.fromkeys(chain.from_iterable(parts))
     return {
         name: tuple(
@@ -289,10 +289,10 @@ def _columns(
 
 
 def shown_names(functions: Iterable[str]) -> dict[str, str]:
-    """Return what metrics call functions of a user's: the name of the function, or of file too.
+    """Return short names for metrics: the function's name, or file and function.
 
-    Where several have that name, or something else among the metrics has it, the file comes before
-    it; where that is not enough, they keep the whole.
+    If several functions share a name, or a metric has it, the file is prepended; if that is not
+    enough, they keep their full name.
     """
     taken, left, shown = Counter(_TAKEN), [*functions], dict[str, str]()
     for parts in (1, 2):
@@ -313,12 +313,12 @@ def _short_name(name: str, parts: int) -> str:
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    """Return the mean; NaN where not all are finite, as a reward model's may be."""
+    """Return the mean; NaN if not all are finite, as with a reward model's."""
     return statistics.fmean(numbers) if all(map(math.isfinite, numbers)) else math.nan
 
 
 def _together(parts: Sequence[Scores]) -> tuple[Failures, ...]:
-    """Count the failures of each function and kind over batches one behind the other."""
+    """Return the failures of each function and kind over concatenated batches."""
     found: dict[tuple[str, FailureKind], Failures] = {}
     before = 0
     for part in parts:
@@ -331,7 +331,7 @@ def _together(parts: Sequence[Scores]) -> tuple[Failures, ...]:
 
 
 def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:
-    """Count the failures of each function and kind."""
+    """Return the failures of each function and kind."""
     found: dict[tuple[str, FailureKind], Failures] = {}
     for function, column in outcomes.items():
         for place, outcome in enumerate(column):
@@ -343,7 +343,7 @@ def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:
 
 
 def without_any_score(failures: Sequence[Failures], asked: Mapping[str, int]) -> list[Failures]:
-    """Return the first failures of each function that failed for all responses it was asked of."""
+    """Return the first failures of each function that failed for all its responses."""
     by_function: dict[str, list[Failures]] = {}
     for each in failures:
         by_function.setdefault(each.function, []).append(each)
@@ -356,20 +356,20 @@ def without_any_score(failures: Sequence[Failures], asked: Mapping[str, int]) ->
 
 @dataclass
 class WorstScores:
-    """The worst score of each function: to fail must never pay better than to answer.
+    """The worst score of each function: failing must never pay more than answering.
 
-    That is the end of its range that costs reward, the highest where its weight is below 0; or
-    what it has given so far, where that is beyond the end.
+    It is the end of its range with the lower reward, the maximum if its weight is below 0; or the
+    worst score given so far, if that is beyond the end.
     """
 
     weights: Mapping[str, float]
-    """Of each function."""
+    """Weight of each function."""
     _worst: dict[str, float] = field(default_factory=dict)
 
     def filled(
         self, outcomes: Mapping[str, tuple[float | Failure | None, ...]], ranges: Ranges
     ) -> dict[str, tuple[float | None, ...]]:
-        """Return the scores by function, with the worst one for each failure."""
+        """Return the scores by function, with the worst score for each failure."""
         filled = {}
         for function, column in outcomes.items():
             ends, rewarded = ranges[function], self.weights[function] >= 0

@@ -1,10 +1,10 @@
-"""The reward service: one light process, started afresh, with a pool of scoring processes.
+"""The reward service: one small new process, with a pool of scoring processes.
 
-The pool survives whatever a response does to one of them. Above the service is its guard, which
-outlives it to kill what reward functions leave behind.
+The pool survives the failure of any of its processes. The parent of the service is its guard, which
+outlives it to kill processes that reward functions leave.
 
-A trainer process is full of threads and its main module is heavy, so workers are neither
-forked off it nor made to import its main module. They are forked off this one.
+A trainer process has many threads and a large main module, so workers are not forked from it and do
+not import its main module. They are forked from the service.
 """
 
 import os
@@ -33,14 +33,14 @@ from mindrl.rewards.worker import (
 
 WORKER_START_SECONDS = 60.0
 STALL_SECONDS = 30.0
-"""Beyond the time limit, without any result: then the pool itself is stuck."""
+"""Time beyond the limit without any result after which the pool itself counts as stuck."""
 EXIT_ZERO = 256
 RESPONSES_PER_CHUNK = 32
-"""At most."""
+"""Maximum."""
 RESPONSES_PER_CALL = 64
-"""The same of a function that takes lists, or is asynchronous."""
+"""Maximum for a function that takes lists, or is asynchronous."""
 CHUNKS_PER_PROCESS = 4
-"""At least, where there are responses enough: an even load matters more than the cost of a task."""
+"""Minimum, if there are enough responses: balance matters more than the cost of a task."""
 LOSSES_ALLOWED = 3
 
 
@@ -50,39 +50,39 @@ class Chunk:
 
     function: str
     indices: Sequence[int]
-    """Places in the batch."""
+    """Indices in the batch."""
     times_lost: int = 0
     is_last: bool = False
-    """Of a response that has been late: late again, it fails."""
+    """For a response that has been late: if late again, it fails."""
 
 
 Scored = list[Outcome] | Failure
 ChunkResult = Scored | None
-"""Outcomes of a first part of the chunk; why its worker was lost; None: lost without its fault."""
+"""Outcomes of a first part of the chunk, or why its worker failed; None: lost for other reasons."""
 
 
 class ScoringProcess(ForkProcess):
-    """A worker as pebble must see it."""
+    """A worker process, adapted for pebble."""
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, 0 shown as 256: pebble takes 0 for a worker that retired without a task."""
+        """Exit code, with 0 as 256: pebble treats 0 as a worker that retired without a task."""
         code = super().exitcode
         return EXIT_ZERO if code == 0 else code
 
     def terminate(self) -> None:
-        """End the worker at once: Python code for SIGTERM never runs inside a long C call."""
+        """Kill the worker: a Python handler of SIGTERM does not run during a long C call."""
         self.kill()
 
 
 class WorkerContext(ForkContext):
-    """Forks workers off the service, which has imported every function."""
+    """Forks workers from the service, which has imported every function."""
 
     Process = ScoringProcess
 
 
 class WorkerPool:
-    """The processes that score; lives in the service's process."""
+    """The scoring processes; runs in the service's process."""
 
     def __init__(self, plan: PoolPlan, connection_descriptor: int) -> None:
         """Import every function and start the workers.
@@ -104,9 +104,9 @@ class WorkerPool:
     def score(self, asked: Asked) -> Outcomes:
         """Score the responses of each function.
 
-        A chunk whose worker hung or died is run again one response at a time, so that only
-        the guilty ones fail. A response that is late by itself has another try, behind all others:
-        a busy machine makes right answers late.
+        A chunk whose worker hung or died is run again one response at a time, so that only the
+        responses at fault fail. A response that is late on its own is retried after all others: on
+        a busy machine right answers may be late.
         """
         outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in asked}
         chunks = [
@@ -127,7 +127,7 @@ class WorkerPool:
         }
 
     def _shares(self, function: str, count: int) -> Iterator[range]:
-        """Cut the responses of a function into chunks."""
+        """Divide the responses of a function into chunks."""
         loaded, places = load_reward(self._rewards[function]), range(count)
         is_plain = not loaded.signature.is_batch and not loaded.signature.is_async
         even = self._plan.processes * (CHUNKS_PER_PROCESS if is_plain else 1)
@@ -141,7 +141,7 @@ class WorkerPool:
         self._pool.join()
 
     def _run(self, chunks: Iterable[Chunk], asked: Asked) -> list[tuple[Chunk, ChunkResult]]:
-        """Give every chunk to a worker and wait for all; the order is that of the chunks."""
+        """Send every chunk to a worker and wait for all; the order is that of the chunks."""
         if not self._pool.active:
             self._replace()
         futures = [(chunk, self._schedule(chunk, asked)) for chunk in chunks]
@@ -171,7 +171,7 @@ class WorkerPool:
         self._pool = self._start()
 
     def _seconds(self, chunk: Chunk) -> float:
-        """Return how long a worker may take for a chunk."""
+        """Return the time limit of a worker for a chunk."""
         loaded = load_reward(self._rewards[chunk.function])
         if not (loaded.signature.is_batch or loaded.signature.is_async):
             return self._plan.timeout_seconds
@@ -187,16 +187,16 @@ class WorkerPool:
                 args=(self._rewards[chunk.function], chosen, self._plan.timeout_seconds),
                 timeout=self._seconds(chunk) + SETTLING_SECONDS,
             )
-        except RuntimeError as error:  # the pool broke since it was last looked at
+        except RuntimeError as error:  # the pool broke since the last check
             future = Future()
             future.set_exception(error)
         return future
 
     def _wait(self, futures: Iterable[Future[Scored]], stall_seconds: float) -> None:
-        """Wait for all, or until the pool breaks or stands still; then a new pool is made.
+        """Wait for all, or until the pool breaks or stalls; then create a new pool.
 
-        A worker that dies while it holds pebble's locks (out of memory, say) would
-        stop every other worker for ever.
+        A worker that dies while it holds pebble's locks (for example out of memory) would block
+        every other worker forever.
         """
         pending = set(futures)
         deadline = time.monotonic() + stall_seconds
@@ -231,7 +231,7 @@ class WorkerPool:
 
 
 def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list[Chunk]]:
-    """Return the outcomes, by index, that a result makes final, and the chunks still to run."""
+    """Return the final outcomes of a result, by index, and the chunks still to run."""
     if isinstance(result, list):
         left = chunk.indices[len(result) :]
         found = dict(zip(chunk.indices, result, strict=False))
@@ -265,9 +265,9 @@ def _exit_reason(exitcode: int) -> str:
 
 
 def serve(connection_descriptor: int) -> None:
-    """Score what is `Asked` on the connection until it says None or closes.
+    """Score each `Asked` message on the connection until None or the end of the connection.
 
-    Takes a `PoolPlan` first and answers `Ready`, or the error that forbids it.
+    Receives a `PoolPlan` first and answers with `Ready`, or the error.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard_pid = os.getppid()
@@ -282,10 +282,10 @@ def serve(connection_descriptor: int) -> None:
             connection.send(pool.ready)
             for asked in _requests(connection):
                 outcomes = pool.score(asked)
-                os.kill(guard_pid, SWEEP)  # no call is under way: what is left was left behind
+                os.kill(guard_pid, SWEEP)  # no call is running: remaining processes are leftovers
                 connection.send(outcomes)
 
 
 def _requests(connection: Connection) -> Iterator[Asked]:
-    with suppress(EOFError, ConnectionResetError):  # the caller left
+    with suppress(EOFError, ConnectionResetError):  # the caller has ended
         yield from iter(connection.recv, None)

@@ -1,4 +1,4 @@
-"""What a trial of reward functions shows: scores that teach nothing or lie outside their range."""
+"""Results of a trial of reward functions: useless scores, or scores outside their range."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from mindrl.rewards.scores import Failure, Outcome, Outcomes, Ranges
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """What is to be said of a function that gave scores."""
+    """A remark about a function that gave scores."""
 
     function: str
     text: str
     refuses: bool
-    """The run must not start with it."""
+    """Whether the run must not start with it."""
     of_failure: bool = False
-    """It failed for one of the responses."""
+    """Whether it failed for one of the responses."""
 
 
 def remarks(outcomes: Outcomes, responses: Sequence[str], ranges: Ranges) -> Iterator[Remark]:
-    """Judge the scores of each function for pairs: a right answer to a prompt, and no text."""
+    """Yield remarks on each function's scores of pairs: a right answer, and an empty response."""
     for function, column in outcomes.items():
         yield from _failed(function, column, responses)
         scores = [each for each in map(_score, column) if each is not None]
@@ -32,7 +32,7 @@ def remarks(outcomes: Outcomes, responses: Sequence[str], ranges: Ranges) -> Ite
 
 
 def _failed(function: str, column: Sequence[Outcome], texts: Sequence[str]) -> Iterator[Remark]:
-    """Name the first failure; an empty response is one that every model gives some day."""
+    """Yield the first failure; empty responses first, since every model gives one some day."""
     failed = [(at, each) for at, each in enumerate(column) if isinstance(each, Failure)]
     for at, failure in sorted(failed, key=lambda pair: bool(texts[pair[0]]))[:1]:
         text = (
@@ -45,7 +45,7 @@ def _failed(function: str, column: Sequence[Outcome], texts: Sequence[str]) -> I
 
 
 def _outside(function: str, scores: Sequence[float], ends: ScoreRange) -> Iterator[Remark]:
-    """Name a score outside the range; 0 to 1 is that of functions that declare none, too."""
+    """Yield a score outside the range, which is 0 to 1 for functions that declare none."""
     outside = [each for each in scores if not ends.lowest <= each <= ends.highest]
     for score in outside[:1]:
         low, high = min(score, ends.lowest), max(score, ends.highest)

@@ -1,4 +1,4 @@
-"""What runs inside a scoring process: isolation first, then foreign code on foreign text."""
+"""Content of a scoring process: isolation first, then user code on untrusted text."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from typing import cast
 
 import psutil
 
-import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
+import mindrl.rewards.answers  # noqa: F401 - before the fork, so that no answer waits for sympy
 from mindrl.config.reward_signature import RewardSignature
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
@@ -25,39 +25,39 @@ from mindrl.rewards.returned import hint_of, score_of, scores_of
 from mindrl.rewards.scores import Failure, NamedReward, Outcome, TakenRows
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
-"""What scoring may map beyond what the imports have mapped."""
+"""Address space for scoring, beyond that of the imports."""
 
 SETTLING_SECONDS = 0.02
-"""Lets the pool note which worker took a task that may kill it; else its death may be seen before
-its task is known, and be blamed on the whole pool."""
+"""Lets the pool record which worker has a task that may kill it; otherwise its death may be noticed
+before its task is known, and break the whole pool."""
 TRACED_CALLS = 8
-"""The innermost ones."""
+"""Number of innermost calls in a trace."""
 TRACE_CHARACTERS = 2000
 
 MOST_BESIDE = 8
-"""Calls of an `async def` that one process has under way, unless its attribute `concurrency` says
-otherwise."""
+"""Maximum concurrent calls of an `async def` in one process, unless its attribute `concurrency` is
+set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedReward:
-    """A function as a worker calls it."""
+    """A function as called by a worker."""
 
     call: Callable[..., object]
     signature: RewardSignature
     taken: tuple[tuple[str, str], ...]
-    """By parameter, what it takes; one without a name is given by its place."""
+    """Field by parameter; an empty name is a positional parameter."""
     place: str
     """File and line."""
 
     @property
     def concurrency(self) -> int:
-        """Calls that may be under way at a time."""
+        """Maximum number of concurrent calls."""
         alone = self.signature.is_batch or not self.signature.is_async
         return 1 if alone else int(getattr(self.call, "concurrency", MOST_BESIDE))
 
     def called(self, values: Iterable[object]) -> object:
-        """Call it with what it takes, in that order."""
+        """Call it with its fields, in that order."""
         pairs = [*zip(self.taken, values, strict=True)]
         by_place = [value for (name, _), value in pairs if not name]
         return self.call(*by_place, **{name: value for (name, _), value in pairs if name})
@@ -65,10 +65,10 @@ class LoadedReward:
 
 @cache
 def load_reward(reward: NamedReward) -> LoadedReward:
-    """Import a function; filled by the service before it forks, so that no new worker does.
+    """Import a function; the service fills the cache before it forks.
 
     Raises:
-        ConfigError: It cannot serve.
+        ConfigError: It is not usable.
     """
     call = resolve_reward(reward.name, kwargs=json.loads(reward.kwargs))
     signature = signature_of_reward(call)
@@ -81,12 +81,12 @@ def load_reward(reward: NamedReward) -> LoadedReward:
 
 
 def isolate_worker(service_pid: int, connection_descriptor: int, prints_descriptor: int) -> None:
-    """Cut a new worker off from what it could harm; runs once in each, before any response."""
+    """Isolate a new worker; runs once in each, before any response."""
     die_with(service_pid)
     os.close(connection_descriptor)
     for descriptor in (1, 2):
         os.dup2(prints_descriptor, descriptor)
-    # Line by line, whatever it is: a worker ends by a signal, and keeps no line for later.
+    # Line-buffered: a worker is ended by a signal, which would lose buffered lines.
     sys.stdout, sys.stderr = (
         os.fdopen(descriptor, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
         for descriptor in (1, 2)
@@ -99,10 +99,10 @@ def isolate_worker(service_pid: int, connection_descriptor: int, prints_descript
 def score_rows(
     reward: NamedReward, rows: TakenRows, timeout_seconds: float
 ) -> list[Outcome] | Failure:
-    """Score responses, one at a time until half of the time for one is spent, but one at least.
+    """Score responses in order until half the time limit of one has passed, at least one.
 
-    The caller sends the rest again, so that slow functions are not mistaken for hanging ones. A
-    response alone is mostly one of those that were lost: this process may not survive it.
+    The caller sends the rest again, so that slow functions do not count as hung. A single response
+    is often one that was lost before: this process may not survive it.
 
     Returns:
         Outcomes of the first of them, or why a function of lists has none.
@@ -133,7 +133,7 @@ def _score_one(loaded: LoadedReward, row: Sequence[object]) -> Outcome:
 async def _score_beside(
     loaded: LoadedReward, rows: TakenRows, timeout_seconds: float
 ) -> list[Outcome]:
-    """Let some responses be scored at a time, each within the time for one."""
+    """Score responses concurrently, each within the time limit of one."""
     slots = asyncio.Semaphore(loaded.concurrency)
 
     async def score(row: Sequence[object]) -> Outcome:
@@ -151,10 +151,10 @@ async def _score_beside(
 
 
 def _score_batch(loaded: LoadedReward, rows: TakenRows) -> list[Outcome] | Failure:
-    """Score responses by one call.
+    """Score responses with one call.
 
-    Returns a failure where that raises, or gives no list of as many scores: the caller then asks of
-    the responses one by one.
+    Returns a failure if it raises, or gives no list of as many scores: the caller then retries the
+    responses one by one.
     """
     try:
         value = loaded.called([list(column) for column in zip(*rows, strict=True)])
@@ -187,7 +187,7 @@ def _no_score(loaded: LoadedReward, error: ValueError, value: object) -> Failure
 
 
 def _raised(loaded: LoadedReward, error: BaseException) -> Failure:
-    """Tell of an exception by the innermost line of the function's own file."""
+    """Return a failure for an exception, with the innermost line of the function's own file."""
     file = loaded.place.rpartition(":")[0]
     tb = traceback.extract_tb(error.__traceback__)
     calls = [call for call in tb if call.filename != __file__]

@@ -1,1 +1,1 @@
-"""All that is known of a run before it starts: what is wrong with it, and its plan."""
+"""Checks and plans of a run before it starts."""

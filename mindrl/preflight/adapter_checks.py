@@ -1,4 +1,4 @@
-"""Rules between the adapters of a run and the model that they are put on."""
+"""Rules between the adapters of a run and the model that they modify."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ _EXPERTS = ".experts."
 
 
 def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[Finding]:
-    """Return what keeps the adapters of a run from being put on its actor."""
+    """Yield what prevents the adapters of a run from being put on its actor."""
     lora = config.actor_config.lora
     low_rank = LowRank.of(lora)
     if low_rank is None:
@@ -40,7 +40,7 @@ def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[
 
 
 def _on_experts(config: RunConfig, has: list[str]) -> Iterator[Finding]:
-    """Adapters lie on whole experts, each of which is multiplied by itself."""
+    """Adapters need whole experts, each multiplied separately."""
     beside = [name for name in has if name not in ("gate_proj", "up_proj", "down_proj")]
     asked = config.actor_config.lora.target_modules
     named = ",".join([name for name in beside if name in asked] or beside)

@@ -1,4 +1,4 @@
-"""Everything that can be known before Ray starts: configuration, model, data, rewards, memory."""
+"""All checks before Ray starts: configuration, model, data, rewards, memory."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,34 +45,34 @@ from mindrl.rewards.resolve import check_reward
 _ANSWER = "megatron_training.answer_column"
 _MOST_TRIED = 64
 _MOST_NAMED = 2
-"""Of the legal values of a finding."""
+"""Maximum number of legal values per finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What a check has found."""
+    """Result of a check."""
 
     findings: list[Finding]
-    """What keeps the run from working."""
+    """What prevents the run from working."""
     warnings: list[Finding]
-    """What does not, and deserves a word."""
+    """Problems that do not prevent it."""
     not_checked: list[Finding]
-    """Files that are not there, where that is allowed."""
+    """Missing files, if those are allowed."""
     memory_checked: bool
-    """Whether memory of the devices was compared with anything."""
+    """Whether device memory was compared with a capacity."""
     models: Mapping[Role, ModelDescription] | None
-    """None where a folder is not there, and mindrl knows no model of its name."""
+    """None if a folder is missing and mindrl ships no model of its name."""
     shardings: RunShardings | None
-    """In the engine's own order of the ranks; None where the models cannot be run."""
+    """In the engine's own order of the ranks; None if the models cannot be run."""
 
 
 def check(
     config: RunConfig, platform: Platform, *, goes_on: bool = False, here: bool = False
 ) -> RunPlan:
-    """Refuse a run that cannot work; returns the plan of one that can.
+    """Refuse a run that cannot work; return the plan of one that can.
 
-    One that goes on may replace what it has exported. With `here` this machine must have what the
-    run takes of one.
+    With `goes_on` it may replace its exports. With `here` this machine must provide what the run
+    needs.
 
     Raises:
         ConfigError: All findings, one a line.
@@ -83,7 +83,7 @@ def check(
 
 
 def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
-    """Check what needs no file; returns what could not be checked because a file is missing.
+    """Check what needs no file; return what could not be checked because a file is missing.
 
     Raises:
         ConfigError: All findings, one a line.
@@ -99,7 +99,7 @@ def checked_with_legal_values(
     needs_files: bool = True,
     here: bool = False,
 ) -> Checked:
-    """Ask every rule, as `checked_run`, and keep of legal values the nearest that help."""
+    """Apply every rule, as `checked_run`, and keep the nearest legal values that help."""
     checked = checked_run(config, platform, capacity, needs_files=needs_files, here=here)
     named = [
         replace(each, legal=_nearest_legal(each, config, platform, checked))
@@ -119,11 +119,11 @@ def checked_run(
     goes_on: bool = False,
     here: bool = False,
 ) -> Checked:
-    """Ask every rule, that of memory against the capacity of a device and of its machine.
+    """Apply every rule, including memory against the capacity of a device and its machine.
 
-    A data or weight file that is missing is a finding, or, where `needs_files` is off, not checked:
-    of a model that is not here the shipped sizes are taken then. With `here` this machine must have
-    the devices, the memory and the tokenizer.
+    A missing data or weight file is a finding; with `needs_files=False` it is not checked, and a
+    missing model has its shipped sizes. With `here` this machine must have the devices, the memory
+    and the tokenizer.
     """
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config), *tracker_findings(config)]
@@ -150,7 +150,7 @@ def checked_run(
     return Checked(
         findings=found,
         warnings=warnings,
-        # Of a folder that several roles read the same is said once.
+        # Report a folder used by several roles once.
         not_checked=[] if needs_files else once([*missing, *absent.values()]),
         memory_checked=judges_memory and capacity.device_bytes is not None,
         models=models,
@@ -159,14 +159,14 @@ def checked_run(
 
 
 def _of_this_machine(models: RunShardings, platform: Platform) -> Iterator[Finding]:
-    """Say what an otherwise legal run lacks here."""
+    """Yield what an otherwise legal run lacks on this machine."""
     yield from tokenizer_findings(models.plan.config)
     yield from attention_findings(models, platform)
     yield from host_findings(models, platform)
 
 
 def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
-    """Say what the devices do not allow."""
+    """Yield what the devices do not support."""
     asked, own = config.megatron_training.distributed_backend, platform.collective_backend
     if asked not in ("auto", own):
         need = f": {platform.kind} devices use {own}"
@@ -183,7 +183,7 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
 
 
 def refuse(config: RunConfig, found: Iterable[Finding]) -> None:
-    """Raise what was found, if anything was, in the words that the configuration is written in."""
+    """Raise the findings, if any, in terms of the configuration's own keys."""
     if lines := [str(in_words_of_backend(config, each)) for each in found]:
         raise ConfigError("\n".join(lines))
 
@@ -196,7 +196,7 @@ def _accepted(
     goes_on: bool = False,
     here: bool = False,
 ) -> Checked:
-    """Raise what is found; say what is not enough for that."""
+    """Raise the findings; print the warnings."""
     capacity = Capacity(device_bytes=config.rl_config.device_memory_bytes)
     asked = {"needs_files": needs_files, "goes_on": goes_on, "here": here}
     checked = checked_run(config, platform, capacity, **asked)
@@ -209,9 +209,9 @@ def _accepted(
 def _nearest_legal(
     finding: Finding, config: RunConfig, platform: Platform, checked: Checked
 ) -> tuple[Value, ...]:
-    """Return the nearest legal values that end all findings on their key and make none on another.
+    """Return the nearest legal values that resolve all findings on a key without new ones.
 
-    The rules are asked whose answer may change; folders are as they are.
+    Only rules whose result may change are applied; folders are not read again.
     """
     others = {each.field for each in checked.findings} - {finding.field}
 
@@ -247,7 +247,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 
 def _own_functions(config: RunConfig) -> Iterator[Finding]:
-    """Try the parts of the algorithm that are the user's; torch is imported for these alone."""
+    """Try the user's own parts of the algorithm; torch is imported only for these."""
     for name, resolver in (
         ("adv_estimator", "mindrl.algorithms.estimators:resolve_estimator"),
         ("policy_loss", "mindrl.algorithms.policy_losses:resolve_policy_loss"),
@@ -270,7 +270,7 @@ def _own_specs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _own_networks(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:
-    """Build each network of the user's without memory; torch is imported for these alone."""
+    """Build each of the user's networks without memory; torch is imported only for these."""
     found = []
     for role, model in models.items():
         if model.other and model.other.own:
@@ -289,7 +289,7 @@ def _data_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _trouble(path: str) -> str | None:
-    """Say why a folder or a pattern names no data; None where it does."""
+    """Return why a folder or a pattern contains no data; None if it does."""
     try:
         files_of(path)
     except DataError as error:

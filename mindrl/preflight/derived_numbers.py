@@ -1,4 +1,4 @@
-"""The numbers that follow from a configuration alone."""
+"""Numbers derived from a configuration alone."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -14,17 +14,18 @@ from mindrl.tracking.opened import tracking_text
 _GAP_FLOAT32 = 0.01
 _GAP_BF16 = 0.1
 _GAP_BF16_EXPERTS = 0.3
-"""Nats. Some tokens go to other experts on the two sides: healthy runs show 0.02 to 0.06."""
+"""Nats. Some tokens are routed to other experts on the two sides: healthy runs have 0.02 to
+0.06."""
 
 _OF_REWARDS = (
     *("rollout", "prompts per step", "old log-probs", "rollout correction", "log-prob gap"),
     *("reference", "rewards"),
 )
-"""Numbers of runs that draw responses, and learn from rewards."""
+"""Numbers of runs that generate responses and train on rewards."""
 
 
 def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
-    """Return what a configuration comes to, in the order that a person asks."""
+    """Return the derived numbers of a configuration, in the order of interest."""
     generate, rl = config.generate_config, config.rl_config
     training, rollout = config.megatron_training, config.rollout_layout
     further = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
@@ -60,7 +61,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     }
     if config.sft_config is None:
         return found
-    # Of what is drawn and rated there is nothing to say.
+    # Without rollouts and rewards these numbers have no meaning.
     kept = {name: text for name, text in found.items() if name not in _OF_REWARDS}
     precision = "bf16" if training.bf16 else "fp32"
     longest = f"{training.seq_length} tokens"
@@ -68,7 +69,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
 
 
 def _lesson(config: RunConfig) -> dict[str, str]:
-    """Say what supervised fine-tuning learns."""
+    """Return the targets of supervised fine-tuning."""
     sft = config.sft_config
     assert sft is not None, "the run is supervised"
     column = sft.response_column
@@ -77,7 +78,7 @@ def _lesson(config: RunConfig) -> dict[str, str]:
 
 
 def placement_text(config: RunConfig) -> str:
-    """Say which devices train and which generate, node by node."""
+    """Describe which devices train and which generate, by node."""
     placement, worlds = config.placement, len(config.placement.first_nodes)
     size = config.rollout_layout.world_size // config.rollout_layout.replicas
     sizes = [config.world_size, *[size] * (worlds - 1)]
@@ -94,7 +95,7 @@ def placement_text(config: RunConfig) -> str:
 
 
 def order_text(config: RunConfig) -> str:
-    """Say who works when, and how old a token may get; nothing of turns on shared devices."""
+    """Describe the order of rollout and training, and token ages; empty if in turns and shared."""
     rl, prompts = config.rl_config, config.megatron_training.global_batch_size
     age, ahead = f"tokens of up to {rl.max_staleness} step(s) ago", (1 + rl.max_staleness) * prompts
     if rl.debug is not None:
@@ -112,7 +113,7 @@ def order_text(config: RunConfig) -> str:
 
 
 def roles_text(config: RunConfig) -> str:
-    """Say which of the devices that train each role is on."""
+    """Describe the training devices of each role."""
     places = {role: config.role_devices(role) for role in config.roles}
     return "; ".join(f"{role} on {at.start} to {at.stop - 1}" for role, at in places.items())
 
@@ -140,7 +141,7 @@ def _reference(config: RunConfig) -> str:
 
 
 def _role(config: RunConfig, role: Role) -> str:
-    """Say where a role beside the actor comes from, and its layout where that is its own."""
+    """Return the model folder of a role other than the actor, with its layout if different."""
     if role not in config.roles:
         return ""
     sizes, path = _role_sizes(config, role), config.model_path(role)
@@ -170,14 +171,14 @@ def _micro_batch(config: RunConfig) -> str:
 
 
 def spelled_sizes(sizes: Mapping[str, int]) -> str:
-    """Spell parallel sizes by their short names; of those that are 1 only `tp` and `dp`."""
+    """Format parallel sizes by their short names; sizes of 1 are omitted except `tp` and `dp`."""
     return ", ".join(
         f"{name.upper()} {size}" for name, size in sizes.items() if size > 1 or name in ("tp", "dp")
     )
 
 
 def batch_figures(config: RunConfig) -> dict[str, Any]:
-    """Count what a step does; of the rollout's replicas that with most sequences counts."""
+    """Return the counts of a step; for rollout those of the replica with most sequences."""
     generate, rl = config.generate_config, config.rl_config
     of_replica = -(-config.sequences_per_step // config.rollout_layout.dp)
     return {
@@ -187,7 +188,7 @@ def batch_figures(config: RunConfig) -> dict[str, Any]:
         "rollout_sequences_at_a_time": min(of_replica, generate.max_num_seqs),
         "updates_per_step": config.updates_per_step,
         "sequences_per_update": config.sequences_per_update,
-        # None where tokens cut them, whose number is not known before.
+        # None with token budgets, where the number is not known in advance.
         "micro_batches_of_replica": None if rl.use_dynamic_bsz else _micro_batches(config),
         "longest_sequence_tokens": rl.max_prompt_length + generate.sampling_config.max_tokens,
         "updates_in_all": config.total_updates("actor"),
@@ -195,7 +196,7 @@ def batch_figures(config: RunConfig) -> dict[str, Any]:
 
 
 def _micro_batches(config: RunConfig) -> dict[str, int]:
-    """Count the micro-batches of one replica in a step; of an update in that update."""
+    """Return the micro-batches of one replica per step; for an update phase, per update."""
     step, update = config.sequences_per_step, config.sequences_per_update
     return {
         phase.value.replace("train", "update"): -(
@@ -209,12 +210,12 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
 
 
 def logprob_gap_limit(config: RunConfig, *, has_experts: bool) -> float | None:
-    """Return the limit of a run in nats; None where no gap is judged."""
+    """Return the limit of a run in nats; None without a limit."""
     asked = config.rl_config.max_logprob_gap
     if asked is not None:
         return asked
     if config.generate_config.sampling_config.cuts:
-        # The engine's log-probs are those of a part of the distribution, the trainer's are not.
+        # The engine's log-probs are of a truncated distribution, the trainer's are not.
         return None
     if not config.megatron_training.bf16 and config.generate_config.dtype == "float32":
         return _GAP_FLOAT32
@@ -222,7 +223,7 @@ def logprob_gap_limit(config: RunConfig, *, has_experts: bool) -> float | None:
 
 
 def logprob_gap_text(config: RunConfig) -> str:
-    """Describe the limit of a run, whatever its model, and which tokens it applies to."""
+    """Describe the limit of a run for any model, and the tokens that it applies to."""
     dense, experts = (logprob_gap_limit(config, has_experts=each) for each in (False, True))
     cuts = config.generate_config.sampling_config.cuts
     if dense is None:

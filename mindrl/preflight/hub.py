@@ -1,4 +1,4 @@
-"""Models and data by their names on the Hugging Face hub, found in its cache on this machine."""
+"""Resolve names on the Hugging Face hub to folders of its cache on this machine."""
 
 import re
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ _ALLOW = "megatron_training.allow_download"
 
 
 def with_local_folders(config: RunConfig, *, downloads: bool) -> RunConfig:
-    """Put folders of the hub's cache in the place of names that are no paths here.
+    """Replace names that are not paths here by folders of the hub's cache.
 
-    What is not in the cache stays as it is, and is downloaded where the configuration allows it
-    and `downloads` says that the program is to.
+    Names that are not in the cache stay unchanged, or are downloaded if the configuration and
+    `downloads` allow it.
 
     Raises:
         ConfigError: It cannot be downloaded.
@@ -39,7 +39,7 @@ def with_local_folders(config: RunConfig, *, downloads: bool) -> RunConfig:
 
 
 def hub_hint(path: str, kind: HubKind) -> str:
-    """Say what to do about a name that is neither here nor in the cache; empty of other paths."""
+    """Return advice about a name that is neither here nor in the cache; empty for other paths."""
     if path.startswith("~"):
         return "; ~ is not read as your home folder here: write it out"
     if _split(path, kind) is None or Path(path.partition("/")[0]).exists():
@@ -59,7 +59,7 @@ def _model_keys(config: RunConfig) -> Iterator[str]:
 
 
 def _split(path: str, kind: HubKind) -> tuple[str, str] | None:
-    """Return name on the hub and path inside; None of what is a path of this machine."""
+    """Return the name on the hub and the path inside; None for a path of this machine."""
     match = _NAME.fullmatch(path)
     if match is None or Path(path).exists():
         return None
@@ -73,7 +73,7 @@ def _found(key: str, path: str, kind: HubKind, *, fetches: bool) -> str:
     if split is None:
         return path
     name, inside = split
-    # Imported late: it takes a while, and few runs name anything on the hub.
+    # Imported late: it is slow, and few runs use names on the hub.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What a run asks of this machine: devices, memory, a tokenizer. Imports no torch."""
+"""Checks of this machine: devices, memory, a tokenizer. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ _KV_CACHE = "generate_config.kv_cache_mib"
 
 
 def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
-    """Say so where this machine has not the devices; those of a cluster that is joined are its."""
+    """Yield a finding if this machine lacks the devices, unless a cluster is joined."""
     present, kind = platform.local_devices(), config.rl_config.device
     if not present:
         best = choose_platform("auto").kind
@@ -36,16 +36,17 @@ def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 
 def attention_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:
-    """Say so where the engines of this machine cannot attend with heads of the model's size."""
+    """Yield a finding if this machine's engine lacks a kernel for the model's head size."""
     config = models.plan.config
     if platform.kind == "cpu" and config.rolls_out and not config.generate_config.servers:
         yield from cpu_attention_findings(models.plan.models["actor"], config.model_key("actor"))
 
 
 def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say so where the folder of the tokenizer has none; a folder that is not there is another's.
+    """Yield a finding if the tokenizer's folder has none.
 
-    A finding on `megatron_training.tokenizer_name_or_path` names that key, else the model's.
+    The finding is on `megatron_training.tokenizer_name_or_path` if that is set, otherwise on the
+    model's key.
     """
     key, path = "megatron_training.tokenizer_name_or_path", config.tokenizer_path
     if config.value_of(key) is None:
@@ -61,7 +62,7 @@ def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:
-    """Compare what the workers of a CPU machine take with its memory, where all of them are on it.
+    """Compare the memory of all workers with that of a CPU machine, if all are on it.
 
     The models are of a run without other findings.
     """
@@ -75,7 +76,7 @@ def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]
             apart = rollout_memory_plan(models, None, models.most_staging)
             needed += apart.peak_bytes * config.rollout_devices
     except MindrlError:
-        # What keeps a plan from being made has a finding of its own.
+        # What prevents a plan has its own finding.
         return
     there, mib = memory_bound(), config.generate_config.kv_cache_mib
     if needed <= there:

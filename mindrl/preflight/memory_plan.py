@@ -1,4 +1,4 @@
-"""The memory of a run, predicted: what it is, what of a machine it breaks, what would help.
+"""Predicted memory of a run: the plan, its findings, and advice.
 
 Needs no torch.
 """
@@ -32,7 +32,7 @@ _PAGE = "docs/how-to/plan-memory.md"
 _CAPACITY = "rl_config.device_memory_mib"
 _SHARE = "generate_config.gpu_memory_utilization"
 _STORAGES_PER_TENSOR = 4
-"""At most: weight, main weight, two moments; each has a place of its own on the host."""
+"""Maximum: weight, main weight, two moments; each has its own place on the host."""
 
 
 def memory_plan(
@@ -40,18 +40,18 @@ def memory_plan(
 ) -> MemoryPlan:
     """Predict the memory of a run's steps.
 
-    Where the capacity of a device is not known, `generate_config.kv_cache_mib` alone can say how
-    large the KV cache is.
+    If the capacity of a device is unknown, only `generate_config.kv_cache_mib` determines the size
+    of the KV cache.
 
     Raises:
-        ConfigError: `generate_config.kv_cache_mib` does not hold one sequence.
-        DeviceMemoryError: What the device has left for the KV cache does not hold one.
+        ConfigError: `generate_config.kv_cache_mib` is too small for one sequence.
+        DeviceMemoryError: The memory left for the KV cache is too small for one sequence.
     """
     return with_own_kv_cache(models, plan_without_kv_cache(models, capacity_bytes, staging))
 
 
 def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
-    """Return a plan with the KV cache that a run takes; as it is where nothing says its size.
+    """Return the plan with the run's KV cache; unchanged if its size is unknown.
 
     Raises as `memory_plan`.
     """
@@ -80,14 +80,14 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
 
 
 def kv_cache_findings(config: RunConfig, per_token: int) -> Iterator[Finding]:
-    """Say so where a KV cache of a given size does not hold one sequence."""
+    """Yield a finding if a given KV cache is too small for one sequence."""
     mib, (least, sequence) = config.generate_config.kv_cache_mib, one_sequence(config, per_token)
     if mib is not None and mib * MIB < least:
         yield broken("generate_config.kv_cache_mib", mib, f": {sequence}", -(-least // MIB))
 
 
 def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
-    """Return the bytes of the smallest KV cache, that of one whole sequence, and words for it."""
+    """Return the bytes of the smallest KV cache, for one sequence, and a description."""
     length = config.generate_config.max_model_len
     least = per_token * length
     return least, (
@@ -99,9 +99,9 @@ def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
 def plan_without_kv_cache(
     models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
-    """Predict all but the KV cache; without `staging` the reshard is planned, which says it.
+    """Predict all but the KV cache; without `staging` the reshard is planned to compute it.
 
-    Where rollout is apart, that of the training side.
+    With separate rollout, that of the training side.
     """
     config = models.plan.config
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
@@ -125,7 +125,7 @@ def plan_without_kv_cache(
         ),
         unchanging=models.unchanging,
         regions=regions,
-        # What rounding adds at most.
+        # Maximum of the rounding.
         host_rounding=models.storages * _STORAGES_PER_TENSOR * rounded(1),
         places=places(config),
         side="training" if trains_alone else "both",
@@ -133,7 +133,7 @@ def plan_without_kv_cache(
 
 
 def too_small(plan: MemoryPlan) -> str:
-    """Say by how much a device is too small, and when."""
+    """Describe by how much a device is too small, and when."""
     assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
     return (
         f"rl_config.check_memory=true: the run is predicted to need {mib_text(plan.peak_bytes)} "
@@ -146,9 +146,10 @@ def too_small(plan: MemoryPlan) -> str:
 def region_bytes(
     models: RunShardings, staging: RankBytes, *, distributed_optimizer: bool
 ) -> dict[Region, RankBytes]:
-    """Return the bytes of each region on each rank, the KV cache aside.
+    """Return the bytes of each region on each rank, except the KV cache.
 
-    `staging` is that of messages in flight; with `distributed_optimizer` replicas share its states.
+    `staging` is for messages in flight; with `distributed_optimizer` replicas shard the optimizer
+    states.
     """
     found: dict[Region, RankBytes] = {
         Region.ROLLOUT_WEIGHTS: np.array(models.rollout.held_bytes()),
@@ -165,9 +166,9 @@ def region_bytes(
 
 
 def offload_keys(config: RunConfig) -> dict[Region, str]:
-    """Return the key of each region that a run has and that leaves only if asked to.
+    """Return the key of each region of a run that is offloaded only if configured.
 
-    A role that shares its devices with nothing is always there.
+    A role that shares its devices with nothing always stays on them.
     """
     keys: dict[Region, str] = {}
     if len(config.roles) == 1 and (config.is_apart or not config.rolls_out):
@@ -184,8 +185,8 @@ def offload_keys(config: RunConfig) -> dict[Region, str]:
 def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
     """Estimate the bytes that each phase of the training side needs besides its regions.
 
-    For a micro-batch of the longest sequences on the rank that needs most. What the rollout
-    engine needs besides weights and KV cache is not estimated.
+    For a micro-batch of the longest sequences on the rank that needs most. The rollout engine's
+    memory besides weights and KV cache is not estimated.
     """
     config, training = plan.config, plan.config.megatron_training
     longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
@@ -215,24 +216,24 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Memory that is there, in bytes; None where it is not known."""
+    """Available memory in bytes; None if unknown."""
 
     device_bytes: int | None = None
     host_bytes: int | None = None
-    """Of one machine."""
+    """Memory of one machine."""
 
     def holds(self, plan: MemoryPlan, ranks_per_node: int) -> bool:
-        """Tell whether devices and machines have room for a plan of these devices."""
+        """Return whether devices and machines have room for a plan of these devices."""
         there = self.host_bytes
         return plan.fits and (there is None or plan.host_bytes_of_node(ranks_per_node) <= there)
 
 
 def judged_memory(models: RunShardings, capacity: Capacity) -> tuple[list[Finding], list[Finding]]:
-    """Compare a step with the memory that there is; `models` are of a run without other findings.
+    """Compare a step with the available memory; `models` are of a run without other findings.
 
     Returns:
-        Findings where a step needs more, and warnings where it does by estimate, once its
-        activations come on top.
+        Findings if a step needs more, and warnings if it needs more including estimated
+            activations.
     """
     config, per_node = models.plan.config, models.plan.topology.ranks_per_node
     if capacity == Capacity() or not config.rl_config.check_memory:
@@ -244,7 +245,7 @@ def judged_memory(models: RunShardings, capacity: Capacity) -> tuple[list[Findin
 
 
 def _bounding_plan(models: RunShardings, capacity: Capacity) -> MemoryPlan | None:
-    """Give every rank the largest share of every region; None where no KV cache is left then."""
+    """Plan with each region's maximum on all ranks; None if no KV cache is left then."""
     plan = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
     largest = {region: np.full_like(sizes, sizes.max()) for region, sizes in plan.regions.items()}
     try:
@@ -254,16 +255,16 @@ def _bounding_plan(models: RunShardings, capacity: Capacity) -> MemoryPlan | Non
 
 
 def _findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
-    """Ask the plan; ranks are ordered, and the reshard is planned, only where that decides."""
+    """Yield findings; ranks are ordered and the reshard planned only if that is decisive."""
     bare = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
     try:
-        # In any order a rank has the same part of the engine; alone, it may leave too little.
+        # In any order a rank has the same part of the engine, which may itself leave too little.
         if rollout_regions(bare) == {Region.ROLLOUT_WEIGHTS}:
             with_own_kv_cache(models, bare)
         models = models.ordered
         plan = memory_plan(models, capacity.device_bytes, models.most_staging)
         if not plan.fits and Region.STAGING in plan.peak_instant.resident:
-            # The bound on the messages alone may be what does not fit.
+            # Only the upper bound of the messages may be too large.
             plan = memory_plan(models, capacity.device_bytes)
     except DeviceMemoryError as error:
         yield _no_room_for_kv_cache(models, capacity, str(error))
@@ -274,7 +275,7 @@ def _findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
 
 
 def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
-    """Name the phase that is furthest beyond the device with the estimate of its activations."""
+    """Yield the phase that exceeds the device most, including estimated activations."""
     estimates = activation_estimates(models.plan)
     needs = {
         at.phase: most + estimates[at.phase]
@@ -293,7 +294,7 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
-    """Name the one key that makes the run fit; where there is none, the memory that it needs."""
+    """Return the one key that makes the run fit, or else the memory that it needs."""
     assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
     for advice in advice_on(plan, models):
         if advice.peak_bytes <= plan.capacity_bytes:
@@ -307,20 +308,20 @@ def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
 
 
 def _no_room_for_kv_cache(models: RunShardings, capacity: Capacity, text: str) -> Finding:
-    """Name the share of the device that holds one sequence beside all else, where there is one."""
+    """Return the share of the device that allows one sequence besides all else, if possible."""
     assert capacity.device_bytes is not None, "a device of unknown size is never too small"
     config = models.plan.config
     plan = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
     others = rollout_bytes(plan)
     least, _ = one_sequence(config, models.plan.kv_bytes_per_token)
-    # What is left is cut to whole MiB, so one more may be needed.
+    # The remainder is cut to whole MiB, so one more may be needed.
     share = ceil((others + least + MIB) / capacity.device_bytes * 100) / 100
     legal = (share,) if share <= 1 else ()
     return Finding(text, _SHARE, config.generate_config.gpu_memory_utilization, legal, _PAGE)
 
 
 def _host(models: RunShardings, plan: MemoryPlan, capacity: Capacity) -> Iterator[Finding]:
-    """Compare what the workers of one machine keep on the host with its memory."""
+    """Compare the host memory of one machine's workers with its capacity."""
     there, per_node = capacity.host_bytes, models.plan.topology.ranks_per_node
     needed = plan.host_bytes_of_node(per_node)
     if there is None or needed <= there:
@@ -339,12 +340,12 @@ def _host(models: RunShardings, plan: MemoryPlan, capacity: Capacity) -> Iterato
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A key to change, all else as it is."""
+    """A key to change, all else unchanged."""
 
     setting: str
-    """As it is written on the command line."""
+    """As written on the command line."""
     peak_bytes: int
-    """With it."""
+    """Peak with this setting."""
     saved_bytes: int
 
 
@@ -378,9 +379,9 @@ def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
 
 
 def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, per_token: int) -> int | None:
-    """Return the largest KV cache that fits the device, or is not in the peak where it does.
+    """Suggest a smaller KV cache: the largest that fits, or that no longer sets the peak.
 
-    At least one sequence of it.
+    It holds at least one sequence.
     """
     now = plan.kv_cache_bytes
     if now is None or Region.KV_CACHE not in plan.peak_instant.resident:

@@ -1,4 +1,4 @@
-"""Rules between a configuration and the models that it names. One rule, one function."""
+"""Rules between a configuration and its models. One rule, one function."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -29,10 +29,9 @@ ROLLOUT_KEYS = {name: f"generate_config.{key}" for name, key in ROLLOUT_SIZE_KEY
 def describe_models(
     config: RunConfig, *, without_weights: Collection[Role] = ()
 ) -> tuple[dict[Role, ModelDescription], list[Finding]]:
-    """Read the models of a run, and say which folders do not hold what their role needs.
+    """Read the models of a run; return findings for folders that lack what their role needs.
 
-    Of those `without_weights` config.json alone is read: a shipped one where the folder is not
-    here.
+    For roles in `without_weights` only config.json is read: a shipped one if the folder is missing.
     """
     models: dict[Role, ModelDescription] = {}
     unread: list[Finding] = []
@@ -45,17 +44,17 @@ def describe_models(
                 models[role] = described(sizes_path(config, role), families)
                 continue
             models[role] = described(path, families)
-            # A critic's head is drawn where the folder has none.
+            # A critic's head is initialised at random if the folder has none.
             head, draws = role_head(role), role == "critic"
             check_files(path, models[role], head=head, draws_missing_head=draws)
         except MindrlError as error:
             unread.append(Finding(f"{key}: {error}{hub_hint(path, 'model')}", key, path))
-    # Of a folder that several roles read the same is said once.
+    # Report a folder used by several roles once.
     return models, once(unread)
 
 
 def missing_weights(config: RunConfig) -> dict[Role, Finding]:
-    """Say which roles have no weight files, or no folder at all."""
+    """Return findings for roles without weight files or without a folder."""
     found = {}
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
@@ -67,7 +66,7 @@ def missing_weights(config: RunConfig) -> dict[Role, Finding]:
 
 
 def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:
-    """Return what keeps the models from being run as asked; nothing where one is not known."""
+    """Return what prevents the models from running as configured; empty if one is unknown."""
     if set(models) != set(config.roles):
         return []
     found: list[Finding] = []
@@ -88,7 +87,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
 
 
 def _too_long(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
-    """Compare the longest sequences with the positions of the model, and with its window."""
+    """Compare the longest sequences with the model's positions, and with its window."""
     longest, window = actor.max_position_embeddings, actor.sliding_window
     for field, each in sequence_limits(config).items():
         if each > longest:
@@ -103,19 +102,19 @@ def _too_long(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
 
 
 def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:
-    """Compare each layout with its model; a finding on another model than the actor's names it."""
+    """Compare each layout with its model; findings on models other than the actor's name it."""
     found: list[Finding] = []
     for role, model in models.items():
         same = model == models["actor"]
         folder = "" if same else f"{config.model_key(role)}={config.model_path(role)}: "
         own = _layout(config, role, model)
         found += [replace(finding, text=f"{folder}{finding}") for finding in own]
-    # What roles of one model have in common is said once.
+    # Report what roles with the same model share once.
     return once(found)
 
 
 def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
-    """Compare the layout of a role with its model, and then what it recomputes."""
+    """Compare the layout of a role with its model, and its recomputation."""
     found = list(training_findings(config, role, model))
     yield from found
     if config.layout(role).tp > 1:
@@ -137,7 +136,7 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
 
 
 def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
-    """Say where tensor-parallel ranks have to share the tokens of hidden states, or cannot."""
+    """Yield a finding if sequence parallelism is required or not supported."""
     field, found = "megatron_training.sequence_parallel", config.megatron_training.sequence_parallel
     key, other = config.layout_keys(role)["tp"], model.other
     engine = planning_of(config.training_backend(role)).name
@@ -152,11 +151,11 @@ def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -
 
 
 def training_findings(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
-    """Say what keeps the engine of a role from building its model in its layout."""
+    """Yield what prevents a role's engine from building its model in its layout."""
     key, backend = config.backend_key(role), config.training_backend(role)
     text, keys = config.value_of(key), config.layout_keys(role) | {"backend": key}
     if model.moe and backend != TRAINING_BACKEND:
-        # Rows of whole 16 bytes, says torch of products of groups.
+        # torch's grouped products require rows of whole 16 bytes.
         multiple = 8 if config.megatron_training.bf16 else 4
         if (width := model.moe.intermediate_size // config.layout(role).etp) % multiple:
             need = f"multiplies experts {width} wide on a rank; a multiple of {multiple} is needed"
@@ -166,7 +165,7 @@ def training_findings(config: RunConfig, role: Role, model: ModelDescription) ->
         if found.field != key:
             yield found
             continue
-        # What is legal is an engine, and stands in a string with the sizes.
+        # The legal value is an engine, inserted into the string with the sizes.
         legal = tuple(text.replace(backend, str(other), 1) for other in found.legal)
         said = f"{key}={text}{found.text.removeprefix(key)}"
         yield Finding(said, key, text, legal)
@@ -175,7 +174,7 @@ def training_findings(config: RunConfig, role: Role, model: ModelDescription) ->
 def _recomputed_runs(
     section: str, learning: LearningConfig, layout: TrainLayout, model: ModelDescription
 ) -> Iterator[Finding]:
-    """Say so where the last run of layers would go beyond its chunk: the engine does not stop."""
+    """Yield a finding if the last recomputed run exceeds its chunk: the engine does not check."""
     run = learning.recompute_num_layers
     if learning.recompute_method != "uniform" or run is None:
         return
@@ -187,7 +186,7 @@ def _recomputed_runs(
 def _beside_the_actor(
     config: RunConfig, role: Role, model: ModelDescription, actor: ModelDescription
 ) -> Iterator[Finding]:
-    """Say so where a role could not read the actor's tokens, or not as far as the actor counts."""
+    """Yield a role whose vocabulary or model does not fit, or whose context is too short."""
     key, path = config.model_key(role), config.model_path(role)
     ours, theirs = actor.vocab_size, model.vocab_size
     if ours != theirs:

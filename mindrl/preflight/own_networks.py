@@ -1,7 +1,7 @@
-"""What can be seen of a user's own network before a run: it is built without memory and compared.
+"""Check a user's own network before a run: it is built without memory and compared.
 
-Called by a check, in a process that has neither devices nor ranks. Imports torch, so it is imported
-where there is such a network alone.
+Called by a check, in a process without devices and ranks. Imports torch, so import it only if there
+is such a network.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ from mindrl.training.given_network import holder_of
 
 
 def try_network(folder: str, model: ModelDescription) -> None:
-    """Build a model by the user's spec, whole and in two stages, and compare it with the table.
+    """Build a model from the user's spec, whole and in two stages, and compare it with the table.
 
     Raises:
-        ModelError: It cannot be built, or is not what the table says.
+        ModelError: It cannot be built, or differs from the table.
         ConfigError: The module or the function cannot be loaded.
     """
     own, layers = own_of(model), model.num_hidden_layers
@@ -58,7 +58,7 @@ def _faults(network: nn.Module, wanted: Mapping[str, Shape]) -> Iterator[str]:
 
 
 def _unshared(model: ModelDescription, network: nn.Module) -> Iterator[str]:
-    """Name what ranks would have a part of, where nothing adds up what their parts give."""
+    """Yield sharded parameters outside of the modules that sum the ranks' partial results."""
     own, other = own_of(model), model.other
     assert other is not None
     assert other.cuts is not None

@@ -1,4 +1,4 @@
-"""The memory of a rollout replica on devices of its own, predicted. Needs no torch."""
+"""Predicted memory of a rollout replica on its own devices. Needs no torch."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ _PAGE = "docs/how-to/plan-memory.md"
 def rollout_memory_plan(
     models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
-    """Predict the memory of a rollout replica on devices of its own.
+    """Predict the memory of a rollout replica on its own devices.
 
     Raises as `memory_plan`.
     """
@@ -28,15 +28,15 @@ def rollout_memory_plan(
 
 
 def rollout_memory_findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
-    """Say what a replica on devices of its own does not have room for there."""
+    """Yield what does not fit on the devices of a separate replica."""
     config, there = models.plan.config, capacity.device_bytes
-    # What a server has is whoever's that started it.
+    # Servers are the responsibility of the user who started them.
     if not (config.starts_engines and config.rl_config.check_memory and there is not None):
         return
     try:
         plan = rollout_memory_plan(models, there, models.most_staging)
         if not plan.fits:
-            # The bound on the messages alone may be what does not fit.
+            # Only the upper bound of the messages may be too large.
             plan = rollout_memory_plan(models.ordered, there)
     except DeviceMemoryError as error:
         field = "generate_config.gpu_memory_utilization"

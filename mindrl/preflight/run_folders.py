@@ -1,4 +1,4 @@
-"""The folders of a run: what they must not hold yet, and the room that their disks must have."""
+"""Output folders of a run: they must be free, and their disks need enough room."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -18,15 +18,15 @@ from mindrl.observability.run_folder import Need, best_folder, check_room
 from mindrl.preflight.run_shardings import RunPlan, role_head
 
 Places = Mapping[Role, str]
-"""Folder of each model that the run exports."""
+"""Export folder of each model."""
 _RECORD_TOKEN_BYTES = 12
-"""Of a response token in a record: its number, its log-prob, its text."""
+"""Bytes of a response token in a record: its id, its log-prob, its text."""
 LOG_BYTES = 64 << 20
-"""Free space that logs and samples want, besides the exported models."""
+"""Free space for logs and samples, besides the exported models."""
 
 
 def export_places(config: RunConfig, run_folder: Path | None = None) -> Places:
-    """Return where each model is exported to; without a run folder only those that a key places."""
+    """Return each model's export folder; without a run folder only the configured ones."""
     names: dict[Role, str] = {"actor": "model", "critic": "critic"}
     saves = {role: config.value_of(f"{role}_config.save") for role in names}
     if run_folder is None:
@@ -36,7 +36,7 @@ def export_places(config: RunConfig, run_folder: Path | None = None) -> Places:
 
 
 def export_findings(places: Places) -> Iterator[Finding]:
-    """Say so where an export would replace files, or the other model."""
+    """Yield a finding if an export would replace files, or the other model."""
     for role, place in places.items():
         key = f"{role}_config.save"
         if not Path(place).resolve().name:
@@ -48,7 +48,7 @@ def export_findings(places: Places) -> Iterator[Finding]:
                 yield broken(key, place, f"{which}{trouble}; name a new folder", None)
                 break
     if len(places) > 1:
-        # Each export replaces its whole folder, with all that lies below it.
+        # Each export replaces its whole folder, including subfolders.
         actor, critic = places["actor"], places["critic"]
         pairs = [*product(_written(actor), _written(critic))]
         if any(
@@ -62,12 +62,12 @@ def export_findings(places: Places) -> Iterator[Finding]:
 
 
 def export_folders(config: RunConfig, root: Path, *, goes_on: bool = False) -> dict[Role, Path]:
-    """Return the folder of each model that the run exports, those in the run folder included.
+    """Return the folder of each model that the run exports, including those in the run folder.
 
-    A run that goes on replaces what it has exported.
+    With `goes_on` the run replaces its exports.
 
     Raises:
-        OutputError: One holds something, or lies in the other.
+        OutputError: One is not empty, or is inside the other.
     """
     places = export_places(config, root)
     if not goes_on and (found := [*export_findings(places)]):
@@ -76,13 +76,13 @@ def export_folders(config: RunConfig, root: Path, *, goes_on: bool = False) -> d
 
 
 def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> None:
-    """Make the folders of a run, and compare what it will write with what their disks have free.
+    """Create the folders of a run, and compare its output with the free space of their disks.
 
     Raises:
         OutputError: A folder cannot be written, or a disk is too small.
     """
     training = plan.config.megatron_training
-    # An export stands beside the one before it until it is whole, and beside the best one.
+    # Until it is complete, an export exists in addition to the previous and the best one.
     several = 0 < training.exports_every < training.train_iters
     copies = (3 if plan.config.evaluates else 2) if several else 1
     needs = [Need(folder=root, needed_bytes=LOG_BYTES, what="logs and samples")]
@@ -97,7 +97,7 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
         for role, folder in exports.items()
     ]
     if training.save_interval:
-        # One is written beside those that stay.
+        # One is written in addition to those that are kept.
         count = training.keep_last + training.keep_best + 1
         one = sum(state_bytes(plan, role) for role in plan.config.changing_roles)
         needed = _still_needed(count, one, _replaced_checkpoints(plan, root))
@@ -106,9 +106,9 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
 
 
 def _still_needed(copies: int, nbytes: int, there: Iterable[Path]) -> int:
-    """Return the bytes of so many copies, less those of the folders that they will replace.
+    """Return the bytes of `copies`, minus those of the folders that they will replace.
 
-    The next copy is always written next to them.
+    The next copy is always written in addition to them.
     """
     # A best model shares the files of the newest by hard links.
     found = {
@@ -121,7 +121,7 @@ def _still_needed(copies: int, nbytes: int, there: Iterable[Path]) -> int:
 
 
 def _replaced_checkpoints(plan: RunPlan, root: Path) -> Iterator[Path]:
-    """Yield the checkpoints of a run folder that do not stay for ever."""
+    """Yield the checkpoints of a run folder that are not kept permanently."""
     commits, every = Commits(root / CHECKPOINTS), plan.config.megatron_training.keep_every
     for step in commits.steps():
         if not every or step % every:
@@ -129,9 +129,9 @@ def _replaced_checkpoints(plan: RunPlan, root: Path) -> Iterator[Path]:
 
 
 def spool_needs(plan: RunPlan) -> Iterator[Need]:
-    """Say what the jobs of a spool put into it until a checkpoint lets go of it.
+    """Yield the room that a spool needs until a checkpoint releases its data.
 
-    A spool that a train job is at already has part of it, and is not asked.
+    A spool already in use by a train job has part of it, and is not checked.
     """
     config, spool = plan.config, plan.config.spool_config
     if spool.job is None or spool.folder is None:
@@ -139,13 +139,13 @@ def spool_needs(plan: RunPlan) -> Iterator[Need]:
     folder = Path(spool.folder).resolve()
     if (folder / "progress.json").exists():
         return
-    # One step is learned while the checkpoint of the one before it is committed.
+    # One step is trained while the checkpoint of the previous one is committed.
     steps = config.megatron_training.save_interval + config.rl_config.max_staleness + 2
     longest = config.generate_config.sampling_config.max_tokens
     step_bytes = config.sequences_per_step * longest * _RECORD_TOKEN_BYTES
     most = steps * step_bytes
     if spool.max_records_mib is not None:
-        # What the train job waits for is drawn all the same.
+        # Records that the train job waits for are always generated.
         most = min(most, (spool.max_records_mib << 20) + step_bytes)
     yield Need(
         folder=folder,
@@ -161,14 +161,14 @@ def spool_needs(plan: RunPlan) -> Iterator[Need]:
 
 
 def export_bytes(plan: RunPlan, role: Role) -> int:
-    """Count the bytes of an exported model's weights."""
+    """Return the bytes of an exported model's weights."""
     model, dtype, head = plan.models[role], plan.train_dtype, role_head(role)
     sharding = whole_sharding(model, world_size=1, holders=[0], dtype=dtype, head=head)
     return table_bytes(sharding.table(0), sharding.dtype)
 
 
 def state_bytes(plan: RunPlan, role: Role) -> int:
-    """Count the bytes of a model in a checkpoint, in float32: weights, and moments if it learns."""
+    """Return the float32 bytes of a model in a checkpoint: weights, and moments if trained."""
     shapes = logical_shapes(plan.models[role], head=role_head(role))
     if role == "actor" and plan.low_rank is not None:
         shapes = factor_shapes(plan.models[role], plan.low_rank)
@@ -176,13 +176,13 @@ def state_bytes(plan: RunPlan, role: Role) -> int:
 
 
 def _written(place: str) -> list[Path]:
-    """Return the folders that a role writes: its best model lies beside its newest."""
+    """Return the folders that a role writes: its best model is next to its newest."""
     folder = Path(place).resolve()
     return [folder, best_folder(folder)]
 
 
 def _trouble(folder: Path) -> str | None:
-    """Say what is there already; an export makes its folder, or takes an empty one."""
+    """Return why a folder cannot take an export, which needs a new or an empty one."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir():
         return "is a file" if there == folder else f"cannot be made: {there} is a file"

@@ -1,4 +1,4 @@
-"""What a run is, decided once, and who holds what in it; each answer is made when asked for."""
+"""Plan of a run, and the shardings of its models, computed on demand."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,29 +27,29 @@ from mindrl.training.trained_bytes import TrainedBytes
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What driver and workers need to know; small enough to be sent to each of them."""
+    """Plan for driver and workers; small enough to be sent to each of them."""
 
     config: RunConfig
     models: Mapping[Role, ModelDescription]
-    """Of each role that the run has."""
+    """Models of the run's roles."""
     layouts: Mapping[Role, TrainLayout]
-    """Of the same roles, the order of the ranks included."""
+    """Layouts of the same roles, including the order of the ranks."""
     rollout: RolloutLayout
 
     @property
     def replica(self) -> RolloutLayout:
-        """The layout of one rollout replica, which is a world of its own where it is apart."""
+        """Layout of one rollout replica, which is a separate world if rollout is separate."""
         return replace(self.rollout, dp=1)
 
     def link_nodes(self, replica: int) -> tuple[int, ...]:
-        """Return the node of each training rank, and behind them of each rank of a replica.
+        """Return the node of each training rank, then of each rank of a replica.
 
-        Nodes are numbered in the order in which they come, so that replicas that lie alike are
-        linked alike.
+        Nodes are numbered in order of appearance, so that replicas with equal placement have equal
+        links.
         """
         placement, ranks = self.config.placement, self.replica.world_size
         training = placement.nodes(0, self.config.world_size)
-        # A server is on a node of its own, as far as is known.
+        # A server is assumed to be on a separate node.
         elsewhere_on = (max(training) + 1,) * ranks
         known = self.config.starts_engines
         nodes = (*training, *(placement.nodes(1 + replica, ranks) if known else elsewhere_on))
@@ -63,7 +63,7 @@ class RunPlan:
         return Topology(ranks_per_node=min(per_node, self.config.world_size))
 
     def topology_of(self, role: Role) -> Topology:
-        """Which ranks of a role share a machine, counted from its first."""
+        """Return which ranks of a role share a machine, counted from its first."""
         ranks, whole = self.layouts[role].ranks, self.topology
         if len(ranks) == self.config.world_size:
             return whole
@@ -72,32 +72,32 @@ class RunPlan:
 
     @property
     def bucket_bytes(self) -> int:
-        """Bound on the messages that a rank has in flight."""
+        """Maximum bytes of messages that a rank has in flight."""
         return self.config.generate_config.reshard_bucket_mib << 20
 
     @property
     def train_dtype(self) -> DType:
-        """In which models compute and are written; an engine may keep its weights in float32."""
+        """Data type of computation and files; an engine may keep its weights in float32."""
         return "bfloat16" if self.config.megatron_training.bf16 else "float32"
 
     def planning(self, role: Role) -> EnginePlanning:
-        """Return what is known of the engine that trains a role."""
+        """Return the planning functions of the engine that trains a role."""
         return planning_of(self.config.training_backend(role))
 
     @property
     def low_rank(self) -> LowRank | None:
-        """The adapters that learn in place of the actor's weights; None where those do."""
+        """The adapters that are trained instead of the actor's weights; None without adapters."""
         return LowRank.of(self.config.actor_config.lora)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of the KV cache of a rank."""
+        """Bytes per token in the KV cache of a rank."""
         dtype = self.config.generate_config.dtype
         return kv_bytes_per_token(self.models["actor"], self.rollout, dtype)
 
 
 def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:
-    """Plan a run whose layouts have no findings with its ranks in the engine's own order."""
+    """Plan a run, whose layouts have no findings, in the engine's own order of the ranks."""
     return RunPlan(
         config=config,
         models=models,
@@ -107,25 +107,25 @@ def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -
 
 
 def role_head(role: Role) -> Head:
-    """Return what a role's model ends with."""
+    """Return the head of a role's model."""
     return "value" if role in ("critic", "reward") else "vocabulary"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunShardings:
-    """The models of a run in its layouts; what travels takes seconds for large ones."""
+    """Shardings of a run's models; planning the reshard takes seconds for large models."""
 
     plan: RunPlan
     unordered: "RunShardings | None" = None
-    """The same with the ranks in the engine's own order, where this one was made from it: the
-    rollout and what travels are the same."""
+    """The same with the ranks in the engine's own order, if this one was derived from it: rollout
+    and slices are the same."""
     _links: dict[tuple[int, ...], ReshardPlan] = field(default_factory=dict, init=False)
 
     @cached_property
     def training(self) -> dict[Role, Sharding]:
-        """Which rank of a role holds which part of its model, counted from the role's first.
+        """Sharding of each role's model, by ranks counted from the role's first.
 
-        Roles that are alike share the answer.
+        Equal roles share the result.
         """
         plan, found = self.plan, dict[Role, Sharding]()
         of_engine = cache(lambda planning, *asked: planning.sharding(*asked))
@@ -142,13 +142,13 @@ class RunShardings:
 
     @cached_property
     def adapters(self) -> Sharding | None:
-        """Who holds what of the actor's adapters; None where it has none."""
+        """Sharding of the actor's adapters; None without adapters."""
         low_rank = self.plan.low_rank
         return None if low_rank is None else adapter_sharding(self.training["actor"], low_rank)
 
     @cached_property
     def unchanging(self) -> dict[Region, RankBytes]:
-        """What of a region no update changes: the weights that adapters are put on."""
+        """Bytes that no update changes: the weights under adapters."""
         if self.adapters is None:
             return {}
         held = np.array(self.training["actor"].held_bytes())
@@ -156,7 +156,7 @@ class RunShardings:
 
     @property
     def storages(self) -> RankBytes:
-        """How many tensors each rank's models have."""
+        """Number of tensors of each rank's models."""
         found: RankBytes = np.zeros(self.plan.config.world_size, dtype=np.int64)
         for role, side in self.training.items():
             found += self.of_all_ranks(role, np.array(side.storages()))
@@ -165,7 +165,7 @@ class RunShardings:
         return found
 
     def trained_bytes(self, role: Role, *, distributed_optimizer: bool) -> tuple[TrainedBytes, ...]:
-        """Return what each rank of a role that learns allocates; weights that stay come on top."""
+        """Return the bytes allocated by each rank of a trained role, plus frozen weights."""
         of_engine = partial(
             self.plan.planning(role).trained_bytes, distributed_optimizer=distributed_optimizer
         )
@@ -177,9 +177,9 @@ class RunShardings:
 
     @cached_property
     def rollout(self) -> Sharding:
-        """Who needs the actor's weights for rollout: where that is apart, the ranks of a link.
+        """Sharding of the actor's weights for rollout; if separate, over the ranks of a link.
 
-        Those are the training ranks and, behind them, the ranks of one replica.
+        These are the training ranks and, after them, the ranks of one replica.
         """
         if self.unordered is not None:
             return self.unordered.rollout
@@ -192,31 +192,31 @@ class RunShardings:
 
     @property
     def link_size(self) -> int:
-        """Ranks of a link between the training side and a rollout replica."""
+        """Number of ranks of a link between the training side and a rollout replica."""
         return self.plan.config.world_size + self.plan.replica.world_size
 
     @cached_property
     def source(self) -> Sharding:
-        """Who has the actor's weights, of the ranks that `rollout` speaks of."""
+        """Sharding of the actor's weights in training, over the same ranks as `rollout`."""
         config = self.plan.config
         return self.actor_over(self.link_size if config.is_apart else config.world_size)
 
     def actor_over(self, ranks: int) -> Sharding:
-        """Return who has the actor's weights, of so many ranks, those that train first."""
+        """Return the sharding of the actor's weights over `ranks`, training ranks first."""
         training, first = self.training["actor"], self.plan.layouts["actor"].first_rank
         if len(training.held_by) == ranks:
             return training
         return elsewhere(training, first_rank=first, world_size=ranks)
 
     def of_all_ranks(self, role: Role, of_its_own: RankBytes) -> RankBytes:
-        """Return numbers of a role's ranks for all that train; 0 where it is not."""
+        """Return numbers of a role's ranks for all training ranks; 0 for ranks without the role."""
         found = np.zeros((self.plan.config.world_size, *of_its_own.shape[1:]), dtype=np.int64)
         found[self.plan.layouts[role].ranks] = of_its_own
         return found
 
     @cached_property
     def slices(self) -> Slices:
-        """What travels from the actor's layout to the rollout's."""
+        """Slices to transfer from the actor's layout to the rollout's."""
         if self.unordered is not None:
             return self.unordered.slices
         with no_collection():
@@ -224,14 +224,14 @@ class RunShardings:
 
     @cached_property
     def reshard(self) -> ReshardPlan:
-        """How it travels, which takes most of the time for large models.
+        """Plan of the transfer, which takes most of the time for large models.
 
-        Where rollout is apart, to its first replica.
+        With separate rollout, to its first replica.
         """
         return self.link(0) if self.plan.config.is_apart else self._planned(self.plan.topology)
 
     def link(self, replica: int) -> ReshardPlan:
-        """Return how the weights travel to a replica on devices of its own."""
+        """Return the plan of the transfer to a replica on its own devices."""
         nodes = self.plan.link_nodes(replica)
         if nodes not in self._links:
             self._links[nodes] = self._planned(self._placed(nodes))
@@ -239,7 +239,7 @@ class RunShardings:
 
     @property
     def topology(self) -> Topology:
-        """Which of the ranks that `reshard` speaks of share a machine."""
+        """Which of the ranks of `reshard` share a machine."""
         plan = self.plan
         return self._placed(plan.link_nodes(0)) if plan.config.is_apart else plan.topology
 
@@ -259,7 +259,7 @@ class RunShardings:
 
     @cached_property
     def staging(self) -> RankBytes:
-        """The most that each rank has in flight while weights travel, to whichever replica."""
+        """Maximum bytes that each rank has in flight during a transfer, over all replicas."""
         if not self.plan.config.is_apart:
             return self.reshard.peak_staging
         ways = {self.plan.link_nodes(each): each for each in range(self.plan.rollout.replicas)}
@@ -269,21 +269,21 @@ class RunShardings:
 
     @property
     def most_staging(self) -> RankBytes:
-        """Bound on `staging`; needs no plan of the reshard."""
+        """Upper bound of `staging`; needs no plan of the reshard."""
         return np.full(len(self.rollout.held_by), self.plan.bucket_bytes, dtype=np.int64)
 
     @cached_property
     def ordered(self) -> "RunShardings":
-        """The same with the ranks in the order that `generate_config.rank_map` asks for.
+        """The same with the ranks in the order of `generate_config.rank_map`.
 
-        A role with the actor's sizes and engine takes its order too: then they share their process
+        A role with the actor's sizes and engine uses the same order: they then share process
         groups.
         """
         plan = self.plan
         config = plan.config
         shared = config.learns and not (config.is_apart or config.is_spread)
         if config.generate_config.rank_map == "default" or not shared:
-            # No order lets a rank keep what only others need.
+            # No order lets a rank keep weights that only other ranks need.
             return self
         own = plan.layouts["actor"]
         with no_collection():
@@ -301,10 +301,10 @@ class RunShardings:
 
 
 def unordered_shardings(config: RunConfig) -> RunShardings:
-    """Read the sizes of the models of a run that has no findings, and is only planned.
+    """Read the model sizes of a run without findings that is only planned.
 
     Raises:
-        ModelError: A model folder does not hold a known model.
+        ModelError: A model folder contains no known model.
     """
     described = cache(planned_description)
     models = {

@@ -1,4 +1,4 @@
-"""What comes with mindrl besides its code: configurations, and the sizes of well-known models."""
+"""Data shipped with mindrl: configurations, and the sizes of well-known models."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ from mindrl.observability.terminal import note
 
 @dataclass(frozen=True, kw_only=True)
 class Families:
-    """Which families a model may be of besides those that mindrl has a network of."""
+    """Allowed families of a model besides those with a network in mindrl."""
 
     specs: tuple[str, ...] | None = None
-    """Places of specs of the user's own, before those that are installed; None takes no spec."""
+    """Places of the user's own specs, before the installed ones; None uses no specs."""
     takes_any: bool = False
-    """Any of transformers."""
+    """Whether any family of transformers is allowed."""
 
 
 KNOWN = Families()
@@ -29,15 +29,15 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def config_folder() -> Path:
-    """Return the configurations of the checkout, else of the working folder, else of the wheel."""
+    """Return the configurations of the checkout, working folder or wheel, in this order."""
     places = (_CHECKOUT / "configs", Path("configs").resolve(), _PACKAGE / "configs")
     return next((place for place in places if (place / "program.yaml").is_file()), places[-1])
 
 
 def _here_or_shipped(path: str) -> str:
-    """Return a path as it is, or, where no folder is there, the shipped one of the same name.
+    """Return a path unchanged, or the shipped folder of the same name if it does not exist.
 
-    That of `./models/Qwen2.5-7B` has config.json alone.
+    For `./models/Qwen2.5-7B` that has only config.json.
     """
     known = config_folder() / "models" / Path(path).name
     is_shipped = not Path(path).is_dir() and (known / "config.json").is_file()
@@ -45,21 +45,21 @@ def _here_or_shipped(path: str) -> str:
 
 
 def planned_description(path: str, families: Families = KNOWN) -> ModelDescription:
-    """Read the sizes of a model that is planned, not run: its folder may be elsewhere.
+    """Read the sizes of a model for planning only: its folder may be on another machine.
 
     Raises:
-        ConfigError: The spec of a model of the user's own cannot be loaded.
-        ModelError: It does not hold a known model, or there is none and the name is not known.
+        ConfigError: The spec of a user's own model cannot be loaded.
+        ModelError: It contains no known model, or does not exist and the name is unknown.
     """
     return description_of(_here_or_shipped(path), families, to_plan=True)
 
 
 def description_of(path: str, families: Families, *, to_plan: bool = False) -> ModelDescription:
-    """Read what a model is, by the user's own spec where there is one.
+    """Read the description of a model, by the user's own spec if there is one.
 
     Raises:
         ConfigError: As above.
-        ModelError: As above; of what is not only planned also what is not supported.
+        ModelError: As above; unless only planned, also for unsupported models.
     """
     own = None if families.specs is None else own_description(path, families.specs)
     if own is not None:
@@ -69,13 +69,13 @@ def description_of(path: str, families: Families, *, to_plan: bool = False) -> M
 
 
 def families_without_a_run(engine: TrainingBackend) -> Families:
-    """Return which families a model may be of that no configuration names: specs are installed."""
+    """Return the allowed families without a configuration: only installed specs."""
     specs = None if engine == TRAINING_BACKEND else ()
     return Families(specs=specs, takes_any=engine == "fsdp")
 
 
 def families_of(config: RunConfig, role: Role) -> Families:
-    """Return which families a role's model may be of."""
+    """Return the allowed families of a role's model."""
     is_megatron = config.training_backend(role) == TRAINING_BACKEND
     return Families(
         specs=None if is_megatron else config.megatron_training.own_models,
@@ -84,16 +84,16 @@ def families_of(config: RunConfig, role: Role) -> Families:
 
 
 def takes_any_family(config: RunConfig) -> bool:
-    """Say whether models may be of families that mindrl has no network of."""
+    """Return whether models may be of families without a network in mindrl."""
     engines = {config.training_backend(each) for each in config.roles}
     return engines == {"fsdp"}
 
 
 def sizes_path(config: RunConfig, role: Role) -> str:
-    """Return what has the sizes of a role's model: its folder, where that is here.
+    """Return the folder with the sizes of a role's model: its own, if it exists.
 
-    Else it is what `actor_config.sizes` names, or the shipped folder of the same name. Where none
-    is there, the model's folder is returned as it is.
+    Otherwise it is `actor_config.sizes`, or the shipped folder of the same name. If none exists,
+    the model's folder is returned.
     """
     path = config.model_path(role)
     own = config.actor_config.sizes
@@ -103,12 +103,12 @@ def sizes_path(config: RunConfig, role: Role) -> str:
 
 
 def has_sizes(path: str) -> bool:
-    """Tell a config.json, or a folder with one."""
+    """Return whether a path is a config.json, or a folder with one."""
     return Path(path).is_file() or (Path(path) / "config.json").is_file()
 
 
 def unknown_sizes(config: RunConfig) -> list[Finding]:
-    """Say of which models nothing is known, so that neither a check nor a plan can judge them."""
+    """Return findings for models of unknown sizes, which can be neither checked nor planned."""
     found = []
     for role in config.roles:
         if not Path(sizes_path(config, role)).exists():
@@ -124,7 +124,7 @@ def unknown_sizes(config: RunConfig) -> list[Finding]:
 
 
 def shipped_sizes(config: RunConfig) -> dict[str, str]:
-    """Say of which model folders, not here, the sizes are read from elsewhere.
+    """Return the missing model folders whose sizes are read from elsewhere.
 
     Returns:
         For example `{"./models/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}`.
@@ -139,6 +139,6 @@ def shipped_sizes(config: RunConfig) -> dict[str, str]:
 
 
 def note_shipped_sizes(config: RunConfig) -> None:
-    """Tell a person of `shipped_sizes`, one note a folder."""
+    """Print a note for each folder in `shipped_sizes`."""
     for folder, shipped in shipped_sizes(config).items():
         note(f"{folder} is not here: sizes of {shipped}")

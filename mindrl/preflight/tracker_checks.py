@@ -1,4 +1,4 @@
-"""Whether this machine has what the trackers of a run need."""
+"""Check that this machine has what the trackers of a run need."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from mindrl.tracking.prometheus import HOST
 
 
 def tracker_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say so where a package is not installed, a function does not import, or the port is taken."""
+    """Yield trackers without package or import, and a Prometheus port that is taken."""
     for name in config.rl_config.tracking.trackers:
         if name in TRACKERS and find_spec(name) is None:
             need = f": the package {name} is not installed: pip install 'mindrl[{name}]'"

@@ -1,1 +1,1 @@
-"""One page per run: what it learned, where its time went, what the model said."""
+"""One page per run: learning curves, times, and samples."""

@@ -1,6 +1,6 @@
-"""What the metrics of a run say that a practitioner would act on, with the keys to change.
+"""Advice from the metrics of a run, with the keys to change.
 
-Each rule states its evidence. A rule speaks once in a run.
+Each rule states its evidence, and applies at most once in a run.
 """
 
 from collections import deque
@@ -11,14 +11,14 @@ from statistics import fmean, median
 from mindrl.observability.metrics import Metrics
 
 WINDOW = 5
-"""Steps that a rule takes the mean of."""
+"""Number of steps over which a rule averages."""
 _WORKER = "throughput/idle_worker_"
 _TOKENS = "rollout/response_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunAdvice:
-    """A finding, and what may help."""
+    """A finding, and possible remedies."""
 
     name: str
     title: str
@@ -33,10 +33,10 @@ class History:
     begun: list[Metrics] = field(default_factory=list)
     newest: deque[Metrics] = field(default_factory=lambda: deque(maxlen=2 * WINDOW))
     accuracies: list[Metrics] = field(default_factory=list)
-    """Of the evaluations on the held-out file, with the ends of their intervals."""
+    """Metrics of the evaluations on the held-out file, with the ends of their intervals."""
 
     def add(self, metrics: Metrics) -> None:
-        """Take the metrics of a step, or of an evaluation."""
+        """Add the metrics of a step, or of an evaluation."""
         if "evaluation/accuracy" in metrics:
             self.accuracies.append(metrics)
         elif "seconds/step" in metrics:
@@ -45,15 +45,15 @@ class History:
             self.newest.append(metrics)
 
     def first(self, name: str) -> float | None:
-        """Return the mean over the first steps; None unless each has it."""
+        """Return the mean over the first steps; None unless all have it."""
         return _mean(self.begun, name)
 
     def last(self, name: str) -> float | None:
-        """Return the mean over the newest steps; None unless each has it."""
+        """Return the mean over the newest steps; None unless all have it."""
         return _mean([*self.newest][-WINDOW:], name)
 
     def before(self, name: str) -> float | None:
-        """Return the mean over those before the newest; None unless each has it."""
+        """Return the mean over the steps before the newest; None unless all have it."""
         return _mean([*self.newest][:-WINDOW], name)
 
 
@@ -63,17 +63,17 @@ def _mean(steps: list[Metrics], name: str) -> float | None:
 
 
 class Adviser:
-    """Looks at the metrics of each step, and says what it finds once."""
+    """Checks the metrics of each step, and returns each finding once."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Start without history."""
         self.history = History()
         self.given: dict[str, RunAdvice] = {}
 
     def heed(self, metrics: Mapping[str, float | None]) -> list[RunAdvice]:
-        """Take the metrics of a step or an evaluation; returns what they show for the first time.
+        """Add the metrics of a step or an evaluation; return what they show for the first time.
 
-        None, for what was not finite, is as if it were not there.
+        None, which stands for non-finite values, counts as missing.
         """
         self.history.add({name: value for name, value in metrics.items() if value is not None})
         found = [
@@ -87,12 +87,12 @@ class Adviser:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceRule:
-    """What is looked for."""
+    """A rule."""
 
     name: str
     title: str
     look: Callable[[History], str | None]
-    """Returns the evidence; None where there is none."""
+    """Returns the evidence, or None."""
     change: tuple[str, ...]
 
 
@@ -164,7 +164,7 @@ def _stale(history: History) -> str | None:
 
 
 def _slow_worker(history: History) -> str | None:
-    # Twice as many steps as other rules: who answers last may be chance.
+    # Twice as many steps as for other rules: the slowest of a single step may be chance.
     steps = [*history.newest]
     names = [name for name in (steps[-1] if steps else {}) if name.startswith(_WORKER)]
     if len(steps) < 2 * WINDOW or len(names) < 2:

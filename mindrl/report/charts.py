@@ -1,4 +1,4 @@
-"""Which pictures a page has, as data: the page draws those whose metrics a run has."""
+"""Charts of a page, as data: the page draws those whose metrics a run has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ STAGES = (
     "seconds/update",
     "seconds/publish",
 )
-"""Of a step, one behind the other; what is left of it is shown as `other`."""
+"""Consecutive stages of a step; the rest of it is shown as `other`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,17 @@ class Chart:
     section: str
     title: str
     names: Sequence[str]
-    """Metrics; `*` stands for any text, so that each that fits has a curve."""
+    """Metrics; `*` matches any text, and each match has a curve."""
     unit: str = ""
     help: str = ""
-    """What a person should know to read it."""
+    """Explanation for the reader."""
     kind: str = "lines"
-    """`lines`, or `stages`: stacked, with what is left of seconds/step on top."""
+    """`lines`, or `stages`: stacked, with the rest of seconds/step on top."""
     is_log: bool = False
     spread: str | None = None
-    """A metric that is the standard deviation of the first, drawn as a band around it."""
+    """Metric with the standard deviation of the first, drawn as a band around it."""
     leaves_out: Sequence[str] = ()
-    """Of what the patterns fit."""
+    """Exceptions from the patterns."""
 
 
 _FAILED = ("reward/timeouts", "reward/crashes", "reward/errors", "reward/failed_share")

@@ -1,4 +1,4 @@
-"""What was configured: each key with its value, and where runs differ."""
+"""Configurations of runs as dotted keys, and their differences."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from mindrl.observability.output_files import json_text
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key by dots with its value as JSON."""
+    """Yield each dotted key with its value as JSON."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
@@ -16,7 +16,7 @@ def flat(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str | None]]]:
-    """Return each key that is not alike in all, with the value of each; None is no such key."""
+    """Return each key that differs between runs, with the value of each; None if missing."""
     flats = [dict(flat(config)) for config in configs]
     keys = dict.fromkeys(key for each in flats for key in each)
     rows = [(key, [each.get(key) for each in flats]) for key in keys]

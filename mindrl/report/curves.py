@@ -1,4 +1,4 @@
-"""The numbers of a run as curves: one for each metric, thinned where there are many steps."""
+"""Curves of a run's metrics, thinned if there are many steps."""
 
 import re
 from array import array
@@ -9,32 +9,33 @@ from math import isnan, nan
 from typing import NamedTuple
 
 MOST_POINTS = 2000
-"""Of a curve: of a longer run every second step is shown, or every fourth, .., and the last one."""
+"""Maximum points of a curve: of a longer run every second step is shown, or every fourth, .., and
+the last one."""
 MOST_WORKERS = 8
-"""Of which the metrics that each has are shown; the others are in metrics.jsonl."""
+"""Maximum number of workers whose metrics are shown; the others are in metrics.jsonl."""
 _OF_WORKER = re.compile(r"worker_(\d+)")
 _DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """The end of a metric over the steps that have it."""
+    """The last part of a metric's curve."""
 
     start: int
-    """Points before these, which a reader has already."""
+    """Number of points before these, which the reader already has."""
     steps: Sequence[int]
     values: Sequence[float | None]
-    """None where it was no finite number."""
+    """None for values that were not finite."""
 
 
 class Curves:
-    """Hold the curves of a run, in bounded memory, as its rows come."""
+    """Holds the curves of a run, in bounded memory, as its rows arrive."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
 
     def add(self, row: Mapping[str, object], position: int) -> None:
-        """Add a row of metrics, which gets a position above those of all rows before."""
+        """Add a row of metrics at a position above those of all previous rows."""
         step = row["step"]
         assert isinstance(step, int), "rows without a step are left out before"
         for name, value in row.items():
@@ -49,7 +50,7 @@ class Curves:
 
 
 class _Points(NamedTuple):
-    """What is kept of a curve."""
+    """Stored points of a curve."""
 
     steps: "array[int]"
     values: "array[float]"
@@ -57,7 +58,7 @@ class _Points(NamedTuple):
 
 
 class _Series:
-    """Points of a metric: each `every`-th, and the newest."""
+    """Points of a metric: every `every`-th one, and the newest."""
 
     def __init__(self) -> None:
         self.every = 1
@@ -72,7 +73,7 @@ class _Series:
         if steps and step <= steps[-1]:
             self._forget_from(step, position)
         elif self.count and (self.count - 1) % self.every:
-            # It was kept for being the newest.
+            # It was kept only as the newest.
             self._keep(slice(len(steps) - 1))
         self._append(step, nan if value is None else value, position)
         self.count += 1
@@ -88,7 +89,7 @@ class _Series:
         return Curve(start=start, steps=steps[start:].tolist(), values=shown)
 
     def _forget_from(self, step: int, position: int) -> None:
-        """Forget a step that is done again, and those after it."""
+        """Remove a repeated step, and those after it."""
         self._keep(slice(bisect_left(self.points.steps, step)))
         kept = len(self.points.steps)
         self.count = (kept - 1) * self.every + 1 if kept else 0
@@ -118,5 +119,5 @@ def _is_shown(name: str) -> bool:
 
 
 def _short(value: float) -> float:
-    """Round to what a picture shows."""
+    """Round to the precision of a picture."""
     return float(f"{value:.{_DIGITS}g}")

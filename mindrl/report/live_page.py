@@ -1,4 +1,4 @@
-"""The page of a run that goes on: written anew now and then, and for whoever watches."""
+"""The page of a running run, rewritten at intervals."""
 
 import logging
 import time
@@ -15,24 +15,24 @@ logger = logging.getLogger(__name__)
 
 PAGE = "report.html"
 LEAST_SECONDS = 60.0
-"""Between two writings."""
+"""Minimum time between two updates."""
 _SHARE = 0.01
-"""Of the time of a run that its page may take."""
+"""Maximum fraction of a run's time for its page."""
 
 
 class LivePage:
-    """Writes the page of a run into its folder, as a place that keeps the metrics of each step."""
+    """Writes the page of a run into its folder, with the interface of a tracker."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin; the first writing waits as long as the others."""
+        """Wait for a full interval before the first update."""
         self.folder = folder
         self.path = folder / PAGE
         self.due = time.monotonic() + LEAST_SECONDS
         self.state: RunState | None = None
-        """What was read for the last writing; the next one reads what is new."""
+        """State at the last update; the next one reads only what is new."""
 
     def log(self, step: int, metrics: Metrics) -> None:  # noqa: ARG002
-        """Write the page anew if the last writing lies far enough back.
+        """Rewrite the page if the last update is old enough.
 
         Raises:
             OutputError: It cannot be written.
@@ -41,12 +41,12 @@ class LivePage:
             self.write()
 
     def write(self) -> None:
-        """Write the page anew.
+        """Rewrite the page.
 
         Raises:
             OutputError: It cannot be written.
         """
-        # Imported late: the page of a run that is over in a minute is written once.
+        # Imported late: the page of a short run is written once.
         from mindrl.report.page import write_page  # noqa: PLC0415
         from mindrl.report.run_state import RunState  # noqa: PLC0415
 
@@ -57,11 +57,11 @@ class LivePage:
         except OutputError:
             raise
         except Exception as error:
-            # A page is never worth a run.
+            # An error of the page must not end the run.
             logger.exception("%s", self.path)
             raise OutputError(f"{self.path} cannot be written: {error!r}") from error
         spent = time.monotonic() - started
         self.due = time.monotonic() + max(LEAST_SECONDS, spent / _SHARE)
 
     def close(self) -> None:
-        """Do nothing: what is still to be known of a run is its summary."""
+        """Do nothing: the summary is written later, and the page after it."""

@@ -1,4 +1,4 @@
-"""What one evaluation of a model has found, set by set."""
+"""Results of one evaluation of a model, by set."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,26 +15,26 @@ _RATE = re.compile(r"eval/(.+)/((?:avg|pass)@\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSet:
-    """The answers to one set."""
+    """Results on one set."""
 
     name: str
     samples: int
-    """Answers to each prompt."""
+    """Answers per prompt."""
     prompts: int
     rates: Mapping[str, tuple[float, float, float]]
     """By name, such as `avg@8`: with both ends of the 95 % interval."""
     reward: float
-    """Mean over the answers, as the two below."""
+    """Mean over the answers, like the two below."""
     response_tokens: float
     cut_fraction: float
-    """Share that ended at the longest length."""
+    """Fraction that reached the maximum length."""
 
 
 def measured_sets(folder: Path) -> Iterator[MeasuredSet]:
-    """Yield what the evaluation that wrote a folder has found.
+    """Yield the results of the evaluation that wrote a folder.
 
     Raises:
-        OutputError: It is none, or a file of it cannot be read.
+        OutputError: It is no evaluation, or a file of it cannot be read.
     """
     found: dict[str, dict[str, tuple[float, float, float]]] = {}
     for row in read_run(folder).metrics:

@@ -1,4 +1,4 @@
-"""One HTML page about a run, or several: a file that needs no network."""
+"""One HTML page about one or more runs: a file that needs no network."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from mindrl.report.shown_samples import shown_samples
 
 
 def write_page(path: Path, runs: Sequence[RunState]) -> None:
-    """Read what is new of runs and write the page about them, whole or not at all.
+    """Read what is new about runs and write their page atomically.
 
     Raises:
         OutputError: A file cannot be read or written.
@@ -27,7 +27,7 @@ def write_page(path: Path, runs: Sequence[RunState]) -> None:
 
 
 def page(data: Mapping[str, Any] | None) -> str:
-    """Return the page with its data; without, it asks the server that it came from."""
+    """Return the page with its data; without data, the page requests it from its server."""
     environment = Environment(
         loader=PackageLoader("mindrl.report", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -42,12 +42,12 @@ def page(data: Mapping[str, Any] | None) -> str:
 
 
 def in_script(value: object) -> str:
-    """Return JSON that no text in it can end the script element of."""
+    """Return JSON whose text cannot end the script element."""
     return json_text(value).replace("<", "\\u003c")
 
 
 def page_data(runs: Sequence[RunState]) -> dict[str, Any]:
-    """Read what is new of runs; return all that a page shows of them.
+    """Read what is new about runs; return all data of a page.
 
     Raises:
         OutputError: A file cannot be read.
@@ -58,7 +58,7 @@ def page_data(runs: Sequence[RunState]) -> dict[str, Any]:
 
 
 def of_all_runs(runs: Sequence[RunState]) -> dict[str, Any]:
-    """Return what a page shows of runs together."""
+    """Return the data that a page shows about all runs together."""
     rows = differences([run.config for run in runs])
     return {
         "charts": [asdict(chart) for chart in CHARTS],

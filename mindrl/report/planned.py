@@ -1,4 +1,4 @@
-"""What the plan of a run predicted and what its steps measured."""
+"""Compare the predictions of a run's plan with measurements of its steps."""
 
 import re
 from array import array
@@ -14,19 +14,19 @@ _WORKER = re.compile(r"memory/worker_(\d+)/")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedNumber:
-    """A prediction and what became of it."""
+    """A prediction and the measurements."""
 
     name: str
-    """Of the metric; `*` stands for any text."""
+    """Name of the metric; `*` matches any text."""
     planned: float
     median: float
-    """Of the steps."""
+    """Median over the steps."""
     most: float
-    """Of any step."""
+    """Maximum over the steps."""
 
 
 class PlannedNumbers:
-    """Compare the predictions of a plan with the steps of its run, as they come."""
+    """Compares the predictions of a plan with the steps of its run, as they arrive."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.ranks: int = plan.get("ranks", 0)
@@ -37,17 +37,17 @@ class PlannedNumbers:
         self.measured = {name: array("d") for name in self.predicted}
 
     def add(self, row: Line) -> None:
-        """Add the metrics of a step; rows of evaluations measure nothing that is planned."""
+        """Add the metrics of a step; rows of evaluations are ignored."""
         if "seconds/step" not in row:
             return
         for name, pattern in self.patterns.items():
-            # Of the worker with most; bytes of all together.
+            # Maximum over the workers for memory; sum for bytes.
             combine = max if name.startswith("memory/") else sum
             if values := self._fitting(row, pattern):
                 self.measured[name].append(combine(values))
 
     def found(self) -> Iterator[PlannedNumber]:
-        """Yield each prediction of something that was measured."""
+        """Yield each prediction with measurements."""
         for name, values in self.measured.items():
             if values:
                 yield PlannedNumber(
@@ -58,7 +58,7 @@ class PlannedNumbers:
                 )
 
     def _fitting(self, row: Line, pattern: re.Pattern[str]) -> list[float]:
-        """Return the values of a step that fit; ranks behind those of the plan only roll out."""
+        """Return the matching values of a step, without ranks that only roll out."""
         names = [name for name in row if pattern.fullmatch(name)]
         return [
             row[name]

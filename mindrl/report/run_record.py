@@ -1,4 +1,4 @@
-"""What a run folder holds, read while the run goes on or behind its end."""
+"""Read the content of a run folder, during the run or afterwards."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -17,32 +17,32 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run as its folder tells of it, without its samples."""
+    """A run as recorded in its folder, without samples."""
 
     folder: Path
     config: Line
-    """As it was composed, by section; `{}` where the folder has none."""
+    """Composed configuration, by section; `{}` if missing."""
     overrides: tuple[str, ...]
-    """What its user had chosen."""
+    """Overrides by the user."""
     summary: Line | None
-    """None while the run goes on, and behind one that was killed."""
+    """None during the run, and after a kill."""
     metrics: tuple[Line, ...]
-    """A row a step, and one an evaluation, each with its `step`."""
+    """A row per step and per evaluation, each with its `step`."""
     faults: tuple[Line, ...]
     memory: tuple[Line, ...]
     plan: Line
-    """What its plan predicted; `{}` where it wrote none."""
+    """Predictions of its plan; `{}` if missing."""
     traces: tuple[str, ...]
-    """Files with timelines of steps, in their order."""
+    """Files with timelines of steps, in order."""
 
     @property
     def last_step(self) -> int:
-        """Return the newest step on record; 0 before the first."""
+        """The newest recorded step; 0 before the first."""
         return max((row["step"] for row in self.metrics), default=0)
 
     @property
     def steps(self) -> int | None:
-        """Return how many steps the run is to have; None where nothing says so."""
+        """Total number of steps; None if unknown."""
         steps: int | None = self.config.get("megatron_training", {}).get("train_iters")
         return steps
 
@@ -51,7 +51,7 @@ def read_run(folder: Path) -> RunRecord:
     """Read a run folder.
 
     Raises:
-        OutputError: It is none, or a file of it cannot be read.
+        OutputError: It is no run folder, or a file of it cannot be read.
     """
     check_run_folder(folder)
     hydra = folder / ".hydra"
@@ -78,25 +78,25 @@ def check_run_folder(folder: Path) -> None:
 
 
 def trace_names(folder: Path) -> tuple[str, ...]:
-    """Return the files with timelines of steps, in their order."""
+    """Return the files with timelines of steps, in order."""
     names = [path.name for path in folder.glob("trace/step-*.json")]
     return tuple(f"trace/{name}" for name in sorted(names, key=lambda name: (len(name), name)))
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    """Yield the whole records of a file; one that is being written is none yet."""
+    """Yield the complete records of a file, without one that is being written."""
     for line in raw_lines(path):
         if (record := line_record(line)) is not None:
             yield record
 
 
 def step_lines(path: Path) -> Iterator[Line]:
-    """Yield the records of a file that have a step, an integer."""
+    """Yield the records of a file that have an integer step."""
     return (record for record in json_lines(path) if type(record.get("step")) is int)
 
 
 def line_record(line: bytes) -> Line | None:
-    """Return the record of a line; None where it is damaged or not whole."""
+    """Return the record of a line; None if it is damaged or incomplete."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -105,7 +105,7 @@ def line_record(line: bytes) -> Line | None:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; none where it is not there.
+    """Yield the lines of a file; none if it does not exist.
 
     Raises:
         OutputError: It cannot be read.
@@ -120,14 +120,14 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def step_of_line(line: bytes) -> int | None:
-    """Return the step of a record without reading what follows it."""
+    """Return the step of a record without parsing the rest."""
     head, _, rest = line.partition(b": ")
     number = rest.partition(b",")[0]
     return int(number) if head == b'{"step"' and number.isdigit() else None
 
 
 def read_whole(path: Path, load: Callable[[str], Any]) -> Any:
-    """Return what a file holds; None where it is not there or not whole.
+    """Return the loaded content of a file; None if it is missing or incomplete.
 
     Raises:
         OutputError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""What a page shows of a run, kept up as its folder grows."""
+"""Data that a page shows of a run, updated as its folder grows."""
 
 import json
 from collections import deque
@@ -21,14 +21,14 @@ from mindrl.report.stored_rows import Pieces
 from mindrl.report.token_texts import token_texts
 
 MOST_MOMENTS = 4000
-"""Of the memory timeline, of all workers and steps together."""
+"""Maximum moments of the memory timeline, over all workers and steps."""
 
 
 class RunState:
-    """Hold what a page shows of a run but its samples; read what is new when asked to.
+    """Holds the data that a page shows of a run except its samples; reads what is new on request.
 
     Raises:
-        OutputError: The folder is of no run.
+        OutputError: The folder is not a run's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,12 +36,12 @@ class RunState:
         self.folder = folder.resolve()
         self.name = "/".join(self.folder.parts[-2:])
         self.generation = 0
-        """How often the files were replaced, and all was read again."""
+        """Number of times that files were replaced and read again."""
         self._begin({})
 
     def _begin(self, plan: Line) -> None:
         self.position = 0
-        """Grows with each update; what an update changed has its position."""
+        """Increases with each update; changed data has the position of its update."""
         self.config: Line = {}
         self.samples = SampleIndex(self.folder)
         self.curves, self.adviser = Curves(), Adviser()
@@ -66,11 +66,11 @@ class RunState:
 
     @cached_property
     def pieces(self) -> Pieces | None:
-        """Return what knows the text of each token; None where no tokenizer is on this machine."""
+        """Returns the text of each token; None without a tokenizer on this machine."""
         return token_texts(self.folder, self.config)
 
     def update(self) -> None:
-        """Read what the folder has gained; all of it where a file was replaced.
+        """Read what is new in the folder; everything if a file was replaced.
 
         Raises:
             OutputError: A file cannot be read.
@@ -95,7 +95,7 @@ class RunState:
                 self._parts[name] = self.position, value
 
     def since(self, position: int) -> dict[str, Any]:
-        """Return what updates above a position have changed, by the names that the page knows."""
+        """Return what has changed above a position, by the names that the page uses."""
         changed = {name: value for name, (at, value) in self._parts.items() if at > position}
         if curves := {name: asdict(curve) for name, curve in self.curves.since(position)}:
             changed["curves"] = curves
@@ -138,7 +138,7 @@ class RunState:
 
 
 class _WholeFile:
-    """A small file that is written as a whole, and read again where it has changed."""
+    """A small file that is written atomically, and read again if it has changed."""
 
     def __init__(self, path: Path, load: Callable[[str], Any]) -> None:
         self.path, self.load = path, load
@@ -146,7 +146,7 @@ class _WholeFile:
         self.value: Any = None
 
     def read(self) -> Any:
-        """Return what is in it; None where it is not there or not whole."""
+        """Return its content; None if it is missing or incomplete."""
         try:
             found = self.path.stat()
         except OSError:
@@ -159,7 +159,7 @@ class _WholeFile:
 
 
 def _records(tail: LineTail, *, needs: str = "step") -> Iterator[Line]:
-    """Yield the new records of a file that have what they need, a whole number."""
+    """Yield the new records of a file that have an integer value of the needed key."""
     for _, line in tail.lines():
         record = line_record(line)
         if record is not None and (not needs or isinstance(record.get(needs), int)):

@@ -1,4 +1,4 @@
-"""Where the samples of a run lie: kept up as its files grow, and read a step at a time."""
+"""Index of a run's samples: updated as its files grow, and read one step at a time."""
 
 import json
 from collections import defaultdict
@@ -13,7 +13,7 @@ from mindrl.report.run_record import Line, step_of_line
 from mindrl.report.stored_rows import Pieces, StoredRows, shortened
 
 MOST_SOURCES = 200
-"""Data sets that are named."""
+"""Maximum number of data sets that are listed."""
 
 _OF_STEP = "step"
 _SOURCE = b'"data_source": '
@@ -21,7 +21,7 @@ _SOURCE = b'"data_source": '
 
 @dataclass(kw_only=True)
 class _Block:
-    """Lines of one step that follow each other in a file."""
+    """Consecutive lines of one step in a file."""
 
     kind: str
     path: Path
@@ -31,25 +31,25 @@ class _Block:
 
 
 class SampleIndex:
-    """Know where in the files of a run the samples of each step lie; hold none of their texts."""
+    """Locates the samples of each step in the files of a run, without storing their texts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stored = StoredRows(folder / "rollouts")
         self.sources: list[str] = []
-        """Data sets of the samples, in the order in which they came."""
+        """Data sets of the samples, in order of appearance."""
         self._source_texts: set[bytes] = set()
         self._tails: dict[str, LineTail] = {}
         self._blocks: defaultdict[int, list[_Block]] = defaultdict(list)
 
     @property
     def steps(self) -> list[int]:
-        """Return the steps that have samples, in their order."""
+        """Sorted steps that have samples."""
         return sorted({*self._blocks, *self.stored.counts})
 
     @property
     def kinds(self) -> list[str]:
-        """Return what there are samples of: steps, the evaluation, sets."""
+        """Kinds of samples: steps, the evaluation, sets."""
         found = {block.kind for blocks in self._blocks.values() for block in blocks}
         if self.stored.counts:
             found.add(_OF_STEP)
@@ -57,11 +57,11 @@ class SampleIndex:
 
     @property
     def total(self) -> int:
-        """Return how many samples the run has."""
+        """Number of samples of the run."""
         return sum(self.lines(step) for step in self._blocks) + sum(self.stored.counts.values())
 
     def is_restarted(self) -> bool:
-        """Return whether a file is no longer the one that was read.
+        """Return whether a file has been replaced.
 
         Raises:
             OutputError: A file cannot be read.
@@ -69,7 +69,7 @@ class SampleIndex:
         return any(tail.is_restarted() for tail in self._tails.values())
 
     def update(self) -> None:
-        """Find the samples that the files have gained.
+        """Index new samples in the files.
 
         Raises:
             OutputError: A file cannot be read.
@@ -79,11 +79,11 @@ class SampleIndex:
         self.stored.update()
 
     def lines(self, step: int) -> int:
-        """Return how many samples of a step are lines, and not stored token by token."""
+        """Return the number of samples of a step that are lines, not stored token by token."""
         return sum(block.count for block in self._of_step(step))
 
     def line_rows(self, step: int, kind: str = "") -> list[Line]:
-        """Read those samples, or those of one kind; long texts lose their middle.
+        """Read those samples, or those of one kind; the middle of long texts is removed.
 
         Raises:
             OutputError: A file cannot be read.
@@ -92,7 +92,7 @@ class SampleIndex:
         return [row for block in chosen for row in _rows_of(block)]
 
     def stored_rows(self, step: int, pieces: Pieces | None, kind: str = "") -> list[Line]:
-        """Read the samples of a step that are stored; tokens where their texts are known."""
+        """Read the stored samples of a step; with tokens if their texts are known."""
         return self.stored.rows(step, pieces) if kind in ("", _OF_STEP) else []
 
     def _extend(self, kind: str, tail: LineTail) -> None:
@@ -108,7 +108,7 @@ class SampleIndex:
                 blocks.append(_Block(kind=kind, path=tail.path, start=start, stop=stop, count=1))
 
     def _note_source(self, line: bytes) -> None:
-        # The last key of a sample; within a text its quotes would be escaped.
+        # The last key of a sample; inside a text its quotes would be escaped.
         text = line.rpartition(_SOURCE)[2].rstrip(b"}\r\n")
         if text in self._source_texts or len(self._source_texts) >= MOST_SOURCES:
             return
@@ -121,13 +121,13 @@ class SampleIndex:
             self.sources.append(source)
 
     def _of_step(self, step: int) -> list[_Block]:
-        # A step whose responses are all there needs no few of them besides.
+        # If all responses of a step are stored, its few logged samples are redundant.
         blocks, is_stored = self._blocks.get(step, []), step in self.stored.counts
         return [block for block in blocks if block.kind != _OF_STEP or not is_stored]
 
 
 def sample_files(folder: Path) -> dict[str, Path]:
-    """Return the files of samples of a run: of its steps, its evaluations, and of each set."""
+    """Return the files of a run's samples: of its steps, its evaluations, and each set."""
     files = {_OF_STEP: folder / "samples.jsonl", "evaluation": folder / "evaluations.jsonl"}
     sets = sorted((folder / "evaluations").glob("*.jsonl"))
     return files | {f"evaluation of {path.stem}": path for path in sets}

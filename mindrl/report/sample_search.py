@@ -1,4 +1,4 @@
-"""Samples of runs that fit a question, a few groups at a time, read from the files of the runs."""
+"""Search the samples of runs, a few groups at a time, in the files of the runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from mindrl.report.run_record import Line
 from mindrl.report.run_state import RunState
 
 GROUPS = 20
-"""Answers of a run to one prompt in one step; so many in an answer."""
+"""Maximum groups per answer; a group is a run's answers to one prompt in one step."""
 MOST_CHARACTERS = 2 << 20
-"""Of the texts in an answer; one group is always whole."""
+"""Maximum characters of the texts in an answer; one group is always complete."""
 MOST_LOOKED_AT = 32 << 20
-"""Characters of texts that are read for an answer."""
+"""Maximum characters of texts that are read for an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPosition:
-    """Where a search goes on."""
+    """Position at which a search continues."""
 
     run: int
     step: int
@@ -25,10 +25,10 @@ class SearchPosition:
 
 
 class SampleSearch:
-    """Find samples as the filters of the page do it: the newest first, one prompt from its first.
+    """Applies the page's filters to samples: newest first; a single prompt from its first sample.
 
     Raises:
-        ValueError: The question has a field of another type.
+        ValueError: The query has a field of another type.
     """
 
     def __init__(self, runs: Sequence[RunState], asked: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class SampleSearch:
         self.begin = None if asked["at"] is None else SearchPosition(**asked["at"])
 
     def answer(self) -> dict[str, Any]:
-        """Return the groups, how many samples were looked at, and where the search goes on.
+        """Return the groups, the number of examined samples, and the position to continue.
 
         Raises:
             OutputError: A file cannot be read.
@@ -67,7 +67,7 @@ class SampleSearch:
         return _answer(groups, looked, None)
 
     def _steps(self) -> Iterator[tuple[int, int]]:
-        """Yield the runs and steps that are still to be looked at."""
+        """Yield the runs and steps that remain to be searched."""
         is_reached, turned = self.begin is None, -1 if self.prompt is None else 1
         for run in range(len(self.runs))[::turned]:
             if self.run not in ("", self.runs[run].name):

@@ -1,4 +1,4 @@
-"""The page of runs that go on, served to who has the token."""
+"""Server of the page of running runs, protected by a token."""
 
 import json
 import logging
@@ -21,24 +21,24 @@ from mindrl.report.sample_search import SampleSearch
 logger = logging.getLogger(__name__)
 
 _LONGEST_QUESTION = 1 << 20
-"""Bytes of a question about samples."""
+"""Maximum bytes of a query about samples."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answer `/` with the page, `/data.json` with what is new, `/samples.json` with samples.
+    """Serves the page at `/`, new data at `/data.json`, and samples at `/samples.json`.
 
-    The state of the runs is held once for all viewers. Each viewer names the position that it has
-    and gets what came after it; one with no position, or that of files that were replaced, gets
-    all. Samples are read from the files when they are asked for.
+    The state of the runs is held once for all viewers. Each viewer sends its position and gets what
+    is newer; without a position, or with one of files that were replaced, it gets everything.
+    Samples are read from the files on request.
 
     Raises:
-        OutputError: A folder is of no run, or the server cannot listen there.
+        OutputError: A folder is not a run's, or the server cannot listen there.
     """
 
     daemon_threads = True
 
     def __init__(self, runs: Sequence[Path], *, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one."""
+        """Listen; port 0 selects a free one."""
         self.runs, self.token = [RunState(run) for run in runs], secrets.token_urlsafe()
         self.session, self.lock = secrets.token_hex(4), Lock()
         try:
@@ -51,16 +51,16 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Return the address of the page, the token in it."""
+        """Address of the page, including the token."""
         host, port = self.server_address[:2]
         return f"http://{host!s}:{port}/?token={self.token}"
 
     def read_ahead(self) -> None:
-        """Begin to read the runs in a thread: the first viewer waits for less."""
+        """Start reading the runs in a thread, so that the first viewer waits less."""
         Thread(target=self.news, args=("",), daemon=True).start()
 
     def news(self, position: str) -> dict[str, Any]:
-        """Return what a viewer that has a position lacks, and its new position.
+        """Return the data above a viewer's position, and the new position.
 
         Raises:
             OutputError: A file cannot be read.
@@ -77,17 +77,17 @@ class PageServer(ThreadingHTTPServer):
             return {**news, "position": f"{files}-{new}", "written": time.time()}
 
     def samples(self, asked: Any) -> dict[str, Any]:
-        """Return samples that fit a question.
+        """Return samples that match a query.
 
         Raises:
             OutputError: A file cannot be read.
-            ValueError, TypeError, KeyError: The question is none.
+            ValueError, TypeError, KeyError: The query is invalid.
         """
         with self.lock:
             return SampleSearch(self.runs, asked).answer()
 
     def _known(self, position: str, files: str) -> list[int]:
-        """Return the position that a viewer has of each run; 0 where it has to have all anew."""
+        """Return a viewer's position for each run; 0 if it needs everything."""
         of_files, _, numbers = position.rpartition("-")
         known = [int(each) for each in numbers.split(".") if each.isdigit()]
         is_known = of_files == files and len(known) == len(self.runs)
@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        """Answer whoever has the token."""
+        """Answer requests with the token."""
         asked = urlsplit(self.path)
         query = parse_qs(asked.query)
         if not self._is_known(query):
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", text)
 
     def do_POST(self) -> None:
-        """Answer a question about samples."""
+        """Answer a query about samples."""
         asked = urlsplit(self.path)
         if not self._is_known(parse_qs(asked.query)):
             return
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_json(lambda: self.server.samples(json.loads(content)))
 
     def _is_known(self, query: dict[str, list[str]]) -> bool:
-        """Return whether a question has the token; answer one that has not."""
+        """Return whether a request has the token; answer requests without it."""
         [token] = query.get("token", [""])[:1]
         if secrets.compare_digest(token.encode(), self.server.token.encode()):
             return True
@@ -158,5 +158,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-        """Keep quiet: a line for each question would hide the address."""
+        """Log requests at debug level only: lines on the terminal would hide the address."""
         logger.debug(format, *arguments)

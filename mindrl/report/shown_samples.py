@@ -1,4 +1,4 @@
-"""The samples that a page holds: of all steps a few, of the last steps whole groups with tokens."""
+"""Samples of a page: a few of all steps, and whole groups with tokens of the last steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from mindrl.report.sample_index import SampleIndex
 from mindrl.report.stored_rows import Pieces
 
 MOST_SAMPLES = 4000
-"""Where there are more, those of evenly spread steps are shown, each step whole."""
+"""Maximum number; beyond it evenly spaced steps are shown, each completely."""
 MOST_BYTES = 16 << 20
-"""Of all texts together: steps are left out until they are less."""
+"""Maximum total bytes of texts: steps are dropped until it is met."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSamples:
-    """What is shown, and of how much."""
+    """The samples to show, and the total number."""
 
     rows: list[Line]
-    """With the keys of samples.jsonl; `kind` says of which file."""
+    """With the keys of samples.jsonl; `kind` identifies the file."""
     total: int
 
 
 def shown_samples(index: SampleIndex, pieces: Pieces | None = None) -> ShownSamples:
-    """Choose samples of a run; tokens are shown where their texts are known.
+    """Select samples of a run; with tokens if their texts are known.
 
     Raises:
         OutputError: A file cannot be read.
@@ -40,7 +40,7 @@ def shown_samples(index: SampleIndex, pieces: Pieces | None = None) -> ShownSamp
 
 
 def _thinned(counts: Mapping[int, int], most: int) -> list[int]:
-    """Return evenly spread steps, the last one among them, that have `most` samples or fewer."""
+    """Return evenly spaced steps, including the last, with at most `most` samples."""
     steps = sorted(counts)
     for every in range(1, len(steps) + 1):
         kept = steps[::-1][::every]

@@ -18,12 +18,12 @@ from mindrl.report.run_record import Line
 logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 8000
-"""Of a text; of a longer one both ends are shown."""
+"""Maximum characters of a text; of a longer one both ends are shown."""
 MOST_TOKEN_ROWS = 256
-"""Responses that are shown token by token: those of the last steps."""
+"""Maximum responses that are shown token by token: those of the last steps."""
 
 Pieces = Callable[[Sequence[int]], list[str]]
-"""The text of each token."""
+"""Returns the text of each token."""
 
 _NAME = re.compile(r"step-(\d+)\.parquet")
 _PART = "reward/"
@@ -32,18 +32,18 @@ _DIGITS = 4
 
 
 class StoredRows:
-    """Know which steps of a folder of stored responses are shown; read them when asked."""
+    """Selects which steps of a folder of stored responses are shown; reads them on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.counts: dict[int, int] = {}
-        """Responses that are shown, by step."""
+        """Number of shown responses, by step."""
         self._paths: dict[int, Path] = {}
         self._rows: dict[Path, tuple[int, int]] = {}
-        """Of each file its time in nanoseconds and its rows; 0 rows where it cannot be read."""
+        """For each file its time in nanoseconds and its rows; 0 rows if it cannot be read."""
 
     def update(self) -> None:
-        """Look for files that came or went."""
+        """Look for new and removed files."""
         paths = sorted(self.folder.glob("step-*.parquet"), reverse=True)
         named = [(int(found[1]), path) for path in paths if (found := _NAME.fullmatch(path.name))]
         self._paths = dict(named)
@@ -51,7 +51,7 @@ class StoredRows:
         self.counts = dict(self._shown())
 
     def rows(self, step: int, pieces: Pieces | None) -> list[Line]:
-        """Read the responses of a step; none where its file is gone or damaged."""
+        """Read the responses of a step; empty if its file is missing or damaged."""
         if step not in self.counts:
             return []
         path = self._paths[step]
@@ -59,7 +59,7 @@ class StoredRows:
             table = read_checked_parquet(read_regular(path)).slice(0, self.counts[step])
             return [_row_of(each, pieces) for each in table.to_pylist()]
         except FileNotFoundError:
-            pass  # removed meanwhile, as after the last steps
+            pass  # removed meanwhile, for example as too old
         except (OSError, ValueError) as error:
             self._leave_out(path, error)
         del self.counts[step]
@@ -111,7 +111,7 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
 
 
 def shortened(value: Any) -> Any:
-    """Leave out the middle of a long text."""
+    """Remove the middle of a long text."""
     if not isinstance(value, str) or len(value) <= MOST_CHARACTERS:
         return value
     half = MOST_CHARACTERS // 2

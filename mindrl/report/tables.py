@@ -1,4 +1,4 @@
-"""All numbers and samples of runs as tables, none left out."""
+"""All numbers and samples of runs as tables."""
 
 import csv
 import io
@@ -15,10 +15,10 @@ from mindrl.report.sample_index import sample_files
 
 
 def write_tables(folder: Path, runs: Sequence[Path]) -> list[Path]:
-    """Write `metrics.csv` and `samples.parquet`; returns their paths.
+    """Write `metrics.csv` and `samples.parquet`; return their paths.
 
     Raises:
-        OutputError: A folder is of no run, or a file cannot be read or written.
+        OutputError: A folder is not a run's, or a file cannot be read or written.
     """
     numbers, samples = folder / "metrics.csv", folder / "samples.parquet"
     with output_errors(folder):

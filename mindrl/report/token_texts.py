@@ -1,4 +1,4 @@
-"""The text of each token of a response, by the tokenizer that a run used."""
+"""Text of each token of a response, from the run's tokenizer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from mindrl.report.run_record import Line
 
 
 def token_texts(folder: Path, config: Line) -> Callable[[Sequence[int]], list[str]] | None:
-    """Return what knows the texts of tokens; None where the tokenizer is not on this machine."""
+    """Return a function from token ids to texts; None without the tokenizer on this machine."""
     path = next((path for path in _places(folder, config) if path.is_file()), None)
     if path is None:
         return None
     tokenizer = Tokenizer.from_file(str(path))
 
     def texts(token_ids: Sequence[int]) -> list[str]:
-        # The bytes of a character may come with several tokens: it is shown with the last of them.
+        # A character's bytes may span several tokens: it is shown with the last of them.
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, token_id) or "" for token_id in token_ids]
 

@@ -1,1 +1,1 @@
-"""From MindSpeed-RL's files to the keys of this project."""
+"""Import of MindSpeed-RL and verl configurations into mindrl configuration keys."""

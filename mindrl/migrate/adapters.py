@@ -1,4 +1,4 @@
-"""Rules of a MindSpeed-RL import for adapters of low rank, which the actor alone has here."""
+"""Import rules of MindSpeed-RL for LoRA adapters, which mindrl supports for the actor only."""
 
 from collections.abc import Iterator
 
@@ -15,13 +15,13 @@ _OF_LATENT = {
     "linear_qb": ("q_b_proj",),
     "linear_kvb": ("kv_b_proj",),
 }
-"""Where attention is latent, and the queries are too."""
+"""Additional layer names of a model with latent attention (MLA) that compresses its queries too."""
 _A_OF_A_MATRIX = "a fused layer has one A there; here each matrix in it has its own, as PEFT's have"
 _CRITIC_LEARNS = "the critic learns all of its weights here"
 
 
 def adapter_rules(theirs: TheirRun) -> Iterator[Mapped]:
-    """Say what becomes of the adapters of each model."""
+    """Yield the entries for the LoRA keys of the actor, the reference and the critic."""
     actor = theirs.actor
     names = _texts(actor.given(_TARGETS))
     if names:
@@ -34,7 +34,7 @@ def adapter_rules(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _of_actor(actor: TheirModel, names: list[str]) -> Iterator[Mapped]:
-    """Which layers, and what kind of adapters."""
+    """Yield the entries for the target modules, rank and alpha of the actor's adapters."""
     place, known = actor.place(_TARGETS), _linears(actor)
     found = [linear for name in names for linear in known.get(name, ())]
     sets = {f"{_OURS}.target_modules": list(dict.fromkeys(found))} if found else {}
@@ -53,7 +53,7 @@ def _of_actor(actor: TheirModel, names: list[str]) -> Iterator[Mapped]:
 
 
 def _linears(actor: TheirModel) -> dict[str, tuple[str, ...]]:
-    """Return the layers that each name of theirs stands for in this model."""
+    """Return the layers that each MindSpeed-RL layer name stands for in this model."""
     latent = actor.value("multi_latent_attention") or actor.value("multi_head_latent_attention")
     if not latent:
         return {**OF_MEGATRON}
@@ -80,7 +80,7 @@ def _kind(actor: TheirModel) -> Iterator[Mapped]:
 
 
 def _reference(theirs: TheirRun, *, has_adapters: bool) -> Mapped:
-    """Say whose weights the reference reads."""
+    """Return the entry for `share_backbone`: which weights the reference model uses."""
     own = "a folder of its own is ref_config.load"
     if not theirs.given[_SHARED]:
         why = "the reference is the actor without its adapters in any case, with the same log-probs"
@@ -94,7 +94,7 @@ def _reference(theirs: TheirRun, *, has_adapters: bool) -> Mapped:
 
 
 def _of_critic(theirs: TheirRun) -> Iterator[Mapped]:
-    """Keys of its own section."""
+    """Yield the entries for the LoRA keys of `critic_config`."""
     targets = f"critic_config.{_TARGETS}"
     if theirs.given.get(targets):
         note = f"{_CRITIC_LEARNS}, and the actor alone has adapters; left out, it does"
@@ -105,6 +105,6 @@ def _of_critic(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _texts(value: object) -> list[str]:
-    """Read a list of names, or one."""
+    """Return a list of names as texts; a single value becomes a list of one."""
     several = value if isinstance(value, list) else [value]
     return [str(each) for each in several if each]

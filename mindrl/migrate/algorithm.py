@@ -1,4 +1,4 @@
-"""Rules of a MindSpeed-RL import for the algorithm: batch, loss, rewards, parts not there."""
+"""Import rules of MindSpeed-RL for the algorithm: batch, loss, rewards, unsupported features."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from mindrl.migrate.mapped import Mapped, default, same
 _PROGRAMS = {"grpo": "train-grpo", "dapo": "train-grpo", "ppo": "train-ppo"}
 _OURS = {"math_17k_acc": "math_verify", "acc_for_ppo": "math_verify"}
 _OURS |= {name: name for name in ("base_acc", "math_verify_reward", "acc_for_dapo")}
-"""Verifiers of theirs, and the reward of ours that scores the same."""
+"""MindSpeed-RL verifiers, and the mindrl reward that computes the same score."""
 _OTHER_SCORE: Mapping[str, str] = {
     "retool_reward": "1 or -1 for the box in the last 100 characters, and tool calls",
     "acc": "1, -0.5 or -1, by the answer and its box",
@@ -32,11 +32,11 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("reference_resource.num_npus", None, _DEVICES),
     ("reward_resource.num_npus", None, _DEVICES),
 )
-"""Keys of rl_config whose other values ask for a part that is not there."""
+"""Keys of `rl_config`, the value that is supported, and the note for any other value."""
 
 
 def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
-    """Say what becomes of the keys of the algorithm."""
+    """Yield the entries for the keys of the algorithm."""
     place = theirs.actor.place("stage")
     if theirs.stage not in _PROGRAMS:
         raise ConfigError(f"{place}={theirs.stage}: read are ray_grpo, ray_dapo and ray_ppo")
@@ -46,7 +46,7 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     yield from _divergence(theirs)
     yield from _rewards(theirs)
     if theirs.given.get("rl_config.overlong_buffer_enable"):
-        # The reward of DAPO there, but read by all stages.
+        # DAPO's reward in MindSpeed-RL, but all stages read the keys.
         for end in ("_enable", "", "_penalty_factor"):
             yield from same(theirs, f"rl_config.overlong_buffer{end}")
     yield from _critic_devices(theirs)
@@ -60,7 +60,7 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _batch(theirs: TheirRun) -> Iterator[Mapped]:
-    """Prompts per step and per update: both count prompts, there and here."""
+    """Yield the entries for prompts per step and per update; both sides count prompts."""
     actor, ours = theirs.actor, "megatron_training.global_batch_size"
     place, prompts = actor.place("global_batch_size"), actor.value("global_batch_size")
     if theirs.stage == "dapo" and theirs.given.get("rl_config.filter_groups_enable"):
@@ -84,12 +84,12 @@ def _batch(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
-    """Groups of equal scores are replaced: in what they are equal, and how many prompts that takes.
+    """Yield the entries for dynamic sampling, which replaces groups of equal scores.
 
-    Args:
-        theirs: The file.
-        drawn: Prompts at a time.
-        trained: Prompts of a step.
+        Args:
+            theirs: The file.
+            drawn: Prompts that MindSpeed-RL draws at a time.
+            trained: Prompts that a step trains on.
     """
     enable, size, metric, most = (
         f"rl_config.filter_groups_{end}"
@@ -116,7 +116,7 @@ def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
 
 
 def _loss(theirs: TheirRun) -> Iterator[Mapped]:
-    """Clipping and the weight of a token."""
+    """Yield the entries for ratio clipping and for the weight of a token in the loss."""
     enabled = "rl_config.clip_higher_enable"
     if theirs.stage == "dapo":
         yield from same(theirs, "rl_config.token_level_loss")
@@ -129,7 +129,7 @@ def _loss(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _divergence(theirs: TheirRun) -> Iterator[Mapped]:
-    """The KL to the reference: DAPO has none, and PPO only in the reward."""
+    """Yield the entries for the KL term: DAPO has none, PPO has one only in the reward."""
     weight, kind, in_reward = (
         f"rl_config.{key}" for key in ("init_kl_coef", "kl_penalty", "use_kl_in_reward")
     )
@@ -142,7 +142,7 @@ def _divergence(theirs: TheirRun) -> Iterator[Mapped]:
     yield from same(theirs, weight)
     found = theirs.value(kind)
     if kind not in theirs.given and theirs.given.get(in_reward):
-        # Ours is k1 there.
+        # The mindrl default here is k1.
         yield default(kind, kind, "low_var_kl")
     elif found in (None, "kl", "abs", "mse", "low_var_kl"):
         yield from same(theirs, kind)
@@ -187,7 +187,7 @@ def _rewards(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _partial(theirs: TheirRun) -> Iterator[Mapped]:
-    """Responses that go on in the next step: there cut by length, here by what is whole."""
+    """Yield the partial rollout entry: MindSpeed-RL cuts by length, mindrl by whole groups."""
     key = "rl_config.partial_rollout_max_split"
     splits = theirs.value(key, 1)
     if splits > 1:

@@ -1,7 +1,7 @@
-"""The keys of a MindSpeed-RL file, by what becomes of them here. Data only.
+"""The keys of a MindSpeed-RL file, grouped by their import rule. Data only.
 
-Read from the configuration classes of its releases. `role` stands for a model: its file,
-`megatron_training`, `actor_config` and `critic_config` have the same keys.
+    Taken from the configuration classes of its releases. `role` stands for a model: its file,
+    `megatron_training`, `actor_config` and `critic_config` have the same keys.
 """
 
 import re
@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 RELEASES = ("2.0", "2.1", "2.2", "2.3", "later than 2.3")
-"""In order; the last stands for the commit 05a90d7 of April 2026, and is `new` in the tables."""
+"""In order; the last stands for commit 05a90d7 of April 2026 and is `new` in the tables."""
 NEWEST = len(RELEASES) - 1
 
 
 def words(text: str) -> tuple[str, ...]:
-    """List the words of a text."""
+    """Split a text at whitespace."""
     return tuple(text.split())
 
 
 def _keys(text: str) -> dict[str, range]:
-    """Read keys, and which of `RELEASES` have each.
+    """Parse keys and the releases (indices in `RELEASES`) that have each.
 
-    A word with a colon is the section of those behind it, which at first is `role`. `key@2.1` came
-    with 2.1, `key@-2.2` went with 2.2, `key@2.1-2.2` did both.
+        A word with a colon sets the section of the words that follow; the first section is `role`.
+        `key@2.1` was added in 2.1, `key@-2.2` was last in 2.2, `key@2.1-2.2` is both.
     """
     section, keys = "role", {}
     number = {name: index for index, name in enumerate(RELEASES)} | {"": 0, "new": NEWEST}
@@ -40,12 +40,12 @@ SAME_OF_RUN = _keys("""
     train_iters no_shuffle seed npu_deterministic@2.3 bf16 use_distributed_optimizer
     tokenizer_name_or_path
 """)
-"""Keys of a role that are `megatron_training.<key>` here."""
+"""Keys of a role that become `megatron_training.<key>`."""
 SAME_OF_ROLE = _keys("""
     tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size lr min_lr
     lr_warmup_fraction weight_decay clip_grad adam_beta1 adam_beta2
 """)
-"""Keys of a role that are `<role>_config.<key>` here."""
+"""Keys of a role that become `<role>_config.<key>`."""
 SAME = _keys("""
     rl_config: blocking actor_resource.num_npus n_samples_per_prompt epochs shuffle_mini_batch
     actor_forward_micro_batch_size ref_forward_micro_batch_size use_dynamic_bsz@2.1 guarantee_order
@@ -54,14 +54,14 @@ SAME = _keys("""
     enable_prefix_caching offload_train_grad offload_train_param sampling_config.temperature
     sampling_config.max_tokens sampling_config.top_p sampling_config.top_k sampling_config.min_p
 """)
-"""Keys with the same section, name and meaning here."""
+"""Keys with the same section, name and meaning in mindrl."""
 PROFILER = _keys("""
     profiler_config: integrated.profile integrated.profile_save_path integrated.profile_export_type
     integrated.profile_level integrated.profile_with_memory integrated.profile_record_shapes
     integrated.profile_with_module integrated.profile_with_cpu integrated.profile_with_npu
     integrated.profile_step_start integrated.profile_step_end integrated.profile_analysis
 """)
-"""Keys that are here without `integrated`."""
+"""Keys that mindrl has without `integrated`."""
 _RULED = _keys("""
     load save_interval no_save_optim data_path global_batch_size seq_length sequence_parallel
     prompt_type stage
@@ -72,7 +72,7 @@ _RULED = _keys("""
     max_num_batched_tokens max_num_seqs offload_train_optimizer
     profiler_config: integrated.stage integrated.profile_ranks
 """)
-"""Keys that rules look at; where none has anything to say, they are as here."""
+"""Keys that the rules handle; if no rule returns an entry, the meaning is the same in mindrl."""
 
 DEFAULTS: Mapping[str, Any] = {
     "role.adam_beta2": 0.999,
@@ -92,7 +92,8 @@ DEFAULTS: Mapping[str, Any] = {
     "generate_config.sampling_config.temperature": 0.2,
     "generate_config.sampling_config.top_k": 50,
 }
-"""Its defaults where ours differ: a key that the file leaves out keeps its meaning."""
+"""MindSpeed-RL defaults that differ from mindrl's; they are written out if the file omits the
+key."""
 
 _REASONS = """
 the model is exported into the run folder; actor_config.save names another place = save
@@ -236,11 +237,11 @@ an option of vllm-ascend that MindSpeed-RL had for a day in September 2025 and v
 in files of 2.0, read by none of its code: shuffle_mini_batch is what it reads = rl_config:
     shuffle_minibatch@-2.0
 """
-"""A reason = keys that change nothing, or that rules look at and have nothing to say of."""
+"""Lines `reason = keys`: keys without effect, or keys for which no rule returned an entry."""
 
 
 def _reasons() -> Iterator[tuple[str, dict[str, range]]]:
-    """Read the reasons, each with its keys; what is indented goes on with the one above."""
+    """Yield each reason with its keys; an indented line continues the line above."""
     for text in re.split(r"\n(?=\S)", _REASONS.strip()):
         reason, _, keys = " ".join(text.split()).partition(" = ")
         yield reason, _keys(keys)
@@ -255,7 +256,7 @@ KEYS: Mapping[str, range] = {
     **_RULED,
     **{key: releases for _, keys in _reasons() for key, releases in keys.items()},
 }
-"""All keys, and which of `RELEASES` have each."""
+"""All keys, and the releases (indices in `RELEASES`) that have each."""
 OF_ROLE = frozenset(key.removeprefix("role.") for key in KEYS if key.startswith("role."))
 """All keys of a role."""
 DOTTED = frozenset(key for key in KEYS if not key.startswith("role."))

@@ -1,4 +1,4 @@
-"""What becomes of the keys of a MindSpeed-RL file."""
+"""The result of an import: what each key is mapped to."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,45 +8,45 @@ from mindrl.migrate.file import TheirModel, TheirRun, of_any_role
 from mindrl.migrate.keys import DEFAULTS
 
 MISSING = "???"
-"""Value of a key that the user has to set: a run refuses to start without it."""
+"""Placeholder for a value that the user has to set; a run refuses to start with it."""
 Kind = Literal["honoured", "renamed", "derived", "open", "ignored", "refused"]
-"""`open` is the user's to settle before a run; `refused` is a part of the run that is not there."""
+"""The user must settle `open` before a run; `refused` asks for a feature that mindrl lacks."""
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """One key of the file, or one default that it relies on, and what it comes to."""
+    """Mapping of one key of the file, or of one default that the file relies on."""
 
     key: str
-    """As the file has it, such as `rl_config.clip_ratio`."""
+    """Key as written in the file, such as `rl_config.clip_ratio`."""
     kind: Kind
-    """What becomes of it."""
+    """How the key is handled."""
     sets: Mapping[str, Any] = field(default_factory=dict)
-    """Our keys with their values. For a refused key: those of a run without it."""
+    """mindrl keys with their values. For a refused key: the values of a run without the feature."""
     note: str = ""
-    """Why, and what to do."""
+    """Reason, and what the user should do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What becomes of a file."""
+    """Result of importing a file."""
 
     mapped: Sequence[Mapped]
     """Every key of the file, and the defaults that it relies on."""
 
     @property
     def refused(self) -> tuple[Mapped, ...]:
-        """Parts of the run that are not there."""
+        """Entries that ask for a feature that mindrl lacks."""
         return tuple(each for each in self.mapped if each.kind == "refused")
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Our keys, dotted, with their values; refused parts left out."""
+        """Dotted mindrl keys with their values; features that mindrl lacks are left out."""
         return {key: value for each in self.mapped for key, value in each.sets.items()}
 
 
 def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:
-    """Take a key over as it is, or the default that it stands for where the file leaves it out."""
+    """Yield an entry that copies a key, or its MindSpeed-RL default if the file omits the key."""
     if key in theirs.given:
         note = "written as text there, a number here" if key in theirs.were_texts else ""
         yield Mapped(key, "honoured", {ours or key: theirs.given[key]}, note)
@@ -55,23 +55,23 @@ def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:
 
 
 def same_of_model(model: TheirModel, key: str, section: str = "") -> Iterator[Mapped]:
-    """Do the same for a key of a model, which is one of that model's section here."""
+    """Apply `same` to a key of a model; the mindrl key is in that model's section."""
     yield from same(model.run, model.place(key), f"{section or model.section}.{key}")
 
 
 def of_model(model: TheirModel, key: str, kind: Kind, value: Any = None, note: str = "") -> Mapped:
-    """Say what becomes of a key of a model that has its name and the model's section here."""
+    """Return the entry for a model key that keeps its name in the model's mindrl section."""
     sets = {} if value is None else {f"{model.section}.{key}": value}
     return Mapped(model.place(key), kind, sets, note)
 
 
 def default(key: str, ours: str, value: Any) -> Mapped:
-    """Write out a default of MindSpeed-RL that is not ours."""
+    """Return an entry that writes out a MindSpeed-RL default that differs from mindrl's."""
     return Mapped(key, "derived", {ours: value}, "not in the file: MindSpeed-RL's default")
 
 
 def at_least(key: str, given: int | None, least: int, why: str, ours: str = "") -> Mapped:
-    """Take a limit over as it is given or meant, or say why it is raised to the least legal one."""
+    """Return an entry that copies a limit, or raises it to the least legal value and why."""
     if given is not None and given >= least:
         return Mapped(key, "honoured", {ours or key: given})
     there = "not in the file" if given is None else f"{given} there"

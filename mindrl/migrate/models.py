@@ -1,4 +1,4 @@
-"""Rules of a MindSpeed-RL import for one model: folder, layout, experts, optimizer."""
+"""Import rules of MindSpeed-RL for one model: folder, layout, experts, optimizer."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,11 +24,11 @@ _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     ("mm_model", bool, "no model with images is trained here"),
 )
-"""Keys of a model, which of their values ask for a part that is not there, and what to do."""
+"""Keys of a model, a test for values that mindrl does not support, and the note for those."""
 
 
 def model_rules(model: TheirModel) -> Iterator[Mapped]:
-    """Say what becomes of the keys of one model."""
+    """Yield the entries for the keys of one model."""
     for key in SAME_OF_ROLE:
         yield from same_of_model(model, key.removeprefix("role."))
     if model.role == "critic":
@@ -51,7 +51,7 @@ def model_rules(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _of_critic(model: TheirModel) -> Iterator[Mapped]:
-    """A size that the critic leaves out is 1 there, and the actor's here."""
+    """Yield the critic's entries: omitted sizes are 1 in MindSpeed-RL, the actor's in mindrl."""
     for size in ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"):
         place = model.place(f"{size}_size")
         if place not in model.run.given:
@@ -79,7 +79,7 @@ def _folders(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _layers(model: TheirModel) -> Iterator[Mapped]:
-    """Pipeline stages and chunks: how many, and which layers each has."""
+    """Yield the entries for pipeline stages and chunks: their number, and the layers of each."""
     stages = model.value("pipeline_model_parallel_size", 1)
     if stages == 1:
         return
@@ -117,7 +117,7 @@ def _uneven(model: TheirModel, chunks: int) -> Iterator[Mapped]:
 
 
 def _context(model: TheirModel) -> Iterator[Mapped]:
-    """Ranks that share a sequence: here they share its heads, so those must suffice."""
+    """Yield the context-parallel entries: ranks split attention heads, which must suffice."""
     size, algo = model.given("context_parallel_size", 1), model.given("context_parallel_algo")
     ring = algo == "megatron_cp_algo"
     kept = next(each for each in range(size, 0, -1) if not ring or _can_share(model, each))
@@ -139,7 +139,7 @@ def _context(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _can_share(model: TheirModel, ranks: int) -> bool:
-    """Tell whether so many ranks can share the heads of a tensor-parallel rank, and a sequence."""
+    """Return whether so many ranks can split a tensor-parallel rank's heads and a sequence."""
     tensor = model.value("tensor_model_parallel_size", 1)
     heads = model.value("num_attention_heads", tensor * ranks)
     groups = model.value("num_query_groups", heads) or heads
@@ -150,7 +150,7 @@ def _can_share(model: TheirModel, ranks: int) -> bool:
 
 
 def _experts(model: TheirModel) -> Iterator[Mapped]:
-    """Over how many ranks experts are dealt, and over how many each is cut."""
+    """Yield the entries for expert-parallel and expert-tensor-parallel sizes."""
     place, shared = model.place("expert_model_parallel_size"), bool(model.given("moe_tp_extend_ep"))
     tensor = model.value("tensor_model_parallel_size", 1)
     size = model.value("expert_model_parallel_size", 1)
@@ -169,7 +169,7 @@ def _experts(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _balance(model: TheirModel) -> Iterator[Mapped]:
-    """The loss that keeps experts equally busy."""
+    """Yield the entries for the loss that balances the load of the experts."""
     weight, kind = "moe_aux_loss_coeff", model.place("moe_router_load_balancing_type")
     balancing = model.given("moe_router_load_balancing_type", "aux_loss")
     if balancing == "seq_aux_loss":

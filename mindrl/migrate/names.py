@@ -1,4 +1,4 @@
-"""Names that other trainers have for our keys: verl, TRL, OpenRLHF, slime, MindSpeed-RL. Pure."""
+"""Names of mindrl keys in other trainers: verl, TRL, OpenRLHF, slime, MindSpeed-RL. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -85,7 +85,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "custom_rm_path": "rl_config.verifier_function",
     },
 }
-"""Trainers, and the names that stand without a section there."""
+"""Trainers, and their names for keys that have no section."""
 _OUR_SECTIONS = frozenset(field_names(()))
 _VALUES: Mapping[str, Mapping[str, object]] = {
     "scale_rewards": {
@@ -104,7 +104,7 @@ _VALUES: Mapping[str, Mapping[str, object]] = {
         "reinforce_plus_plus": "reinforce_plus_plus",
     },
 }
-"""Names whose values have other words here; one that is not listed is left to the user."""
+"""Names whose values are spelled differently; the user must choose a value that is not listed."""
 _LISTS = ("rl_config.verifier_function", "rl_config.verifier_weight", "rl_config.tracking.trackers")
 _ALONE = {
     "actor_rollout_ref.actor.kl_loss_coef": "rl_config.init_kl_coef",
@@ -112,22 +112,22 @@ _ALONE = {
     "algorithm.kl_ctrl.kl_coef": "rl_config.init_kl_coef",
     "algorithm.kl_penalty": "rl_config.kl_penalty",
 }
-"""Keys of verl whose rules need other keys; by themselves they mean this."""
+"""verl keys whose rules need other keys, with their meaning if given alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherName:
-    """A key as another trainer calls it, and what it comes to here."""
+    """A key in another trainer's spelling, and the mindrl keys that it corresponds to."""
 
     trainer: str
     key: str
     sets: Mapping[str, object] = field(default_factory=dict)
-    """Our keys with their values; MISSING where the value is the user's to choose."""
+    """mindrl keys with their values; MISSING if the user must choose the value."""
     note: str = ""
-    """Why there is no key of ours."""
+    """Why there is no corresponding mindrl key."""
 
     def __str__(self) -> str:
-        """Name the trainer and the override to write."""
+        """Return the trainer's name and the override to write."""
         if not self.sets:
             return f"it is {self.trainer}'s name; nothing to set here: {self.note}"
         ours = " ".join(
@@ -138,9 +138,9 @@ class OtherName:
 
 
 def other_name(key: str, value: object = None) -> OtherName | None:
-    """Return what a key of another trainer comes to here; None for a key that none of them has.
+    """Return what another trainer's key corresponds to; None if no known trainer has the key.
 
-    The value may be None where it is not known, and a section.
+        `value` may be None if it is not known; it may also be a section.
     """
     if isinstance(value, Mapping):
         return _section(key, value)
@@ -158,7 +158,7 @@ def other_name(key: str, value: object = None) -> OtherName | None:
 
 
 def _section(key: str, value: Mapping[Any, Any]) -> OtherName | None:
-    """Return the first key of a section that another trainer has."""
+    """Return the result for the first key of a section that another trainer has."""
     leaves = dotted({str(name): each for name, each in value.items()}, f"{key}.")
     return next((found for each in leaves if (found := other_name(*each))), None)
 
@@ -172,7 +172,7 @@ def _value(name: str, ours: str, value: object) -> object:
 
 
 def _of_verl(key: str, value: object) -> OtherName | None:
-    """Ask the rules of the import from verl, which need no other key for most of them."""
+    """Apply the verl import rules to this key alone, which is enough for most keys."""
     whole = key if key.partition(".")[0] in SECTIONS else _WHOLE_NAMES.get(key)
     if whole is None:
         return None
@@ -216,7 +216,7 @@ def _from(trainer: str, key: str, entries: list[Mapped]) -> OtherName:
 
 
 def _whole_names() -> Iterator[tuple[str, str]]:
-    """Yield keys of verl by their last part, where only one key ends in it."""
+    """Yield (last part, key) of the verl keys whose last part is unique."""
     keys = {*NAMES, *_ALONE, "algorithm.adv_estimator", "trainer.device", "trainer.nnodes"}
     keys |= {
         f"actor_rollout_ref.actor.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")

@@ -1,6 +1,6 @@
-"""From a MindSpeed-RL file to the keys of this project, every key accounted for. Pure.
+"""Import of a MindSpeed-RL file; every key of it gets an entry. Pure.
 
-The rules here are those for the run as a whole: data, lengths, devices, rollout layout.
+    The rules in this file concern the whole run: data, lengths, devices, rollout layout.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ _SEQUENCES = "generate_config.max_num_seqs"
 
 
 def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
-    """Say what becomes of each key of a file, which does not say how many devices a node has.
+    """Return the entry of each key; the file does not contain the number of devices per node.
 
-    Raises:
-        ConfigError: It is no file of GRPO, DAPO or PPO.
+        Raises:
+            ConfigError: The file is not for GRPO, DAPO or PPO.
     """
     found = [*_run_rules(theirs, devices_per_node), *algorithm_rules(theirs)]
     for model in theirs.learners:
@@ -37,7 +37,7 @@ def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
 
 
 def _why_ignored(theirs: TheirRun, key: str) -> str:
-    """Say why no rule had anything to say of a key."""
+    """Return the reason why no rule returned an entry for a key."""
     if key in theirs.nulls:
         return "null is as if left out"
     known, section = of_any_role(key), key.partition(".")[0]
@@ -51,7 +51,7 @@ def _why_ignored(theirs: TheirRun, key: str) -> str:
 
 
 def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
-    """Say what becomes of the keys of the run and of the rollout."""
+    """Yield the entries for the keys of the run and of the rollout."""
     for key in SAME:
         yield from same(theirs, key)
     for key in SAME_OF_RUN:
@@ -70,7 +70,7 @@ def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
 
 
 def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
-    """What a release calls otherwise, or takes otherwise where it is left out."""
+    """Yield the entries for keys that have another name or another default in some release."""
     place = theirs.actor.place
     old, new = place("use_deter_comp"), "npu_deterministic"
     if old in theirs.given and place(new) not in theirs.given:
@@ -81,14 +81,14 @@ def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _saving(theirs: TheirRun) -> Iterator[Mapped]:
-    """What it begins from besides weights, and how often it writes what."""
+    """Yield the entries for the state that the run starts from, and for the save intervals."""
     actor = theirs.actor
     place, interval = actor.place("save_interval"), actor.given("save_interval")
     if actor.given("finetune") is False:
         note = "false there: steps go on from those of load; here they begin with 1"
         yield Mapped(actor.place("finetune"), "open", note=note)
     if actor.given("no_save_optim"):
-        # What holds no optimizer is no checkpoint here: it is an export.
+        # A checkpoint in mindrl always holds the optimizer; without it the folder is an export.
         note = "weights alone are exported; with megatron_training.save_interval a run can go on"
         off = {"megatron_training.save_interval": 0}
         yield Mapped(actor.place("no_save_optim"), "derived", off, note)
@@ -112,7 +112,7 @@ def _data(theirs: TheirRun) -> Iterator[Mapped]:
     note = "longer prompts are left out, as there"
     yield Mapped("rl_config.max_prompt_length", "derived", policy, note)
     split, template = str(actor.given("split", "")).strip("[]"), actor.given("prompt_type")
-    # The first share trains; in the others nothing but zeros is as if they were not there.
+    # The first share is for training; if all others are 0, no rows are held out.
     if split.partition(",")[2].strip("0., "):
         first, *others = map(float, split.split(","))
         held_out = {"data_config.held_out_fraction": round(sum(others) / (first + sum(others)), 4)}
@@ -146,7 +146,7 @@ def _longest(theirs: TheirRun) -> int:
 
 
 def _lengths(theirs: TheirRun) -> Iterator[Mapped]:
-    """Limits that prompt and response together must fit into."""
+    """Yield the entries for the limits on the total length of prompt and response."""
     longest = _longest(theirs)
     whole = f"prompt and response take {longest}; there"
     trained = theirs.actor.place("seq_length")
@@ -183,7 +183,7 @@ def _packing(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:
-    """Where the optimizer state is while the trainer does not update."""
+    """Yield the entries for the location of the optimizer state between updates."""
     key = "generate_config.offload_train_optimizer"
     swapped = theirs.actor.place("swap_optimizer")
     if not theirs.given.get(swapped):
@@ -199,11 +199,11 @@ def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
-    """Over how many ranks a rollout replica is cut, and its experts are dealt."""
+    """Yield the entries for tensor and expert parallelism of a rollout replica."""
     tensor, expert = theirs.value(_TENSOR), theirs.value(_EXPERT, 1)
     has_experts = theirs.actor.has_experts
     if has_experts and expert > 1:
-        # Experts that several replicas share there; one larger replica has them here.
+        # Several replicas share experts in MindSpeed-RL; one larger replica has them in mindrl.
         shared, size = tensor * expert, _replica_ranks(theirs)
         note = (
             f"{tensor} there, in {expert} replicas that share their experts over {shared} ranks; "
@@ -224,7 +224,7 @@ def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _replica_ranks(theirs: TheirRun) -> int:
-    """Return the ranks of a rollout replica here: theirs, or more where those share experts."""
+    """Return the ranks of a mindrl rollout replica: as given, or more to hold shared experts."""
     actor, tensor, expert = theirs.actor, int(theirs.value(_TENSOR)), int(theirs.value(_EXPERT, 1))
     if not actor.has_experts or expert == 1:
         return tensor
@@ -234,7 +234,7 @@ def _replica_ranks(theirs: TheirRun) -> int:
 
 
 def _at_a_time(theirs: TheirRun) -> int:
-    """Return how many sequences a replica decodes: all devices decode as many as there."""
+    """Return the sequences that a replica decodes at a time; the total over all devices is kept."""
     there, tensor = int(theirs.value(_SEQUENCES)), int(theirs.value(_TENSOR))
     return max(1, there * _replica_ranks(theirs) // tensor)
 
@@ -252,10 +252,10 @@ def _sequences(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _profiler(theirs: TheirRun) -> Iterator[Mapped]:
-    """What is profiled, which has one section less around it here."""
+    """Yield the profiler entries; mindrl has no section `integrated`."""
     for key in PROFILER:
         if key in theirs.given:
-            # A folder without a name is none.
+            # An empty folder name means no folder.
             found = None if theirs.given[key] == "" else theirs.given[key]
             yield Mapped(key, "renamed", {key.replace("integrated.", ""): found}, "the same")
     for name in ("stage", "profile_ranks"):

@@ -1,4 +1,4 @@
-"""The overrides that a shell script gives to verl. Reads the script; executes nothing. Pure."""
+"""Parse the overrides that a shell script passes to verl; the script is not executed. Pure."""
 
 import itertools
 import re
@@ -19,25 +19,26 @@ _INNER = ("then", "else", "elif", "do", "!", "time", "exec")
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What a script gives to verl."""
+    """Overrides that a script passes to verl."""
 
     overrides: tuple[str, ...]
     """Such as `data.train_batch_size=256`."""
     unresolved: Mapping[str, str]
-    """Keys whose value the script alone does not state, with what it lacks, such as `$1`."""
+    """Keys whose value cannot be read from the script alone, with the missing part, such as
+    `$1`."""
     config_name: str = ""
-    """Configuration file of the run where it is none of verl's own."""
+    """Configuration file of the run; empty if it is one of verl's own."""
 
 
 def read_script(text: str, variables: Mapping[str, str]) -> Script:
-    """Read the overrides of the one start of verl in a script.
+    """Return the overrides of the only verl command in a script.
 
-    Args:
-        text: The script.
-        variables: Variables that are set before the script starts, such as HOME.
+        Args:
+            text: The script.
+            variables: Variables that are set before the script starts, such as HOME.
 
-    Raises:
-        ConfigError: It starts no run of verl, or several, or has a quotation without an end.
+        Raises:
+            ConfigError: It starts no run of verl, or several, or a quotation is not closed.
     """
     reader = _Reader(variables={name: (ShellWord(value),) for name, value in variables.items()})
     reader.read(text)
@@ -63,7 +64,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
 
 
 def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:
-    """Return the arguments of the one start of verl."""
+    """Return the arguments of the only verl command."""
     other = next((program for program, _ in starts if _OTHER_PROGRAM.search(program)), None)
     if other is not None:
         raise ConfigError(f"it starts {other}; needed is a run of PPO, GRPO or DAPO")
@@ -82,7 +83,7 @@ def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:
 
 
 def _config_name(arguments: list[str]) -> str:
-    """Return the configuration file that the arguments name; empty for one of verl's own."""
+    """Return the configuration file that the arguments name; empty if it is one of verl's own."""
     names = [each.partition("=")[2] for each in arguments if each.startswith("--config-name=")]
     names += [
         name for option, name in itertools.pairwise(arguments) if option in ("--config-name", "-cn")
@@ -93,20 +94,20 @@ def _config_name(arguments: list[str]) -> str:
 
 @dataclass
 class _Reader:
-    """Follows a script from command to command."""
+    """Processes a script command by command."""
 
     variables: dict[str, tuple[ShellWord, ...]]
     starts: list[tuple[str, list[ShellWord]]] = field(default_factory=list)
-    """Program and arguments of each command with overrides of verl; the program may be empty."""
+    """Program and arguments of each command with verl overrides; the program may be empty."""
     depth: int = 0
-    """How many conditions, loops and functions the command stands in."""
+    """Nesting depth of conditions, loops and functions around the command."""
 
     def read(self, text: str) -> None:
         for separator, words in Scanner(text, self.variables).commands():
             self._command(words, is_conditional=separator in ("&&", "||"))
 
     def _command(self, words: Iterator[ShellWord], *, is_conditional: bool) -> None:
-        """Set the variables that a command assigns, or keep the arguments that it gives to verl."""
+        """Store the variables that a command assigns, or the arguments that it passes to verl."""
         others: list[ShellWord] = []
         for word in words:
             if others or not self._is_prefix(word):
@@ -117,7 +118,7 @@ class _Reader:
             self.starts.append(_divided(others))
 
     def _is_prefix(self, word: ShellWord) -> bool:
-        """Pass what may stand before a command, and count how deep it stands."""
+        """Return whether a word may precede a command, and update the nesting depth."""
         if word.text in _OPEN:
             self.depth += 1
         elif word.text in _CLOSE:
@@ -135,13 +136,13 @@ class _Reader:
         elif adds:
             items = (*before, *items)
         if is_conditional and items != before:
-            # What holds depends on a condition that only a shell evaluates.
+            # Only a shell can evaluate the condition that decides the value.
             items = (ShellWord("", (f"${name}, which a condition sets",)),)
         self.variables[name] = items
 
 
 def _divided(words: list[ShellWord]) -> tuple[str, list[ShellWord]]:
-    """Divide a command into the program that it starts, and the arguments of that program."""
+    """Split a command into the program that it starts and that program's arguments."""
     if _OVERRIDE.match(words[0].text):
         return "", words
     texts = [each.text for each in words]

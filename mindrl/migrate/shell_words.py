@@ -1,4 +1,4 @@
-"""The words of a shell script, with its variables replaced. Executes nothing. Pure."""
+"""Parse a shell script into words and expand its variables; nothing is executed. Pure."""
 
 import ast
 import operator
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from mindrl.errors import ConfigError
 
 _MOST_LETTERS = 100_000
-"""Longest value: a script that doubles a variable in each line would fill the memory."""
+"""Longest value in characters: a script that doubles a variable per line would exhaust memory."""
 _LARGEST = 1 << 63
-"""Shells calculate with 64 bits."""
+"""Shells calculate with 64-bit integers."""
 _PLAIN = re.compile(r"[^\s'\"\\$`;&|()<>]+")
 _QUOTED_PLAIN = re.compile(r"[^\"\\$`]+")
 _BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
@@ -26,13 +26,13 @@ _ARGUMENTS = ("@", "*")
 
 @dataclass(frozen=True)
 class ShellWord:
-    """A word with its variables replaced."""
+    """A word with its variables expanded."""
 
     text: str
     unknown: tuple[str, ...] = ()
-    """Parts that the script does not state, such as `$1` or `$(date)`; the text lacks them."""
+    """Parts that cannot be read from the script, such as `$1` or `$(date)`; `text` omits them."""
     items: tuple["ShellWord", ...] | None = field(default=None, compare=False)
-    """Elements of the array that the word assigns; None in other words."""
+    """Elements of the array that the word assigns; None for other words."""
 
     def __add__(self, other: "ShellWord") -> "ShellWord":
         return ShellWord(self.text + other.text, (*self.unknown, *other.unknown))
@@ -44,7 +44,7 @@ class ShellWord:
 
 
 def _quotient(one: int, other: int) -> int:
-    """Divide as a shell does: towards zero."""
+    """Divide as a shell does: round towards zero."""
     quotient = abs(one) // abs(other)
     return quotient if (one < 0) == (other < 0) else -quotient
 
@@ -59,7 +59,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class _Default(str):
-    """The text behind `:-`, in which variables may stand."""
+    """The text after `:-`, which may contain variables."""
 
     __slots__ = ()
 
@@ -71,8 +71,8 @@ Variables = Mapping[str, tuple[ShellWord, ...]]
 class Scanner:
     """Reads a script once, from its first command to its last.
 
-    Each `$NAME` takes the value that `variables` has when the word is read, so the caller sets
-    variables between the words.
+        Each `$NAME` expands to the value in `variables` at the time the word is read, so the caller
+        sets variables between the words.
     """
 
     def __init__(self, text: str, variables: Variables) -> None:
@@ -82,7 +82,7 @@ class Scanner:
         self._documents: list[str] = []
 
     def commands(self) -> Iterator[tuple[str, Iterator[ShellWord]]]:
-        """Yield each command: the separator before it, and its words, to be read at once."""
+        """Yield each command's preceding separator and its words, which must be read at once."""
         separator = "\n"
         while self._at < len(self._text):
             yield separator, self._words()
@@ -103,14 +103,14 @@ class Scanner:
                 yield from self._word()
 
     def _word(self) -> Iterator[ShellWord]:
-        """Yield a word; several where it holds an array, or an unquoted value with blanks."""
+        """Yield a word, or several if it is an array or an unquoted value with blanks."""
         begin, current = self._at, ShellWord("")
         while self._at < len(self._text) and not self._at_a_border():
             first, *others = self._piece() or [ShellWord("")]
             current += first
             for each in others:
                 if current.assigns:
-                    # The shell does not split a value that it assigns.
+                    # The shell does not split an assigned value.
                     current += ShellWord(" ") + each
                 else:
                     yield current
@@ -120,7 +120,7 @@ class Scanner:
             current = ShellWord(raw, items=tuple(self._array()))
         if len(current.text) > _MOST_LETTERS:
             raise ConfigError(f"a value of {len(current.text)} letters is too long to be read")
-        # An unquoted variable without a value is no word.
+        # An unquoted variable without a value yields no word.
         if current.text or current.unknown or not raw.startswith("$"):
             yield current
 
@@ -129,7 +129,7 @@ class Scanner:
         return letter in " \t\r\n;&|()<>" or self._text.startswith("\\\n", self._at)
 
     def _array(self) -> Iterator[ShellWord]:
-        """Yield the elements of an array, whose lines end nothing."""
+        """Yield the elements of an array; line ends do not end it."""
         self._at += 1
         while self._at < len(self._text) and self._text[self._at] != ")":
             if self._take(_BLANK) or self._take(_COMMENT) or self._take(_END):
@@ -140,7 +140,7 @@ class Scanner:
         self._at += 1
 
     def _piece(self) -> list[ShellWord]:
-        """Read one part of a word: a quotation, a variable, or plain letters."""
+        """Read one part of a word: a quotation, a variable, or plain characters."""
         letter = self._text[self._at]
         if letter == "'":
             return [ShellWord(self._through("'", "'", self._at + 1))]
@@ -158,7 +158,7 @@ class Scanner:
         return [ShellWord(self._take(_PLAIN))]
 
     def _quoted(self) -> list[ShellWord]:
-        """Read up to the closing quotation mark; each further element of an array is a word."""
+        """Read up to the closing quotation mark; further elements of an array become words."""
         begin, found = self._at, [ShellWord("")]
         while self._at < len(self._text) and self._text[self._at] != '"':
             if plain := self._take(_QUOTED_PLAIN):
@@ -176,15 +176,15 @@ class Scanner:
         return found
 
     def _quoted_variable(self) -> list[ShellWord]:
-        """Read a variable between quotation marks, where no value is split."""
+        """Read a variable between quotation marks; its value is not split."""
         found = self._variable()
         if not isinstance(found, _Default):
             return found
-        # The marks of its own go; the blanks stay.
+        # Remove the default's own quotation marks; keep the blanks.
         return Scanner(f'{found.replace(chr(34), "")}"', self._variables)._quoted()
 
     def _variable(self) -> "list[ShellWord] | _Default":
-        """Read what begins with `$` or a backtick."""
+        """Read an expansion that starts with `$` or a backtick."""
         text, begin = self._text, self._at
         if text[begin] == "`":
             return [_unknown(f"`{self._through('`', '`', begin + 1)}`")]
@@ -202,7 +202,7 @@ class Scanner:
         return [*self._value(name)] if name else [ShellWord("$")]
 
     def _parameter(self, inner: str) -> "list[ShellWord] | _Default":
-        """Return the value of `NAME`, `NAME:-DEFAULT` or `NAME[@]`, or the default to be read."""
+        """Return the value of `NAME`, `NAME:-DEFAULT` or `NAME[@]`, or the unread default."""
         found = _PARAMETER.fullmatch(inner)
         if found is None:
             return [_unknown(f"${{{inner}}}")]
@@ -213,13 +213,13 @@ class Scanner:
         return [*self._value(name)][: None if index or name in _ARGUMENTS else 1]
 
     def _value(self, name: str) -> tuple[ShellWord, ...]:
-        """Return the words of a variable; a script is read as if started without arguments."""
+        """Return the words of a variable; the script is taken to be started without arguments."""
         if name in _ARGUMENTS:
             return ()
         return self._variables.get(name, (_unknown(f"${name}"),))
 
     def _calculated(self, formula: str) -> ShellWord:
-        """Return the value of a formula of whole numbers."""
+        """Return the value of an integer formula."""
         (word,) = Scanner(f'{formula}"', self._variables)._quoted()
         try:
             tree = ast.parse(word.text.strip().replace("/", "//"), mode="eval").body
@@ -228,7 +228,7 @@ class Scanner:
             return _unknown(f"$(({formula}))")
 
     def _number(self, node: ast.expr) -> ShellWord:
-        """Return the value of a part of a formula; ValueError where it is no whole number."""
+        """Return the value of a part of a formula; raises ValueError if it is not an integer."""
         match node:
             case ast.Constant(value=int(number)):
                 return ShellWord(str(number))
@@ -248,7 +248,7 @@ class Scanner:
         raise ValueError(ast.unparse(node))
 
     def _through(self, opening: str, closing: str, begin: int) -> str:
-        """Return the text from `begin` to the closing mark, and pass it."""
+        """Return the text from `begin` to the closing mark, and advance past it."""
         depth, at = 1, begin
         while at < len(self._text):
             letter = self._text[at]
@@ -265,7 +265,7 @@ class Scanner:
         raise ConfigError(self._no_end(opening, begin - 1))
 
     def _take(self, pattern: re.Pattern[str]) -> str:
-        """Pass what a pattern finds here, and return it; empty where it finds nothing."""
+        """Return the match of a pattern at the current position and advance; empty if none."""
         found = pattern.match(self._text, self._at)
         if found is None:
             return ""
@@ -273,14 +273,14 @@ class Scanner:
         return found.group()
 
     def _pass_redirection(self, kind: str) -> None:
-        """Pass the file of a redirection; note the mark that ends a document."""
+        """Advance past the file of a redirection; store the mark that ends a here-document."""
         self._take(_BLANK)
         target = "".join(each.text for each in self._word())
         if kind in ("<<", "<<-"):
             self._documents.append(target)
 
     def _pass_documents(self) -> None:
-        """Pass the lines of the documents that a command has."""
+        """Advance past the here-documents of a command."""
         for mark in self._documents:
             end = re.compile(rf"^\t*{re.escape(mark)}$", re.MULTILINE).search(self._text, self._at)
             self._at = end.end() if end else len(self._text)
@@ -301,7 +301,7 @@ def _split(value: ShellWord) -> list[ShellWord]:
 
 
 def _unescaped(pair: str) -> str:
-    """Return what a backslash and a letter stand for between double quotation marks."""
+    """Return the meaning of a backslash and a character between double quotation marks."""
     if pair == "\\\n":
         return ""
     return pair[1:] if pair[1:] in ("$", '"', "\\", "`") else pair

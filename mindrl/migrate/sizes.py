@@ -1,4 +1,4 @@
-"""The sizes of a MindSpeed-RL model file in the words of a config.json: for plans, not for runs."""
+"""Convert a MindSpeed-RL model file to config.json keys, for plans only, not for runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from mindrl.migrate.keys import words
 
 
 def _names(text: str) -> dict[str, list[str]]:
-    """Read `name in a config.json=name of theirs`, the newest of theirs first, or one for both."""
+    """Parse `config.json key=MindSpeed-RL keys, newest first`; a single name stands for both."""
     pairs = [word.partition("=") for word in words(text)]
     return {ours: (theirs or ours).split(",") for ours, _, theirs in pairs}
 
@@ -31,19 +31,19 @@ _OF_LATENT = _names("""
 """)
 _MEGATRON: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 10_000}
 _MEGATRON_EXPERTS = {"num_experts_per_tok": 2, "first_k_dense_replace": 0, "moe_layer_freq": 1}
-"""What Megatron takes where the file says nothing."""
+"""Megatron's defaults for keys that the file omits."""
 
 
 def model_sizes(theirs: TheirRun) -> dict[str, Any] | None:
-    """Return the sizes of the actor's model as its config.json would say them.
+    """Return the sizes of the actor's model as config.json keys and values.
 
-    None where the file leaves one out that has no default, or the family is not known here.
+        Returns None if the file omits a size without a default, or the family is unknown.
     """
     model = theirs.actor
     found = {**_MEGATRON, **_named(model, _OF_ALL)}
     if not found.keys() >= _OF_ALL.keys() - {"head_dim"}:
         return None
-    # Layers that are empty there are left out here.
+    # mindrl leaves out the layers that are empty in MindSpeed-RL.
     found["num_hidden_layers"] -= len(numbers(model.value("noop_layers")))
     if model.value("group_query_attention"):
         found["num_key_value_heads"] = model.value("num_query_groups") or 1
@@ -61,7 +61,7 @@ def _named(model: TheirModel, names: Mapping[str, Sequence[str]]) -> dict[str, A
 
 
 def _family(model: TheirModel, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what the families do not share."""
+    """Return the keys that differ between model families."""
     latent = model.value("multi_latent_attention") or model.value("multi_head_latent_attention")
     if model.has_experts:
         width = {"moe_intermediate_size": sizes["intermediate_size"]}

@@ -1,4 +1,4 @@
-"""What becomes of the trackers of a file: W&B, SwanLab and MLflow by their names. Pure."""
+"""Import rules for the trackers W&B, SwanLab, MLflow and TensorBoard. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _OURS = {"project": "rl_config.tracking.project", "exp_name": "rl_config.trackin
 
 
 def tracker_rules(theirs: TheirRun) -> Iterator[Mapped]:
-    """Say what becomes of those of a MindSpeed-RL file."""
+    """Yield the entries for the trackers of a MindSpeed-RL file."""
     given, mode_key = theirs.given, "rl_config.swanlab_mode"
     mode = given.get(mode_key)
     is_there = {
@@ -39,7 +39,7 @@ def tracker_rules(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def verl_trackers(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Say what becomes of those of a verl run."""
+    """Yield the entries for the trackers of a verl run."""
     key = "trainer.logger"
     asked = theirs.get(key, [])
     asked = [asked] if isinstance(asked, str) else asked

@@ -1,6 +1,6 @@
-"""From the keys of a verl run to ours, every key accounted for. Pure.
+"""Import of the keys of a verl run; every key gets an entry. Pure.
 
-Read from verl's configuration files of January 2026 (commit b178a3c) and its DAPO recipe.
+    Based on verl's configuration files of January 2026 (commit b178a3c) and its DAPO recipe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from mindrl.migrate.verl_adapters import verl_adapters
 from mindrl.migrate.verl_run import check_values, run_rules
 
 SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
-"""One of these tells a file of verl."""
+"""Any of these sections identifies a verl file."""
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
 _SAMPLING = "generate_config.sampling_config"
 NAMES: Mapping[str, str] = {
@@ -94,7 +94,7 @@ _CRITIC: Mapping[str, str] = {
     "critic.cliprange_value": "rl_config.cliprange_value",
     "trainer.critic_warmup": "rl_config.critic_warmup",
 }
-"""The same, with `algorithm.adv_estimator: gae`."""
+"""The same, for runs with `algorithm.adv_estimator: gae`."""
 DEFAULTS: Mapping[str, Any] = {
     f"{_ACTOR}.ppo_mini_batch_size": 256,
     f"{_ACTOR}.clip_ratio_c": 3.0,
@@ -109,7 +109,7 @@ DEFAULTS: Mapping[str, Any] = {
     "data.prompt_key": "prompt",
     "trainer.n_gpus_per_node": 8,
 }
-"""verl's defaults that are not ours: a key that is left out keeps its meaning."""
+"""verl defaults that differ from mindrl's; they are written out for omitted keys."""
 _ESTIMATORS = {
     **{name: name for name in ("gae", "rloo", "opo", "remax", "reinforce_plus_plus")},
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
@@ -147,18 +147,18 @@ _IGNORED: Mapping[str, Sequence[str]] = {
         *(f"{_ROLLOUT}.load_format", f"{_ROLLOUT}.mode", f"{_ROLLOUT}.do_sample"),
     ),
 }
-"""A reason = keys, or the beginnings of keys, that change no result."""
+"""By reason, the keys or key prefixes that change no result."""
 
 
 def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
-    """Map each key of a verl run.
+    """Return the mapping of each key of a verl run.
 
-    Args:
-        given: Dotted keys with their values; None is as if left out.
-        rows: Rows of the training data; None where they are not known.
+        Args:
+            given: Dotted keys with their values; None has the same meaning as an omitted key.
+            rows: Rows of the training data; None if unknown.
 
-    Raises:
-        ConfigError: A value is not of the type that its key has in verl.
+        Raises:
+            ConfigError: A value does not have the type that its key has in verl.
     """
     theirs = {key: value for key, value in given.items() if value is not None}
     check_values(theirs)
@@ -173,7 +173,7 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
 
 
 def _names(theirs: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Mapped]:
-    """Keys with another name, and defaults that are written out."""
+    """Yield the entries for renamed keys, and for verl defaults of omitted keys."""
     for key, ours in names.items():
         if key in theirs:
             yield Mapped(key, "renamed", {ours: theirs[key]}, "the same")
@@ -182,7 +182,7 @@ def _names(theirs: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Mapp
 
 
 def _left(key: str, value: Any, has_critic: bool) -> Mapped:
-    """Say why no rule had anything to say of a key, or that it is not understood."""
+    """Return the entry for a key that no rule handled: the reason, or that it is not understood."""
     if value is None:
         return Mapped(key, "ignored", note="null is as if left out")
     if not has_critic and key.startswith(("critic.", "trainer.critic_")):
@@ -230,7 +230,7 @@ def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """One KL term, in the loss or in the reward."""
+    """Yield the entries for the KL term; mindrl has one, in the loss or in the reward."""
     in_loss, in_reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     loss, reward = theirs.get(in_loss, False), theirs.get(in_reward, False)
     if loss and reward:
@@ -256,7 +256,7 @@ def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Dynamic sampling; its limit is in units of what is drawn at a time there."""
+    """Yield the dynamic sampling entries; verl counts its limit in batches of `gen_batch_size`."""
     metric, most, drawn = (
         *(f"algorithm.filter_groups.{name}" for name in ("metric", "max_num_gen_batches")),
         "data.gen_batch_size",

@@ -1,6 +1,6 @@
-"""Rules of a verl import for adapters of low rank. Pure.
+"""Import rules of verl for LoRA adapters. Pure.
 
-verl has two families of keys: those of PEFT, where FSDP trains, and `lora.*` of Megatron-Bridge.
+    verl has two groups of keys: PEFT's for FSDP, and `lora.*` for Megatron-Bridge.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ _OF_BRIDGE: Mapping[str, tuple[str, ...]] = {
     "linear_kv_down_proj": ("kv_a_proj_with_mqa",),
     "linear_kv_up_proj": ("kv_b_proj",),
 }
-"""Its names of layers, by kind: fused, each for itself, and of latent attention."""
+"""Layer names of Megatron-Bridge: fused layers, single layers, and those of latent attention."""
 _KINDS = {
     "lora": "a fused layer has one A there; here each matrix in it has its own",
     "canonical_lora": "each matrix has its own A, as here",
@@ -42,7 +42,7 @@ _BASE = "the reference is the actor without its adapters, as there"
 
 
 def verl_adapters(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Say what becomes of the adapters of the actor and of the critic; null is as if left out."""
+    """Yield the entries for the adapters of actor and critic; null equals an omitted key."""
     rank, folder = theirs.get(f"{_MODEL}.lora_rank", 0), theirs.get(f"{_MODEL}.lora_adapter_path")
     if rank > 0 or folder is not None:
         yield from _of_peft(theirs, rank, folder)
@@ -71,7 +71,7 @@ def _unused(theirs: Mapping[str, Any], rank: str, keys: list[str]) -> Iterator[M
 
 
 def _of_peft(theirs: Mapping[str, Any], rank: int, folder: str | None) -> Iterator[Mapped]:
-    """The keys of FSDP; a folder to begin with says the rest itself there."""
+    """Yield the entries for the PEFT keys; verl reads the rest from an adapter folder itself."""
     if folder is not None:
         note = "a folder of PEFT, as there; r, alpha and layers are given beside it"
         sets = {f"{_OURS}.load": folder}
@@ -111,7 +111,7 @@ def _targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _of_bridge(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """The keys of Megatron-Bridge."""
+    """Yield the entries for the keys of Megatron-Bridge."""
     given = {key.removeprefix(f"{_BRIDGE}."): value for key, value in theirs.items()}
     yield Mapped(f"{_BRIDGE}.rank", "renamed", {f"{_OURS}.r": given["rank"]}, _BASE)
     kind = given.get("type", "lora")
@@ -156,7 +156,7 @@ def _bridge_targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _of_critic(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """The critic has none here."""
+    """Yield the entries for the critic's adapters, which mindrl does not support."""
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     for rank in ("lora_rank", "lora.rank"):
         key = f"critic.model.{rank}"

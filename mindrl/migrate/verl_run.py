@@ -1,4 +1,4 @@
-"""Rules of a verl import for data, rewards, steps, devices, engines and profiles. Pure."""
+"""Import rules of verl for data, rewards, steps, devices, engines and profiles. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ _WHOLE = frozenset(
         *(f"critic.model.{name}" for name in ("lora_rank", "lora.rank")),
     }
 )
-"""Keys that rules calculate with."""
+"""Keys that the rules calculate with."""
 _LISTS = frozenset({f"{_ACTOR}.optim.betas", "global_profiler.steps", f"{_ACTOR}.profiler.ranks"})
 _TEXTS = frozenset({f"{_ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device"})
 _ENGINES = ("vllm", "sglang", "trtllm", "hf")
@@ -29,10 +29,10 @@ _DEVICES = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
 
 
 def check_values(theirs: Mapping[str, Any]) -> None:
-    """Refuse values that rules cannot calculate with.
+    """Check the types of the values that the rules calculate with.
 
-    Raises:
-        ConfigError: All of them, one a line.
+        Raises:
+            ConfigError: Some values are invalid; all are listed, one per line.
     """
     needs = {key: _need(key, value) for key, value in theirs.items()}
     if wrong := [f"{key}={theirs[key]!r} {need}" for key, need in needs.items() if need]:
@@ -54,7 +54,7 @@ def _is_number(value: object) -> bool:
 
 
 def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
-    """Map the keys of the run; `rows` of its training data, None where they are not known."""
+    """Yield the entries for the keys of the run; `rows` of training data, None if unknown."""
     yield from _data(theirs)
     yield from _steps(theirs, rows)
     yield from _run(theirs)
@@ -90,7 +90,7 @@ def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Take over a function of the user's, which is called as verl calls it."""
+    """Yield the entries for a custom reward function, which mindrl calls as verl does."""
     place = "custom_reward_function"
     path = str(theirs.get(f"{place}.path", ""))
     own = f"{path}:{theirs.get(f'{place}.name', 'compute_score')}"
@@ -114,7 +114,7 @@ def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
-    """Count the steps of all epochs; verl leaves out the rows that do not fill a batch."""
+    """Yield the entries for the step count of all epochs; verl drops an incomplete last batch."""
     key, steps = "trainer.total_epochs", "trainer.total_training_steps"
     if steps in theirs:
         if key in theirs:
@@ -137,7 +137,7 @@ def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
 
 
 def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """The model, devices, what is saved and evaluated, lengths."""
+    """Yield the entries for model, devices, save and test intervals, and lengths."""
     if (model := "actor_rollout_ref.model.path") not in theirs:
         yield Mapped(model, "open", {LOAD: MISSING}, f"not given: set {LOAD} to the model's folder")
     nodes, per_node = theirs.get("trainer.nnodes", 1), theirs.get("trainer.n_gpus_per_node", 8)
@@ -162,7 +162,7 @@ def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """The engine that generates, and the tokens that a pass of the trainer takes."""
+    """Yield the entries for the rollout engine, and for the tokens per trainer pass."""
     name = theirs.get(f"{_ROLLOUT}.name", "vllm")
     if name in _ENGINES:
         note = f"{name} there; vLLM generates here, from the same distribution"
@@ -184,7 +184,7 @@ def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """What is packed and recomputed, and the optimizer."""
+    """Yield the entries for packing, recomputation and the optimizer."""
     key = "actor_rollout_ref.model.use_remove_padding"
     if key in theirs:
         yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, "the same")
@@ -202,7 +202,7 @@ def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Which steps are profiled, by tools that are here too."""
+    """Yield the profiler entries; mindrl supports the tools torch and npu."""
     key, tool = "global_profiler.steps", theirs.get("global_profiler.tool")
     steps = theirs.get(key)
     if steps and tool in ("torch", "npu"):

@@ -86,10 +86,10 @@ def _batch(theirs: TheirRun) -> Iterator[Mapped]:
 def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
     """Yield the entries for dynamic sampling, which replaces groups of equal scores.
 
-        Args:
-            theirs: The file.
-            drawn: Prompts that MindSpeed-RL draws at a time.
-            trained: Prompts that a step trains on.
+    Args:
+        theirs: The file.
+        drawn: Prompts that MindSpeed-RL draws at a time.
+        trained: Prompts that a step trains on.
     """
     enable, size, metric, most = (
         f"rl_config.filter_groups_{end}"

@@ -1,4 +1,4 @@
-"""The keys and values of a MindSpeed-RL file, flat, each known by name."""
+"""Flat keys and values of a MindSpeed-RL file; unknown keys are refused."""
 
 import difflib
 import re
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _TEXTS = words("""
     split num_layer_list noop_layers load save data_path tokenizer_name_or_path prompt_type
 """)
-"""Keys whose values stay text even where they look like a number."""
+"""Keys whose values stay text even if they look like a number."""
 _COUNTS = words("""
     tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
     expert_model_parallel_size num_layers_per_virtual_pipeline_stage num_layers num_experts
@@ -27,7 +27,7 @@ _COUNTS = words("""
     ref_max_packing_token_size update_max_packing_token_size infer_tensor_parallel_size
     infer_expert_parallel_size num_npus profile_step_end lora_r
 """)
-"""Keys that rules calculate with."""
+"""Keys that the rules calculate with."""
 _LISTS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "verifier_function": ("names", (str,)),
     "verifier_weight": ("numbers", (int, float)),
@@ -35,18 +35,18 @@ _LISTS: Mapping[str, tuple[str, tuple[type, ...]]] = {
 _LAYERS = r"\d{1,6}( *, *\d{1,6})*", "whole numbers with commas between them"
 _SHARES = r"[\d.]{1,9}( *, *[\d.]{1,9})*", "shares with commas between them, such as 100,0,0"
 _FORMS = {"num_layer_list": _LAYERS, "noop_layers": _LAYERS, "split": _SHARES}
-"""Keys whose values have a form of their own, and that form in words."""
+"""Keys whose values need a special format, as a pattern with its description."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TheirRun:
-    """What a MindSpeed-RL file says, with the model files that it names."""
+    """Contents of a MindSpeed-RL file and of the model files that it names."""
 
     given: Mapping[str, Any]
     """Value of each key, such as `rl_config.clip_ratio`; `model.NAME.key` for a model file. Dashes
-    are underscores, and what is null is as if left out."""
+    are replaced by underscores, keys with null are absent."""
     models: Mapping[str, str]
-    """Name of the model of each section that names one."""
+    """Model name of each section that names one."""
     were_texts: frozenset[str]
     """Keys whose number was written in quotes."""
     nulls: tuple[str, ...]
@@ -59,41 +59,41 @@ class TheirRun:
 
     @property
     def stage(self) -> str:
-        """The program, without what all of them begin with: grpo, dapo, ppo."""
+        """Training program without the prefix `ray_`: grpo, dapo or ppo."""
         by_estimator = "ppo" if self.has_critic else "grpo"
         return str(self.actor.value("stage", f"ray_{by_estimator}")).removeprefix("ray_")
 
     @property
     def release(self) -> str:
-        """The releases of MindSpeed-RL that have all keys of the file."""
+        """MindSpeed-RL releases that know all keys of the file."""
         return looks_like(map(of_any_role, [*self.given, *self.nulls]))
 
     def value(self, key: str, default: Any = None) -> Any:
-        """Return what the file says of a key, else MindSpeed-RL's default."""
+        """Return the value of a key, or MindSpeed-RL's default if the file does not set it."""
         return self.given.get(key, DEFAULTS.get(key, default))
 
     @property
     def actor(self) -> "TheirModel":
-        """What the file says of the actor."""
+        """The settings of the actor."""
         return TheirModel(run=self, role="actor")
 
     @property
     def learners(self) -> list["TheirModel"]:
-        """What it says of the models that are trained."""
+        """The settings of the models that are trained."""
         critic = TheirModel(run=self, role="critic")
         return [self.actor, critic] if self.has_critic else [self.actor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TheirModel:
-    """One model of a file: its keys may stand in several sections, of which the later wins."""
+    """One model of a file; if several sections set a key, the most specific one wins."""
 
     run: TheirRun
     role: Learner
 
     @property
     def section(self) -> str:
-        """Its own section, there and here."""
+        """Name of its own section, the same in MindSpeed-RL and mindrl."""
         return f"{self.role}_config"
 
     @property
@@ -102,27 +102,27 @@ class TheirModel:
         return bool(self.value("num_experts"))
 
     def place(self, key: str) -> str:
-        """Return where the value of a key stands."""
+        """Return the full name of the key that sets a value."""
         name = self.run.models.get(self.section, self.run.models.get("megatron_training"))
         places = [f"{self.section}.{key}", f"megatron_training.{key}", f"model.{name}.{key}"]
         return next((place for place in places if place in self.run.given), places[0])
 
     def given(self, key: str, default: Any = None) -> Any:
-        """Return what the file says of a key."""
+        """Return the value of a key if the file sets it, else `default`."""
         return self.run.given.get(self.place(key), default)
 
     def value(self, key: str, default: Any = None) -> Any:
-        """Return what the file says of a key, else MindSpeed-RL's default."""
+        """Return the value of a key, or MindSpeed-RL's default if the file does not set it."""
         return self.given(key, DEFAULTS.get(f"role.{key}", default))
 
 
 def releases_of(key: str) -> range:
-    """Return which of `RELEASES` have a key: `rl_config.clip_ratio`, or `role.key` of a model."""
+    """Return the indices in `RELEASES` that have a key: `rl_config.clip_ratio`, or `role.key`."""
     return KEYS.get(key, range(NEWEST + 1))
 
 
 def looks_like(keys: Iterable[str]) -> str:
-    """Say which releases have all of some keys: `2.0`, `2.1 to 2.2`, `2.3 or later`."""
+    """Return the releases that have all given keys: `2.0`, `2.1 to 2.2`, `2.3 or later`."""
     known = list(keys)
     newest = max(known, key=lambda key: releases_of(key).start, default="")
     oldest = min(known, key=lambda key: releases_of(key).stop, default="")
@@ -140,11 +140,11 @@ def looks_like(keys: Iterable[str]) -> str:
 def their_run(
     sections: Mapping[str, Any], model_files: Mapping[str, Mapping[str, Any]]
 ) -> TheirRun:
-    """Take a file without its `defaults` list apart, and model files by the names of the models.
+    """Return the contents of a file without its `defaults` list; model files are keyed by name.
 
     Raises:
-        ConfigError: Keys that MindSpeed-RL does not know, all at once, each with the nearest one
-            that it knows; or a section that is no mapping.
+        ConfigError: A section is no mapping, a value has the wrong type, or MindSpeed-RL does not
+            know a key; all unknown keys are listed, each with the closest known one.
     """
     flat = dict(_flat(sections))
     naming = [f"{section}.model" for section in _ROLE_SECTIONS]
@@ -167,7 +167,7 @@ def their_run(
 
 
 def of_any_role(key: str) -> str:
-    """Name a key of a model `role.key`, whichever section it stands in; others as they are."""
+    """Return `role.key` for a key of any model section; other keys are returned unchanged."""
     section, _, name = key.partition(".")
     if section == "model":
         name = name.partition(".")[2]
@@ -175,7 +175,7 @@ def of_any_role(key: str) -> str:
 
 
 def numbers(value: Any) -> list[int]:
-    """Read `7,8,8,8`, a list, or one number."""
+    """Return the integers of `7,8,8,8`, of a list, or of one number."""
     if value is None:
         return []
     parts = value.split(",") if isinstance(value, str) else value
@@ -194,14 +194,14 @@ def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _key(name: object) -> str:
-    """MindSpeed-RL reads `min-lr` as `min_lr`."""
+    """Return a key with underscores: MindSpeed-RL reads `min-lr` as `min_lr`."""
     return str(name).replace("-", "_")
 
 
 def _is_known(key: str, value: Any) -> bool:
     if (name := of_any_role(key)) != key:
         return name in KEYS
-    # A resource that is null stands for all that it holds.
+    # A null resource section replaces all keys in it.
     return key in DOTTED or (value is None and any(each.startswith(f"{key}.") for each in DOTTED))
 
 
@@ -221,7 +221,7 @@ def _unknown(key: str) -> str:
 
 
 def _need(name: str, value: Any) -> str:
-    """Say what a value must be where it is none that rules can calculate with; else nothing."""
+    """Return a description of the value that is needed; empty if the value is valid."""
     parts = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str | int | float) for each in parts):
         return "text, a number, true, false or a list of those"
@@ -238,7 +238,7 @@ def _need(name: str, value: Any) -> str:
 
 
 def _unquoted(key: str, value: Any) -> Any:
-    """Return the number that a value in quotes is, where it is one and its key takes numbers."""
+    """Convert a quoted number to a number, unless its key takes text."""
     text = value.strip() if isinstance(value, str) else ""
     if key.rpartition(".")[2] in _TEXTS or not _NUMBER.fullmatch(text):
         return value

@@ -1,7 +1,7 @@
 """The keys of a MindSpeed-RL file, grouped by their import rule. Data only.
 
-    Taken from the configuration classes of its releases. `role` stands for a model: its file,
-    `megatron_training`, `actor_config` and `critic_config` have the same keys.
+Taken from the configuration classes of its releases. `role` stands for a model: its file,
+`megatron_training`, `actor_config` and `critic_config` have the same keys.
 """
 
 import re
@@ -21,8 +21,8 @@ def words(text: str) -> tuple[str, ...]:
 def _keys(text: str) -> dict[str, range]:
     """Parse keys and the releases (indices in `RELEASES`) that have each.
 
-        A word with a colon sets the section of the words that follow; the first section is `role`.
-        `key@2.1` was added in 2.1, `key@-2.2` was last in 2.2, `key@2.1-2.2` is both.
+    A word with a colon sets the section of the words that follow; the first section is `role`.
+    `key@2.1` was added in 2.1, `key@-2.2` was last in 2.2, `key@2.1-2.2` is both.
     """
     section, keys = "role", {}
     number = {name: index for index, name in enumerate(RELEASES)} | {"": 0, "new": NEWEST}

@@ -140,7 +140,7 @@ class OtherName:
 def other_name(key: str, value: object = None) -> OtherName | None:
     """Return what another trainer's key corresponds to; None if no known trainer has the key.
 
-        `value` may be None if it is not known; it may also be a section.
+    `value` may be None if it is not known; it may also be a section.
     """
     if isinstance(value, Mapping):
         return _section(key, value)

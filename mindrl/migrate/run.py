@@ -1,6 +1,6 @@
 """Import of a MindSpeed-RL file; every key of it gets an entry. Pure.
 
-    The rules in this file concern the whole run: data, lengths, devices, rollout layout.
+The rules in this file concern the whole run: data, lengths, devices, rollout layout.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ _SEQUENCES = "generate_config.max_num_seqs"
 def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
     """Return the entry of each key; the file does not contain the number of devices per node.
 
-        Raises:
-            ConfigError: The file is not for GRPO, DAPO or PPO.
+    Raises:
+        ConfigError: The file is not for GRPO, DAPO or PPO.
     """
     found = [*_run_rules(theirs, devices_per_node), *algorithm_rules(theirs)]
     for model in theirs.learners:

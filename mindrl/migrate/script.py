@@ -33,12 +33,12 @@ class Script:
 def read_script(text: str, variables: Mapping[str, str]) -> Script:
     """Return the overrides of the only verl command in a script.
 
-        Args:
-            text: The script.
-            variables: Variables that are set before the script starts, such as HOME.
+    Args:
+        text: The script.
+        variables: Variables that are set before the script starts, such as HOME.
 
-        Raises:
-            ConfigError: It starts no run of verl, or several, or a quotation is not closed.
+    Raises:
+        ConfigError: It starts no run of verl, or several, or a quotation is not closed.
     """
     reader = _Reader(variables={name: (ShellWord(value),) for name, value in variables.items()})
     reader.read(text)

@@ -71,8 +71,8 @@ Variables = Mapping[str, tuple[ShellWord, ...]]
 class Scanner:
     """Reads a script once, from its first command to its last.
 
-        Each `$NAME` expands to the value in `variables` at the time the word is read, so the caller
-        sets variables between the words.
+    Each `$NAME` expands to the value in `variables` at the time the word is read, so the caller
+    sets variables between the words.
     """
 
     def __init__(self, text: str, variables: Variables) -> None:

@@ -37,7 +37,7 @@ _MEGATRON_EXPERTS = {"num_experts_per_tok": 2, "first_k_dense_replace": 0, "moe_
 def model_sizes(theirs: TheirRun) -> dict[str, Any] | None:
     """Return the sizes of the actor's model as config.json keys and values.
 
-        Returns None if the file omits a size without a default, or the family is unknown.
+    Returns None if the file omits a size without a default, or the family is unknown.
     """
     model = theirs.actor
     found = {**_MEGATRON, **_named(model, _OF_ALL)}

@@ -1,6 +1,6 @@
 """Import of the keys of a verl run; every key gets an entry. Pure.
 
-    Based on verl's configuration files of January 2026 (commit b178a3c) and its DAPO recipe.
+Based on verl's configuration files of January 2026 (commit b178a3c) and its DAPO recipe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,12 +153,12 @@ _IGNORED: Mapping[str, Sequence[str]] = {
 def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     """Return the mapping of each key of a verl run.
 
-        Args:
-            given: Dotted keys with their values; None has the same meaning as an omitted key.
-            rows: Rows of the training data; None if unknown.
+    Args:
+        given: Dotted keys with their values; None has the same meaning as an omitted key.
+        rows: Rows of the training data; None if unknown.
 
-        Raises:
-            ConfigError: A value does not have the type that its key has in verl.
+    Raises:
+        ConfigError: A value does not have the type that its key has in verl.
     """
     theirs = {key: value for key, value in given.items() if value is not None}
     check_values(theirs)

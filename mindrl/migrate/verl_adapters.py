@@ -1,6 +1,6 @@
 """Import rules of verl for LoRA adapters. Pure.
 
-    verl has two groups of keys: PEFT's for FSDP, and `lora.*` for Megatron-Bridge.
+verl has two groups of keys: PEFT's for FSDP, and `lora.*` for Megatron-Bridge.
 """
 
 from collections.abc import Iterator, Mapping

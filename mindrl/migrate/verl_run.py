@@ -31,8 +31,8 @@ _DEVICES = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
 def check_values(theirs: Mapping[str, Any]) -> None:
     """Check the types of the values that the rules calculate with.
 
-        Raises:
-            ConfigError: Some values are invalid; all are listed, one per line.
+    Raises:
+        ConfigError: Some values are invalid; all are listed, one per line.
     """
     needs = {key: _need(key, value) for key, value in theirs.items()}
     if wrong := [f"{key}={theirs[key]!r} {need}" for key, need in needs.items() if need]:

@@ -1,1 +1,1 @@
-"""The programs: argparse and Hydra faces, tables, exit codes."""
+"""The programs: argument parsers, Hydra start-up, tables, exit codes."""

@@ -1,4 +1,4 @@
-"""The command lines of all programs: their parser, values read or refused in words."""
+"""Shared argparse helpers of all programs: the parser and the value types."""
 
 import argparse
 from collections.abc import Callable
@@ -13,19 +13,19 @@ _LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A sub-command of the program that plans."""
+    """A sub-command of `mindrl plan`."""
 
     summary: str
-    """For the list of all plans."""
+    """Its line in the list of all plans."""
     about: str
     examples: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    """Takes the options; returns the exit code."""
+    """Takes the parsed options; returns the exit code."""
 
 
 def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of a program, whose help ends with examples."""
+    """Return the parser of a program, with examples at the end of its help."""
     parser = argparse.ArgumentParser(
         prog=name,
         description=description,
@@ -37,7 +37,7 @@ def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentPa
 
 
 def count(text: str, most: int = 1 << 20) -> int:
-    """Read a whole number from 1."""
+    """Parse an integer from 1 to `most`."""
     value = int(text) if text.isdecimal() and len(text) < 10 else 0
     if not 1 <= value <= most:
         raise argparse.ArgumentTypeError(f"{text} must be 1 to {most}")
@@ -45,12 +45,12 @@ def count(text: str, most: int = 1 << 20) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Read whole numbers from 1, with commas between them."""
+    """Parse comma-separated integers from 1."""
     return tuple(count(part) for part in text.split(","))
 
 
 def positive(text: str) -> float:
-    """Read a number above 0."""
+    """Parse a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -61,12 +61,12 @@ def positive(text: str) -> float:
 
 
 def gib(text: str) -> int:
-    """Read a number of GiB above 0, as bytes."""
+    """Parse a number of GiB above 0; returns bytes."""
     return int(positive(text) * GIB)
 
 
 def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
-    """Add the option for layers that are not even."""
+    """Add the option for an uneven distribution of layers."""
     parser.add_argument(
         "--layers-per-chunk",
         type=counts,
@@ -77,6 +77,6 @@ def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
 
 
 def written_keys(where: str) -> dict[str, str]:
-    """Return what the sizes of a training layout are called in the string of an option or file."""
+    """Return by layout field how an error names it: its letter in `where`, or its option."""
     keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
     return keys | {"layers_per_chunk": "--layers-per-chunk", "backend": where}

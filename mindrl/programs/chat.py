@@ -1,4 +1,4 @@
-"""A person asks and a model answers, in the terminal."""
+"""Interactive conversation with a model in the terminal."""
 
 import sys
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ _RESET = "/reset"
 
 @dataclass(kw_only=True)
 class Chat:
-    """What is said is shown as it comes; nothing in it commands the terminal."""
+    """A conversation; text is printed as it arrives, without terminal control characters."""
 
     conversation: Conversation
     asked: AnswerDraw
     longest: int
-    """Tokens that the model takes, its answer included."""
+    """Limit of prompt and answer together, in tokens."""
 
     def ask(self, text: str) -> Sequence[int]:
-        """Add what a person says; returns all that was said as token ids.
+        """Add a user message; returns the whole conversation as token ids.
 
         Raises:
-            DataError: It is too long, no text, or not what the chat template takes.
+            DataError: The message is too long, no text, or the chat template does not accept it.
         """
         token_ids = self.conversation.ask(text)
         if len(token_ids) >= self.longest:
@@ -40,10 +40,10 @@ class Chat:
         return token_ids
 
     def answer(self, speaker: Speaker, token_ids: Sequence[int]) -> str:
-        """Show the answers; returns the first.
+        """Print the answers; returns the first.
 
         Raises:
-            StopRequestedError: A signal has ended it; what there is of an answer was heard.
+            StopRequestedError: A signal ended it; the partial answer is kept in the conversation.
         """
         room = self.longest - len(token_ids)
         asked = replace(self.asked, max_tokens=min(self.asked.max_tokens, room))
@@ -53,7 +53,7 @@ class Chat:
                 for piece in pieces:
                     texts[piece.answer] += piece.text
                     cut[piece.answer] |= piece.is_cut
-                    # Several would come mixed.
+                    # Pieces of several answers would be interleaved.
                     _write(piece.text * (asked.samples == 1))
                     heed()
         finally:
@@ -68,7 +68,7 @@ class Chat:
         return texts[0]
 
     def talk(self, speaker: Speaker) -> None:
-        """Answer line by line, to the end of stdin."""
+        """Answer stdin line by line until its end."""
         if sys.stdin.isatty():
             say(f"{_RESET} forgets what was said, Ctrl-C ends an answer, Ctrl-D the conversation")
             with suppress(ImportError):
@@ -90,7 +90,7 @@ class Chat:
 
 
 def _line() -> str | None:
-    """Read what a person says; None where that is all."""
+    """Read a line of stdin; returns None at its end."""
     try:
         return input("> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Check a configuration and start nothing: `mindrl check`. Needs no torch."""
+"""Check a configuration without starting anything: `mindrl check`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ The exit code is 1 where there are findings, 2 where the configuration cannot be
 
 
 def check_config(name: str = "mindrl check") -> int:
-    """Check what the command line asks for; returns the exit code."""
+    """Check the configuration named on the command line; returns the exit code."""
     about = (
         "Find everything that keeps a run from working before anything is started: "
         "each finding with its key, its need and the nearest legal values."
@@ -88,7 +88,7 @@ def _as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def _print_findings(findings: Sequence[Finding], *, shows_all: bool) -> None:
-    """Print findings as every program prints errors, each with its way out below it."""
+    """Print findings in the format of errors, each followed by legal values and a document."""
     shown = findings if shows_all else findings[:MOST_SHOWN]
     for each in shown:
         way = f"legal: {each.field}={' or '.join(map(_on_command_line, each.legal))}; "
@@ -99,7 +99,7 @@ def _print_findings(findings: Sequence[Finding], *, shows_all: bool) -> None:
 
 
 def _print(name: str, checked: Checked, capacity: Capacity, places: str) -> None:
-    """Print what else a check has to say, and how many findings there are."""
+    """Print what was not checked, the warnings, and the number of findings."""
     say(*(f"not here, so not checked: {missing}" for missing in checked.not_checked))
     for warning in checked.warnings:
         note(str(warning))

@@ -1,4 +1,4 @@
-"""What is wrong with the command line of a program that Hydra reads, before Hydra does."""
+"""Checks the command line of a Hydra program before Hydra parses it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from mindrl.errors import ConfigError
 from mindrl.migrate.names import other_name
 
 RECIPE = "recipe"
-"""Folder of configurations that go on top of a run: `+recipe=gspo`."""
+"""Folder of configurations that are added to a run: `+recipe=gspo`."""
 _VALUES = {
     "--config-name": "grpo_tiny_cpu",
     "--config-dir": "configs",
     "--resume": "RUN",
     "--cfg": "job",
 }
-"""Options that need a value, and an example of it."""
+"""Options that need a value, with an example."""
 _FLAGS = ("--dry-run", "--elsewhere", "--help", "--resolve", "--package", "--info", "--version")
 _OPTIONS = (*_VALUES, *_FLAGS)
 _SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
@@ -34,10 +34,10 @@ _AN_OVERRIDE = (
 
 
 def taken(option: str, *others: str) -> str | None:
-    """Take an option and its value, under any of its names, out of the command line.
+    """Remove an option, under any of its names, from `sys.argv`; returns its value, else None.
 
     Raises:
-        ConfigError: It has no value.
+        ConfigError: The option has no value.
     """
     value, rest = None, []
     arguments = iter(sys.argv)
@@ -54,10 +54,10 @@ def taken(option: str, *others: str) -> str | None:
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
-    """Refuse options that there are not, and overrides that cannot be read or have no such key.
+    """Check options, and the syntax and keys of overrides.
 
     Raises:
-        ConfigError: All of them, one a line, with what was probably meant.
+        ConfigError: Some are invalid; all are listed, one per line, with suggestions.
     """
     if findings := [*_troubles([*arguments])]:
         raise ConfigError("\n".join(findings))
@@ -75,7 +75,7 @@ def _troubles(arguments: list[str]) -> Iterator[str]:
 
 
 def _option(argument: str, following: list[str]) -> Iterator[str]:
-    """Say what is wrong with an option, whose value is taken from what follows."""
+    """Yield what is wrong with an option; pops its value from `following`."""
     name, equals, value = argument.partition("=")
     option = _SHORT.get(name, name)
     if option in ("--cfg", "--package", "--info") and not equals:
@@ -95,7 +95,7 @@ def _option(argument: str, following: list[str]) -> Iterator[str]:
 
 
 def _alone(argument: str, following: list[str]) -> str:
-    """Say what is wrong with an argument that is neither option nor override."""
+    """Return what is wrong with an argument that is neither an option nor an override."""
     if argument.endswith((".yaml", ".yml")):
         return f"{argument} stands alone; did you mean --config-name {argument}?"
     *path, name = argument.split(".")
@@ -107,7 +107,7 @@ def _alone(argument: str, following: list[str]) -> str:
 
 
 def _of_files(argument: str, name: str, *, adds: bool) -> Iterator[str]:
-    """Say what is wrong with an override that names files, or a key of Hydra's own."""
+    """Yield what is wrong with an override that names a config group or one of Hydra's own keys."""
     if name == RECIPE and not adds:
         yield f"{argument}: a recipe goes on top; did you mean +{argument.lstrip('~')}?"
     elif "/" in name and not name.startswith("hydra/"):
@@ -115,7 +115,7 @@ def _of_files(argument: str, name: str, *, adds: bool) -> Iterator[str]:
 
 
 def _override(argument: str) -> Iterator[str]:
-    """Say what is wrong with an override."""
+    """Yield what is wrong with an override."""
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:

@@ -1,6 +1,6 @@
-"""The configuration of a run, from its file and the overrides of the command line.
+"""Compose the configuration of a run from its file and the command-line overrides.
 
-Nothing is started and no run folder is made. What is wrong with either is said in words.
+Nothing is started and no run folder is made. Hydra's errors are replaced by readable ones.
 """
 
 import re
@@ -42,9 +42,10 @@ def composed_config(
     *,
     downloads: bool = False,
 ) -> RunConfig:
-    """Read a configuration by name, with overrides such as `actor_config.lr=1e-6`.
+    """Return the configuration of a name, with overrides such as `actor_config.lr=1e-6`.
 
-    With `downloads` what the hub's cache lacks comes from the hub, if the configuration allows it.
+    With `downloads`, files that are not in the hub's cache are downloaded, if the configuration
+    allows it.
 
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
@@ -54,7 +55,7 @@ def composed_config(
 
 
 def composed(name: str, overrides: Sequence[str], own_folder: str | None = None) -> DictConfig:
-    """Compose a configuration by name, as Hydra keeps it in a run folder; raises as above."""
+    """Compose a configuration as Hydra stores it in a run folder; raises as `composed_config`."""
     name, own_folder = located(name, own_folder)
     with (
         composing(name, own_folder, overrides) as (folder, more),
@@ -65,10 +66,10 @@ def composed(name: str, overrides: Sequence[str], own_folder: str | None = None)
 
 
 def override(key: str, value: object) -> str:
-    """Write an override from a value: a number, a text, a truth value, None, lists and sections.
+    """Return the override that sets a key to a number, text, bool, None, list or section.
 
     Raises:
-        ConfigError: No override can name a key of a section.
+        ConfigError: An override cannot express a key of a section.
     """
     return f"{key}={_spelled(value)}"
 
@@ -87,25 +88,25 @@ def _spelled(value: object) -> str:
 
 
 def _key(key: object) -> str:
-    """Write a key of a section, which Hydra takes without quotation marks only."""
+    """Return a key of a section as written in an override; Hydra accepts no quoted keys."""
     parser = OverridesParser.create()
     try:
         read = parser.parse_override(f"section={{{key}:null}}").value()
     except HydraException:
         read = None
-    # It reads nan and inf as numbers, null and true as what they stand for.
+    # Hydra parses nan, inf, null and true as values, not as text.
     if not isinstance(read, dict) or list(read) != [key]:
         raise ConfigError(f"{key!r} cannot be a key in an override; write it in a YAML file")
     return str(key)
 
 
 def located(name: str, own_folder: str | None) -> tuple[str, str | None]:
-    """Return name and folder of a configuration, which its path may name too.
+    """Return the name and folder of a configuration; the name may also be a path.
 
-    A path is one from the working folder, or from the folder of configurations.
+    A path is relative to the working folder, or to the folder of configurations.
 
     Raises:
-        ConfigError: No file can have such a name, or a folder has it.
+        ConfigError: An option is empty, no file can have the name, or it is a folder.
     """
     for option, given, example in (
         ("--config-name", name, _EXAMPLE),
@@ -124,7 +125,7 @@ def located(name: str, own_folder: str | None) -> tuple[str, str | None]:
 
 
 def _check_name(stem: str) -> None:
-    """Refuse what no file can be called."""
+    """Raise a ConfigError for a text that cannot be a file name."""
     try:
         is_path(f"{stem}{SUFFIX}")
     except PydanticCustomError as error:
@@ -132,15 +133,15 @@ def _check_name(stem: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    """Write a text so that an override reads it as it is."""
-    # Backslashes count only before a quotation mark, and so do those at the end.
+    """Return a text quoted for an override, so that Hydra reads it unchanged."""
+    # Hydra interprets backslashes only before a quotation mark, including the closing one.
     marked = re.sub(r"(\\*)'", r"\1\1\\'", text.replace("${", r"\${"))
     last = len(marked) - len(marked.rstrip("\\"))
     return "'" + marked + "\\" * last + "'"
 
 
 def run_config(composed: DictConfig) -> RunConfig:
-    """Turn what Hydra composed into the configuration of a run; says what is deprecated.
+    """Convert Hydra's result to the configuration of a run; prints a deprecation, if any.
 
     Raises:
         ConfigError: A key or a value is not legal.
@@ -153,12 +154,12 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 
 def configured(values: Mapping[str, Any]) -> RunConfig:
-    """Turn the plain values of all sections into the configuration of a run.
+    """Convert the plain values of all sections to the configuration of a run.
 
     Raises:
         ConfigError: A key or a value is not legal.
     """
-    # Strings are compared with the keys beside them, which have the right types from here on.
+    # Check types first: what follows compares texts with other keys of their section.
     load_run_config(without_unset(values), other_name)
     sized = with_sizes(values)
     if (old := deprecation(values)) is not None:
@@ -170,15 +171,15 @@ def configured(values: Mapping[str, Any]) -> RunConfig:
 def composing(
     name: str, own_folder: str | None, overrides: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Prepare Hydra for a configuration, and say in words what it and its parsers raise of one.
+    """Prepare Hydra for composing, and convert the errors of Hydra and its parsers.
 
-    It is looked for in the own folder first, then among those that are shipped.
+    Configurations are searched in the own folder first, then among the shipped ones.
 
     Yields:
-        The first folder, and the override by which Hydra finds configurations in the other too.
+        The first folder, and the override that adds the other one to Hydra's search path.
 
     Raises:
-        ConfigError: There is no such folder, or an override or the configuration is not legal.
+        ConfigError: The folder does not exist, or an override or the configuration is not legal.
     """
     shipped = config_folder()
     own = shipped if own_folder is None else Path(own_folder).resolve()
@@ -193,11 +194,11 @@ def composing(
     except MindrlError:
         raise
     except MissingConfigException as error:
-        # The file itself, or one that its defaults name.
+        # Either the file itself or one in its defaults is missing.
         missing = str(error.missing_cfg_file)
         asked = name if missing == name.lstrip("/") else missing
         raise ConfigError(no_such_name(asked, folders)) from error
     except Exception as error:
-        # Their parsers raise errors of many kinds for what a file may hold.
+        # The parsers raise many types of errors, depending on the contents of the file.
         trouble = next(troubles(name.removesuffix(SUFFIX), folders, ()), None)
         raise ConfigError(trouble or in_our_words(error)) from error

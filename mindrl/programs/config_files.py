@@ -1,4 +1,4 @@
-"""The files of a configuration: which there are, and what keeps one from being read."""
+"""The files of a configuration: list them, and explain why one cannot be read."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,34 +18,34 @@ from mindrl.programs.hydra_words import why_unreadable
 
 SUFFIX = ".yaml"
 _NO_RUN = "program"
-"""A file that has a `defaults` list and is no run by itself."""
+"""A file with a `defaults` list that is not a run itself."""
 _DEFAULTS = "defaults: [mindrl_defaults, program, _self_]"
-"""What a configuration begins with."""
+"""First line of a configuration."""
 
 
 def run_names(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder of configurations.
+    """Return the sorted names of the runs in a folder of configurations.
 
-    What runs only name in their `defaults` has no such list itself.
+    A file without a `defaults` list is no run; runs include it.
     """
     files = (path for path in folder.glob(f"*{SUFFIX}") if path.stem != _NO_RUN)
     return sorted(path.stem for path in files if b"\ndefaults:" in b"\n" + _content(path))
 
 
 def _content(path: Path) -> bytes:
-    """Return what a file holds; nothing where it is no file, or may not be read."""
+    """Return the contents of a file; empty if it is not a regular file or cannot be read."""
     with suppress(OSError):
         return path.read_bytes() if path.is_file() else b""
     return b""
 
 
 def check_files(name: str, folders: Sequence[Path]) -> None:
-    """Refuse a configuration that Hydra would not end reading, or would read without defaults.
+    """Check for files that Hydra would not finish reading, or would read without defaults.
 
-    The file may be in any of the folders, and so may those that its `defaults` name.
+    The file, and those in its `defaults`, may be in any of the folders.
 
     Raises:
-        ConfigError: A file is out of bounds or a folder, or the first has no list of defaults.
+        ConfigError: A file is too large or a folder, or the first has no list of defaults.
     """
     seen: set[Path] = set()
     names = [name]
@@ -56,10 +56,10 @@ def check_files(name: str, folders: Sequence[Path]) -> None:
             continue
         if not path.is_file():
             raise ConfigError(f"{path} is no file; a configuration is one, such as mine{SUFFIX}")
-        # What cannot be read is answered once Hydra has tried.
+        # Other errors are reported after Hydra has failed.
         with suppress(OSError, RecursionError, UnicodeError, yaml.YAMLError):
             root = bounded_graph(path)
-            # The folder of a run has a file that names every key.
+            # A run folder's file contains every key.
             if not (seen or path.parent.name == ".hydra" or _has_defaults(root)):
                 need = f"put this line first: {_DEFAULTS}"
                 raise ConfigError(f"{path} has no list of defaults; {need}")
@@ -68,14 +68,14 @@ def check_files(name: str, folders: Sequence[Path]) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Say whether a path exists, and no where none can have its name."""
+    """Return whether a path exists; False if the name is not a valid path."""
     with suppress(OSError, ValueError):
         return path.exists()
     return False
 
 
 def _has_defaults(root: yaml.Node | None) -> bool:
-    """Say whether a file has the list, or holds no sections, which is worse than to lack it."""
+    """Return whether a file has a `defaults` list; True too if it is no mapping, a worse error."""
     if not isinstance(root, yaml.MappingNode):
         return root is not None
     return any(key.value == "defaults" for key, _ in root.value)
@@ -98,7 +98,7 @@ def _below(node: yaml.Node, kind: type[yaml.Node]) -> list[Any]:
 
 
 def no_such_name(name: str, folders: Sequence[Path]) -> str:
-    """Say which configurations there are instead of one, and which was probably meant.
+    """Return the text of a missing configuration: the existing names and the closest one.
 
     The first folder is the user's own.
     """
@@ -117,17 +117,17 @@ def no_such_name(name: str, folders: Sequence[Path]) -> str:
 
 
 def troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> Iterator[str]:
-    """Say which file cannot be read and why: the named one, then those along its `defaults`."""
+    """Yield which file cannot be read and why: the named one, then those in its `defaults`."""
     paths = (folder / f"{name}{SUFFIX}" for folder in folders)
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        # It is one of mindrl's own, or its absence has an error of its own.
+        # It is one of mindrl's own, or another error reports that it is missing.
         return
     if path in above:
         yield f"{path} includes itself: {' -> '.join(each.stem for each in (*above, path))}"
         return
     try:
-        # Read as Hydra does; bytes first, whose errors know the line.
+        # Read it as Hydra does, but decode the bytes first for errors that contain the line.
         path.read_bytes().decode("utf-8")
         values: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:

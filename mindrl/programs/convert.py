@@ -1,4 +1,4 @@
-"""The program that converts weights between layouts: `mindrl convert-ckpt ...`."""
+"""Convert weights between layouts: `mindrl convert-ckpt ...`."""
 
 import argparse
 import shutil
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mindrl.checkpoint.conversion import Conversion
 
 _STORED: Mapping[str, DType] = {"F32": "float32", "BF16": "bfloat16"}
-"""As safetensors calls the types."""
+"""mindrl dtypes by their names in safetensors."""
 _EXAMPLE = """\
 example: to one file per rank, and back to a Hugging Face folder
   mindrl convert-ckpt --from models/Qwen2.5-7B --to cut/t4p2 --layout megatron:t4p2
@@ -50,7 +50,7 @@ plan.py --help.
 
 
 def convert(name: str = "mindrl convert-ckpt") -> int:
-    """Convert what the command line asks for; returns the exit code."""
+    """Convert the weights named on the command line; returns the exit code."""
     about = (
         "Convert weights between a Hugging Face folder and the files of a training layout, "
         "one tensor at a time, without a cluster."
@@ -71,14 +71,14 @@ def convert(name: str = "mindrl convert-ckpt") -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What was found in the source."""
+    """Properties of the source weights."""
 
     sharding: Sharding | None
-    """Of the rank files; None for a Hugging Face folder."""
+    """Sharding of the rank files; None for a Hugging Face folder."""
     dtype: DType | None
     """None for a type that mindrl does not train in."""
     left_out: tuple[str, ...] = ()
-    """Tensors that the model does not ask for."""
+    """Tensors that the model does not use."""
 
 
 @signals_as_errors()
@@ -96,7 +96,7 @@ def _convert(options: argparse.Namespace) -> int:
         raise ConfigError(f"--from {options.source} is of another type; add --dtype {known}")
     target = _new_target(options.target)
 
-    # Imported late: --help and refusals answer without torch.
+    # Imported late: --help and errors need no torch.
     from mindrl.checkpoint.conversion import Conversion  # noqa: PLC0415
     from mindrl.checkpoint.export import SHARD_BYTES  # noqa: PLC0415
 
@@ -137,10 +137,10 @@ def _target_layout(options: argparse.Namespace) -> TrainLayout | None:
 
 
 def _read_source(folder: str, model: ModelDescription) -> _Source:
-    """Look at the headers of all weight files.
+    """Read the headers of all weight files.
 
     Raises:
-        ModelError: A file is missing, unreadable, cut off or not what config.json asks for.
+        ModelError: A file is missing, unreadable, truncated or does not match config.json.
     """
     path = Path(folder) / LAYOUT_FILE
     with ExitStack() as stack:
@@ -180,7 +180,7 @@ def _check_space(target: Path, needed: int) -> None:
 
 
 def _run(conversion: "Conversion") -> None:
-    """Convert, with a bar on a terminal and nothing elsewhere, and say what was written."""
+    """Convert, with a progress bar on a terminal, and print what was written."""
     from mindrl.checkpoint.conversion import convert as write  # noqa: PLC0415
 
     start, total, console = time.perf_counter(), conversion.total_bytes, Console(stderr=True)

@@ -1,6 +1,6 @@
-"""The program that looks at this machine before a run does: `mindrl doctor`.
+"""Check this machine before a run: `mindrl doctor`.
 
-Needs no torch and imports none: versions are read from what pip wrote down.
+Neither needs nor imports torch: versions are read from pip's metadata.
 """
 
 import argparse
@@ -33,11 +33,11 @@ _WIDTH = 9
 
 
 def doctor(name: str = "mindrl doctor") -> int:
-    """Look at this machine as the command line asks; returns the exit code."""
+    """Check this machine as the command line asks; returns the exit code."""
     options = _parser(name).parse_args()
     kind = choose_platform("auto").kind if options.device == "auto" else options.device
     if options.self_test:
-        # Imported late: all else looks at files and asks tools.
+        # Imported late: the other checks only read files and run tools.
         from mindrl.programs.self_test import self_test  # noqa: PLC0415
 
         return self_test(kind, as_json=options.json)
@@ -58,7 +58,7 @@ def doctor(name: str = "mindrl doctor") -> int:
 
 
 def examine(facts: Facts) -> list[Observation]:
-    """Say what follows from the facts, in the order in which a person would repair it."""
+    """Return the findings for the facts, in the order in which a person would fix them."""
     looks = (*PACKAGE_FINDINGS, *DEVICE_FINDINGS, *HOST_FINDINGS, *NETWORK_FINDINGS, disks)
     return [found for look in looks for found in look(facts)]
 

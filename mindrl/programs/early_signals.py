@@ -1,6 +1,6 @@
-"""A signal that comes while a program is still being imported ends it as one that comes later.
+"""Handles a signal that arrives during the imports of a program like a later one.
 
-It imports nothing but what Python has loaded anyway, so that it can come first.
+It imports only modules that Python has loaded anyway, so it can be imported first.
 """
 
 import os
@@ -8,11 +8,11 @@ import signal
 from types import FrameType
 
 _INTERRUPTED = 130
-"""Exit code of a program that a signal has stopped; `exits` imports too much to be asked."""
+"""Exit code after a signal; importing it from `exits` would load too much."""
 
 
 def end_at_sigterm() -> None:
-    """End this process at SIGTERM with words and code 130, until a program takes the signal."""
+    """End this process at SIGTERM with a message and code 130; a program replaces this later."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         os.write(2, f"error: stopped by {signal.Signals(number).name}\n".encode())

@@ -1,4 +1,4 @@
-"""Measure a model, or that of a run, as a run measures its own: `mindrl evaluate`."""
+"""Measure a model, or the model of a run, as a run evaluates its own: `mindrl evaluate`."""
 
 import argparse
 import re
@@ -36,16 +36,16 @@ _WITHOUT = (
     *("generate_config.router=null", "data_config.test_overlap_policy=allow"),
     *("rl_config.tracking.trackers=[]", "rl_config.tracking.prometheus_port=null"),
 )
-"""Parts of a training run that measuring its model does without."""
+"""Overrides that disable the parts of a training run that a measurement does not need."""
 _NO_TRAINING_DATA = (
     *("data_config.train_sets=[]", "data_config.order=as_is", "data_config.order_column=null"),
     *("data_config.order_descending=false", "data_config.order_stages=null"),
     *("data_config.pass_rate_column=null", "data_config.pass_rate_low=0"),
     *("data_config.pass_rate_high=1", "data_config.held_out_fraction=0"),
 )
-"""What is left of the data, beside a file that is evaluated."""
+"""Overrides that reset the data keys if only an evaluation file is read."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
-"""What the name of a file may have and that of a set may not."""
+"""Characters that a file name may contain and a set name may not."""
 _EXAMPLE = """\
 examples:
   mindrl evaluate outputs/2026-11-22/09-00-00
@@ -58,7 +58,7 @@ program where the run was started, for its paths may be relative.
 
 
 def evaluate(name: str = "mindrl evaluate") -> int:
-    """Run the program; returns the exit code."""
+    """Measure the model named on the command line; returns the exit code."""
     parser = parser_of(
         name,
         "Have a model answer the rows of data files by the engine and the rewards of a run, and "
@@ -93,7 +93,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     require_engines()
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=True)
-    # Imported late: they bring torch and Ray along, and a refusal costs what a check does.
+    # Imported late: they load torch and Ray, and errors should come as fast as in a check.
     from mindrl.data.run_data import read_data  # noqa: PLC0415
     from mindrl.launch.evaluate import measure_model  # noqa: PLC0415
 
@@ -109,10 +109,10 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _output(options: argparse.Namespace, model: NamedModel) -> Path:
-    """Return where metrics and answers go.
+    """Return the folder for metrics and answers.
 
     Raises:
-        ConfigError: There are some already.
+        ConfigError: The folder contains metrics already.
     """
     root = model.run or Path.cwd()
     output: Path = options.output or root / "evaluate" / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -122,24 +122,24 @@ def _output(options: argparse.Namespace, model: NamedModel) -> Path:
 
 
 def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfig:
-    """Return the configuration of a run that measures a model and does nothing else.
+    """Return the configuration of a run that only measures a model.
 
     Raises:
-        ConfigError: It is not legal, or there is nothing to measure on.
+        ConfigError: It is not legal, or there is no data to measure on.
     """
     name = "config" if model.run else options.config_name
 
     def composed(*changes: str) -> RunConfig:
-        # A run may be older than a key.
+        # The run may have been made before a key existed.
         forced = (f"++{each}" for each in (*changes, override("actor_config.load", model.folder)))
         return composed_config(name, [*options.overrides, *forced], model.hydra, downloads=True)
 
     files = [*_of_files(options)] if options.data else []
     config = composed(*files, *_WITHOUT)
     if config.data_config.held_out_fraction:
-        # A part of the training data, which is found by all of it.
+        # The held-out rows are part of the training data, so all of it is needed.
         return config
-    # What is never trained on need not be read.
+    # Otherwise the training data need not be read.
     read = override("megatron_training.data_path", _held_out(config))
     return composed(*files, *_WITHOUT, *_NO_TRAINING_DATA, read)
 
@@ -148,7 +148,7 @@ def _held_out(config: RunConfig) -> str:
     """Return a file that is evaluated.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No file is evaluated.
     """
     sets = (each.data_path for each in config.data_config.eval_sets)
     found = next(
@@ -163,7 +163,7 @@ def _held_out(config: RunConfig) -> str:
 
 
 def _of_files(options: argparse.Namespace) -> Iterator[str]:
-    """Yield what makes each file of `--data` a set."""
+    """Yield the overrides that make each file of `--data` an evaluation set."""
     yield from ("megatron_training.test_data_path=null", "data_config.held_out_fraction=0")
     names = [_NO_NAME.sub("_", Path(path).stem).lstrip("_.-") or "data" for path in options.data]
     if len({*names}) < len(names):
@@ -179,7 +179,7 @@ def _of_files(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _print(sets: Sequence[MeasuredSet]) -> None:
-    """Print a row for each set; those with equally many answers have a table of their own."""
+    """Print a row per set; sets with the same number of answers per prompt share a table."""
     for samples in dict.fromkeys(each.samples for each in sets):
         alike = [each for each in sets if each.samples == samples]
         titles = ("set", "prompts", *alike[0].rates, "reward", "tokens", "cut off")

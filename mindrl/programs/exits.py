@@ -1,4 +1,4 @@
-"""How every program answers and ends: text or JSON, an exit code, on stderr the reasons."""
+"""Shared output and exit codes of all programs: text or JSON on stdout, errors on stderr."""
 
 import ctypes
 import json
@@ -19,18 +19,18 @@ FAILED = 1
 BAD_CONFIG = 2
 INTERRUPTED = 130
 MOST_SHOWN = 10
-"""Findings that are printed, unless all are asked for."""
+"""Number of findings that are printed by default."""
 _SHOWN_BYTES = 4000
-"""Of what was kept back when something failed."""
+"""Bytes of suppressed output that are printed after a failure."""
 
 
 def exit_code(
     action: Callable[[], int], *bad_input: type[Exception], shows_all: bool = False
 ) -> int:
-    """Run, and turn an error that was raised on purpose into words and an exit code.
+    """Run `action`; an expected error is printed and becomes an exit code.
 
-    `bad_input` are errors that speak of what the program was given, besides `ConfigError`. Of many
-    reasons the first ten are printed, and all with `shows_all`.
+    `bad_input` are further errors about the program's input, besides `ConfigError`. The first ten
+    reasons are printed, or all with `shows_all`.
     """
     try:
         return action()
@@ -45,9 +45,9 @@ def exit_code(
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:
-    """Return the first ten reasons and a line that counts the others.
+    """Return the first ten reasons and a line with the number of the others.
 
-    A line that begins with a blank goes on with the reason before it.
+    A line that starts with a blank continues the reason above it.
     """
     begins = [at for at, reason in enumerate(reasons) if not reason.startswith(" ")]
     if len(begins) <= MOST_SHOWN:
@@ -56,12 +56,12 @@ def first_reasons(reasons: Sequence[str]) -> list[str]:
 
 
 def rest_of(number: int) -> str:
-    """Count what is not shown of so many findings, and say where it is."""
+    """Return the text for the findings that are not shown, and how to see them."""
     return f"and {number - MOST_SHOWN} more; mindrl check --all shows them"
 
 
 def report(reasons: Iterable[str], code: int) -> int:
-    """Print reasons, one a line, and return the code; one with blanks before it goes on."""
+    """Print reasons, one per line, and return the code; a leading blank continues a reason."""
     console = Console(stderr=True)
     for reason in reasons:
         mark = "       " if reason.startswith(" ") else "[bold red]error:[/] "
@@ -70,12 +70,12 @@ def report(reasons: Iterable[str], code: int) -> int:
 
 
 def counted(number: int, what: str) -> str:
-    """Spell how many there are of something."""
+    """Return a number with its noun."""
     return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
 
 
 def written(path: str, *, names_folder: bool = True) -> str:
-    """Say which configuration was written, and which command would check it."""
+    """Return the text that names the written configuration and the command that checks it."""
     file = Path(path)
     folder = f"--config-dir {file.parent} " if names_folder else ""
     return f"written: {path}; next: mindrl check {folder}--config-name {file.stem} --elsewhere"
@@ -83,7 +83,7 @@ def written(path: str, *, names_folder: bool = True) -> str:
 
 @contextmanager
 def stdout_unspoilt() -> Iterator[None]:
-    """Send to stderr what anybody prints meanwhile, compiled code of a vendor's included."""
+    """Redirect stdout to stderr in the body, including output of compiled code."""
     _flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -97,7 +97,7 @@ def stdout_unspoilt() -> Iterator[None]:
 
 @contextmanager
 def output_kept_back() -> Iterator[None]:
-    """Keep what anybody prints meanwhile; where the body fails its end is shown, on stderr."""
+    """Suppress all output of the body; if it fails, print the end of the output to stderr."""
     with tempfile.TemporaryFile() as kept:
         _flush()
         before = [os.dup(descriptor) for descriptor in (1, 2)]
@@ -115,7 +115,7 @@ def output_kept_back() -> Iterator[None]:
 
 
 def _put_back(before: list[int]) -> None:
-    """Give stdout and stderr back what they were, once."""
+    """Restore stdout and stderr; further calls have no effect."""
     _flush()
     for descriptor, kept in zip((1, 2), before, strict=False):
         os.dup2(kept, descriptor)
@@ -125,10 +125,10 @@ def _put_back(before: list[int]) -> None:
 
 def _flush() -> None:
     sys.stdout.flush()
-    # What compiled code has not written yet.
+    # Flush the buffers of compiled code too.
     ctypes.CDLL(None).fflush(None)
 
 
 def print_json(answer: object, spell: Callable[[object], str] | None = None) -> None:
-    """Print one JSON object; `spell` writes what JSON has no word for, where that may be there."""
+    """Print one JSON object; `spell` converts values that JSON cannot represent."""
     sys.stdout.write(json.dumps(answer, indent=2, default=spell) + "\n")

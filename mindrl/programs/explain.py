@@ -1,4 +1,4 @@
-"""The numbers of a run as figures and tables: `mindrl plan explain ...`. Needs no torch."""
+"""The derived numbers of a run as JSON and tables: `mindrl plan explain ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,16 +49,16 @@ _BATCH_TITLES = {
 }
 _MOST_RANKS_SPELLED = 16
 _GBIT_PER_SECOND = 200.0
-"""Of a rank each way, as `plan reshard` takes by default."""
+"""Bandwidth per rank and direction, the default of `plan reshard`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleFigures:
-    """Where a model lies."""
+    """Layout of a model."""
 
     model: str
     engine: str
-    """As a string of sizes names it."""
+    """Name of the engine in a layout string."""
     sizes: dict[str, int]
     """Parallel sizes by their short names."""
     ranks: int
@@ -66,8 +66,8 @@ class RoleFigures:
     ranks_per_replica: int
     replicas: int
     groups: dict[str, Groups]
-    """Ranks that work together, by the size that cuts between them; sizes of 1 are left out. Those
-    of a rollout apart have the numbers behind the ones that train."""
+    """Ranks of each process group, by the parallel size that defines it; sizes of 1 are left out.
+    Ranks of a separate rollout are numbered after the training ranks."""
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -80,28 +80,28 @@ def _explain(options: argparse.Namespace) -> int:
         sides.append(rollout_memory_plan(models, device_bytes(config, options)))
     figures = {"config": options.config_name, **_figures(models, plan), "reshard": asdict(moved)}
     if len(sides) > 1:
-        # Of one replica, whose ranks count from 0.
+        # Figures of one replica, whose ranks count from 0.
         figures["rollout"] = _side_figures(models, sides[1])
     answer(options, config, figures, lambda: _print(options.config_name, models, sides, moved))
     return 0
 
 
 def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
-    """Return the answer but for the reshard; all sizes in bytes."""
+    """Return the answer without the reshard; all sizes in bytes."""
     return {
         "ranks": models.plan.config.devices,
         "ranks_per_node": models.plan.topology.ranks_per_node,
-        # By the role; `rollout` is the engine's copy of the actor.
+        # By role; `rollout` is the engine's copy of the actor.
         "roles": {name: asdict(role) for name, role in _roles(models.plan).items()},
         "batch": batch_figures(models.plan.config),
-        # Empty where devices are shared in turns.
+        # Empty if rollout and training share devices in turns.
         "order_of_steps": order_text(models.plan.config),
         **_side_figures(models, plan),
     }
 
 
 def _side_figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
-    """Return what lies on the devices of a side, in bytes."""
+    """Return the memory on the devices of one side, in bytes."""
     return {
         "regions": {
             region.value: {"largest": int(sizes.max()), "all_ranks": int(sizes.sum())}
@@ -113,7 +113,7 @@ def _side_figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
         "peak_moment": plan.peak_instant.label,
         "capacity_bytes": plan.capacity_bytes,
         "kv_cache_tokens": kv_cache_tokens(plan, models),
-        # Of the worker that keeps most on the host.
+        # The worker with the most host memory.
         "host_bytes": int(plan.host_bytes.max()),
     }
 
@@ -122,7 +122,7 @@ def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     found = {str(role): _role(plan, role) for role in plan.layouts}
     if not plan.config.rolls_out:
         return found
-    # Neighbouring ranks of the engine are one replica.
+    # `tp` consecutive ranks of the engine form one replica.
     rollout, ranks = plan.rollout, plan.rollout.world_size
     begin = plan.config.world_size if plan.config.is_apart else 0
     firsts = range(begin, begin + ranks, rollout.tp)
@@ -220,7 +220,7 @@ def _region_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, 
     for region, sizes in plan.regions.items():
         yield spaced(region.value), memory_text(int(sizes.max())), memory_text(int(sizes.sum()))
     if plan.side == "training":
-        pass  # The other side has it.
+        pass  # The other side reports it.
     elif (tokens := kv_cache_tokens(plan, models)) is None:
         yield "kv cache", "what is left of the device: say --device-memory-gib N"
     else:
@@ -254,7 +254,7 @@ def _reshard_rows(moved: PlanFigures) -> Iterator[tuple[str, ...]]:
 
 
 def _spelled(groups: Groups) -> str:
-    """Spell the groups of a small run out, of a large one the first."""
+    """Return all groups of a small run as text, or the first group of a large one."""
     count = f"{len(groups)} of {len(groups[0])}"
     few = sum(map(len, groups)) <= _MOST_RANKS_SPELLED
     spelled = " | ".join(" ".join(map(str, group)) for group in (groups if few else groups[:1]))

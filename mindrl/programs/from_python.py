@@ -1,4 +1,4 @@
-"""What a Python program hands over in the place of configuration values: rewards and rows."""
+"""Rewards and rows that a Python program passes instead of configuration values."""
 
 import json
 import sys
@@ -12,16 +12,16 @@ from mindrl.observability.regular_files import read_regular
 from mindrl.observability.units import quoted
 
 Reward = str | Callable[..., object]
-"""A builtin by its name, or a function that reward processes can import."""
+"""Name of a builtin, or a function that reward processes can import."""
 RowSource = str | Path | Iterable[Mapping[str, Any]]
-"""A data file, or rows with the columns of one: a list, a `datasets.Dataset`, a generator."""
+"""A data file, or rows with the same columns: a list, a `datasets.Dataset`, a generator."""
 
 
 def reward_values(rewards: Sequence[Reward] | Mapping[Reward, float]) -> dict[str, object]:
-    """Return the values of `rl_config` that stand for functions, with 1 for weights not given.
+    """Return the `rl_config` values for reward functions; weights that are not given are 1.
 
     Raises:
-        ConfigError: A function is none that another process finds by its name.
+        ConfigError: Another process cannot import a function by its name.
     """
     weights = rewards if isinstance(rewards, Mapping) else dict.fromkeys(rewards, 1.0)
     return {
@@ -34,7 +34,7 @@ def reward_name(reward: Reward) -> str:
     """Return the name by which reward processes import a function.
 
     Raises:
-        ConfigError: It has none: a lambda, a function inside another, one of a notebook's cell.
+        ConfigError: It is a lambda, a nested function, or was defined in a notebook cell.
     """
     if isinstance(reward, str):
         return reward
@@ -47,7 +47,7 @@ def reward_name(reward: Reward) -> str:
         return f"{spec.name}:{name}"
     if file is None:
         raise _unnamed(reward, "it was written in a notebook or at a prompt")
-    # Found wherever the reward processes are.
+    # A full path, so that reward processes find it from any working folder.
     return f"{Path(file).resolve()}:{name}"
 
 
@@ -60,17 +60,17 @@ def _unnamed(reward: object, why: str) -> ConfigError:
 
 
 def rows_place(folder: Path, argument: str, rows: RowSource) -> str:
-    """Return where the rows of a run are."""
+    """Return the path of the rows of a run."""
     if isinstance(rows, (str, Path)):
         return str(rows)
     return str(folder / "data" / f"{argument}.jsonl")
 
 
 def keep_rows(folder: Path, argument: str, rows: RowSource, *, goes_on: bool) -> None:
-    """Write rows that came as objects, for the run and for whoever goes on with it.
+    """Write rows that were passed as objects to a file, for the run and for resuming it.
 
     Raises:
-        ConfigError: One of them is no row, or the run in this folder was begun with others.
+        ConfigError: A row is invalid, or the run in this folder was started with other rows.
         OutputError: The file cannot be written.
     """
     if isinstance(rows, (str, Path)):

@@ -1,4 +1,4 @@
-"""Ask a model, or that of a run, on the command line: `mindrl generate`."""
+"""Prompt a model, or the model of a run, on the command line: `mindrl generate`."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mindrl.programs.chat import Chat
 
 _ANSWER = 1024
-"""Tokens of an answer, where no run says how long one was."""
+"""Default limit of an answer in tokens for a model without a run."""
 _EXAMPLE = """\
 examples:
   mindrl generate outputs/2026-11-22/09-00-00 "47+38=?"
@@ -39,7 +39,7 @@ an answer, Ctrl-D all.
 
 
 def generate(name: str = "mindrl generate") -> int:
-    """Run the program; returns the exit code."""
+    """Prompt the model named on the command line; returns the exit code."""
     options = _parser(name).parse_args()
     return exit_code(lambda: _generate(options), DataError)
 
@@ -94,9 +94,9 @@ def _generate(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _elapsed_time() -> Iterator[None]:
-    """Show on a terminal how long the start has taken, while the engine's own output is kept back.
+    """Show the elapsed time on a terminal during the start.
 
-    The line goes to a copy of stderr, which `output_kept_back` does not redirect.
+    The line is written to a copy of stderr, which `output_kept_back` does not redirect.
     """
     with os.fdopen(os.dup(2), "w") as terminal:
         console = Console(file=terminal)
@@ -111,7 +111,7 @@ def _elapsed_time() -> Iterator[None]:
 def _started(options: argparse.Namespace) -> "tuple[Speaker, Chat, Sequence[int] | None]":
     """Start the engine; returns it with the conversation and the tokens of the prompt."""
     _, config, platform, settings = asked_speaker(options)
-    # vLLM, torch and the tokenizers read it when they are imported.
+    # vLLM, torch and the tokenizers read the environment when they are imported.
     take_on(platform.worker_environment(workers=1, one_machine=True))
     chat = chat_of(options, settings, config)
     prompt = sys.stdin.read().removesuffix("\n") if options.prompt == "-" else options.prompt
@@ -125,12 +125,12 @@ def _started(options: argparse.Namespace) -> "tuple[Speaker, Chat, Sequence[int]
 def chat_of(
     options: argparse.Namespace, settings: SpeakerSettings, config: RunConfig | None
 ) -> "Chat":
-    """Return a conversation in which nothing has been said.
+    """Return an empty conversation.
 
     Raises:
-        ModelError: There is no tokenizer, or it has no chat template and is asked by one.
+        ModelError: The tokenizer is missing, or lacks a chat template that is needed.
     """
-    # Imported late: they bring transformers along.
+    # Imported late: they load transformers.
     from mindrl.data.conversation import Conversation  # noqa: PLC0415
     from mindrl.data.tokenizer import load_tokenizer, stop_token_ids  # noqa: PLC0415
     from mindrl.programs.chat import Chat  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What a Python program gives `train` by name: sections with keys, each else refused in words."""
+"""Checks of the arguments and sections that a Python program passes to `train`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ _OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("callback",), "callbacks=[my_callback]"),
     **dict.fromkeys(("run_dir", "save_dir", "output"), 'output_dir="outputs/mine"'),
 }
-"""Arguments as users may call them, and how they are written."""
+"""Argument names that users may try, and the correct spelling."""
 _MODEL_WORDS = ("model", "model_name", "model_path", "model_id", "pretrained")
 _ARGUMENTS = (
     *("config", "reward_functions", "train_dataset", "eval_dataset"),
@@ -36,7 +36,7 @@ def checked_sections(sections: SectionArguments) -> dict[str, Mapping[str, objec
     """Return the sections that change the configuration.
 
     Raises:
-        ConfigError: One is no section, or holds no keys; all are named, each with a line to write.
+        ConfigError: Some are no sections or no mappings; all are listed, each with a correct line.
     """
     given: dict[str, Any] = {**sections}
     if findings := [found for name, value in given.items() if (found := _finding(name, value))]:
@@ -45,10 +45,10 @@ def checked_sections(sections: SectionArguments) -> dict[str, Mapping[str, objec
 
 
 def check_arguments(**arguments: object) -> None:
-    """Refuse arguments of `train` that have the wrong type.
+    """Check the types of the arguments of `train`.
 
     Raises:
-        ConfigError: All of them, one a line.
+        ConfigError: Some have the wrong type; all are listed, one per line.
     """
     wrong = [
         f"{name}={quoted(value)} must be {need}"
@@ -60,7 +60,7 @@ def check_arguments(**arguments: object) -> None:
 
 
 def _need(name: str, value: object) -> str:
-    """Return what an argument must be; empty where it is that."""
+    """Return what an argument must be; empty if it is valid."""
     if name == "reward_functions" and isinstance(value, Mapping):
         numbers = [isinstance(weight, int | float) for weight in value.values()]
         return "" if all(numbers) else "functions with numbers, such as {my_reward: 1.0}"
@@ -93,11 +93,11 @@ _NEEDS: Mapping[str, tuple[Callable[[object], bool], tuple[str, str]]] = {
         ("a list or a mapping with weights", "[my_reward]"),
     ),
 }
-"""What each argument must be: the test, the words, an example."""
+"""By argument: the test, the description of legal values, an example."""
 
 
 def _finding(name: str, value: object) -> str:
-    """Return what is wrong with a section; empty where nothing is."""
+    """Return what is wrong with a section; empty if it is valid."""
     known = field_names([name]) if name in field_names(()) else []
     if known:
         whole = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
@@ -122,7 +122,7 @@ def _says(name: str, sets: Mapping[str, object]) -> str:
 
 
 def _spelled(value: object) -> str:
-    """Spell a value as Python does; what the user has to choose is an ellipsis."""
+    """Return a value as Python source; an ellipsis if the user must choose it."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(_pairs(value))}}}"
     return "..." if value is MISSING else quoted(value)

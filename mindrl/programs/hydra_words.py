@@ -1,4 +1,4 @@
-"""Our words for what Hydra, OmegaConf and YAML raise of a configuration."""
+"""Readable messages for the errors of Hydra, OmegaConf and YAML about a configuration."""
 
 import re
 
@@ -49,12 +49,12 @@ _WORDS = {
     ),
     r"Merge error: .*HydraConf": "hydra must be a section with keys, such as hydra.run.dir",
 }
-"""What they say, and what is said of it; the first that matches counts."""
+"""By pattern of their message, our message; the first match counts."""
 
 
 def in_our_words(error: Exception) -> str:
-    """Return one line about an error, which begins with its key where that is known."""
-    # Behind the key OmegaConf says more, of classes.
+    """Return a one-line message for an error, starting with its key if known."""
+    # After `full_key:` OmegaConf names its classes.
     said = " ".join(str(error).partition("full_key:")[0].split())
     text = said or type(error).__name__
     for pattern, words in _WORDS.items():
@@ -66,7 +66,7 @@ def in_our_words(error: Exception) -> str:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return the end of a line that begins with the path of a file: its line, and the reason."""
+    """Return the text that follows the path of an unreadable file: line and reason."""
     match error:
         case UnicodeDecodeError():
             line = error.object[: error.start].count(b"\n") + 1

@@ -1,4 +1,4 @@
-"""Turn a file of MindSpeed-RL or verl into one of ours: `mindrl import-config`. Needs no torch."""
+"""Convert a MindSpeed-RL or verl file to a mindrl file: `mindrl import-config`. Needs no torch."""
 
 import argparse
 import json
@@ -58,7 +58,7 @@ The model files are looked for in the folder model beside the file.
 
 
 def import_config(name: str = "mindrl import-config") -> int:
-    """Import what the command line asks for; returns the exit code."""
+    """Import the file named on the command line; returns the exit code."""
     about = (
         "Turn a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration, the overrides or the "
         "shell script of a verl run, into one of mindrl, and report what becomes of each key. A "
@@ -110,7 +110,7 @@ def _import(options: argparse.Namespace) -> int:
             "keys": _as_json(imported, given),
             "findings": reasons,
         }
-        # A value of theirs may be a date.
+        # Values of the imported file may be dates.
         print_json(answer, spell=str)
     else:
         last = "nothing was written" if refused else written(options.output)
@@ -119,7 +119,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _refused(imported: Import, leave_out: str) -> Iterator[str]:
-    """Say what stands in the way; complain of a key to leave out that does not."""
+    """Yield the refused keys that are not left out; a key left out must be refused."""
     keys = [key for key in leave_out.split(",") if key]
     refused = {each.key: each.note for each in imported.refused}
     if unknown := [key for key in keys if key not in refused and key != "all"]:
@@ -131,8 +131,8 @@ def _refused(imported: Import, leave_out: str) -> Iterator[str]:
 
 
 def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
-    """Write the new files; returns what keeps the run from working, as far as it is known now."""
-    # Checks need a value where the user has to set one.
+    """Write the new files; returns the known problems that keep the run from working."""
+    # The checks need values for the keys that the user has to set.
     stand_ins = {STEPS: 1_000_000, LOAD: "model"}
     values = {
         key: stand_ins[key] if value == MISSING else value for key, value in imported.values.items()
@@ -142,13 +142,13 @@ def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
         raise OutputError(f"-o {there[0]}: there is a file already")
     for path, text in files.items():
         write_new(path, text)
-    # What the user is to settle is in the report already.
+    # The report lists what the user must settle.
     open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
     return [str(each) for each in findings(config) if each.field not in open_keys]
 
 
 def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import, dict[str, str]]:
-    """Keep the sizes of the model file where no others are known, in a file beside the new one."""
+    """Add a file with the model's sizes next to the new one, if no other sizes are known."""
     config = load_run_config(nested(imported.values))
     sizes = None if has_sizes(sizes_path(config, "actor")) else model_sizes(theirs)
     if sizes is None:
@@ -161,10 +161,10 @@ def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import
 
 
 def _read(sections: dict[str, Any], options: argparse.Namespace) -> TheirRun:
-    """Take a file of MindSpeed-RL apart, with the model files that its defaults list names.
+    """Parse a MindSpeed-RL file and the model files in its defaults list.
 
     Raises:
-        ConfigError: One is missing or no YAML, or has keys that MindSpeed-RL does not know.
+        ConfigError: A file is missing or no YAML, or has keys that MindSpeed-RL does not know.
     """
     file = Path(options.file)
     if options.overrides:
@@ -194,10 +194,10 @@ def _model_names(file: Path, defaults: Any) -> Iterator[str]:
 
 
 def _script(path: Path) -> Script:
-    """Read the overrides of a script, as if it were started here by this user.
+    """Read the overrides of a script, with the environment of this user and working folder.
 
     Raises:
-        ConfigError: The file cannot be read, or does not start one run of verl.
+        ConfigError: The file cannot be read, or does not start exactly one verl run.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -212,7 +212,7 @@ def _script(path: Path) -> Script:
 
 
 def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Name what the script alone does not state, unless the command line does."""
+    """Yield open entries for what neither the script nor the command line states."""
     if script.config_name:
         note = (
             f"the keys of {script.config_name}.yaml are not read; import .hydra/overrides.yaml of "
@@ -229,20 +229,20 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _training_rows(given: Mapping[str, Any]) -> int | None:
-    """Count the rows of the training files of a verl run; None where one is not here."""
+    """Return the number of rows in the training files of a verl run; None if one is missing."""
     named = given.get("data.train_files") or ()
     files = [named] if isinstance(named, str) else named
     paths = [Path(str(each)).expanduser() for each in files]
     if not paths or not all(each.is_file() for each in paths):
         return None
-    # Imported late: it brings `datasets` along.
+    # Imported late: it loads `datasets`.
     from mindrl.data.rows import count_rows  # noqa: PLC0415
 
     return sum(map(count_rows, map(str, paths)))
 
 
 def _loaded(path: Path) -> DictConfig | ListConfig:
-    """Read a file whose anchors expand to no more values than a configuration has."""
+    """Load a file after checking that its anchors do not expand to too many values."""
     bounded_graph(path)
     return OmegaConf.load(path)
 
@@ -250,10 +250,9 @@ def _loaded(path: Path) -> DictConfig | ListConfig:
 def _yaml(
     path: Path, overrides: Sequence[str] = (), script: Script | None = None
 ) -> dict[str, Any]:
-    """Read a file by the rules of YAML that make 1e-6 a number, its interpolations resolved.
+    """Load a file with the YAML rules that make 1e-6 a number, and resolve interpolations.
 
-    It may be a list of overrides, as Hydra writes them, or a script that has them; more of them
-    come on top.
+    It may be a list of overrides as Hydra writes it, or a script; `overrides` are applied last.
     """
     try:
         loaded = _loaded(path) if script is None else ListConfig([*script.overrides])
@@ -271,7 +270,7 @@ def _yaml(
 
 
 def _yaml_text(imported: Import, source: str) -> str:
-    """Write the file, with a comment over each key that is not simply taken over."""
+    """Return the new file's text, with a comment above each key that is not simply copied."""
     comments = {
         next(iter(each.sets)): f"{each.key}: {each.note}"
         for each in imported.mapped
@@ -285,7 +284,7 @@ def _yaml_text(imported: Import, source: str) -> str:
 
 
 def _report_lines(imported: Import) -> Iterator[str]:
-    """Say what became of each key, by kind."""
+    """Yield the lines of the report, grouped by kind."""
     for kind, title in _TITLES.items():
         found = [each for each in imported.mapped if each.kind == kind]
         if found:
@@ -295,7 +294,7 @@ def _report_lines(imported: Import) -> Iterator[str]:
 
 
 def _as_json(imported: Import, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the same as plain values."""
+    """Return the entries of the report as plain values."""
     return [
         {"key": each.key, "value": given.get(each.key), **vars(each)}
         for kind in get_args(Kind)

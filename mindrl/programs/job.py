@@ -1,4 +1,4 @@
-"""Two jobs that a folder joins, and their scheduler: `mindrl job`."""
+"""Training and rollout as two jobs connected by a folder, and their scheduler: `mindrl job`."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ example:
 
 
 def job(name: str = "mindrl job") -> int:
-    """Start one of the programs; returns the exit code."""
+    """Start one of the job programs; returns the exit code."""
     what = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if what == "--version":
         return 0 if prints_version() else 2
@@ -55,7 +55,7 @@ def _run(kind: Literal["train", "rollout"]) -> int:
         require_engines(config)
         platform = choose_platform(config.rl_config.device)
         plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
-        # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
+        # Imported late: it loads torch and Ray, and errors should come as fast as in a check.
         from mindrl.launch.jobs import rollout_job, train_job  # noqa: PLC0415
 
         collect_again()

@@ -1,4 +1,4 @@
-"""The plan of memory as figures and a table: `mindrl plan memory ...`. Needs no torch."""
+"""The memory plan as JSON and tables: `mindrl plan memory ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -40,10 +40,10 @@ _SIDES = {"training": "devices that train", "rollout": "devices that generate, o
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSnapshot(MemorySnapshot):
-    """What lies on the fullest device during a phase or the reshard."""
+    """Memory on the fullest device during a phase or the reshard."""
 
     activations_estimate_bytes: int | None
-    """Comes on top; None where nothing is estimated."""
+    """In addition to the regions; None without an estimate."""
 
 
 def _memory(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def _memory(options: argparse.Namespace) -> int:
             refusal.append(str(error))
     figures = _figures(plan, models, advice)
     if len(sides) > 1:
-        # Of one replica, whose ranks count from 0.
+        # Figures of one replica, whose ranks count from 0.
         figures["rollout"] = _figures(sides[1], models, ())
     answer(options, config, figures, lambda: _print(sides, models, advice))
     for side in sides:
@@ -76,7 +76,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def peak_moments(plan: MemoryPlan, models: RunShardings) -> list[PlannedSnapshot]:
-    """Return the moments between which memory of the fullest device only grows, or only shrinks."""
+    """Return the turning points of the memory on the fullest device: its maxima and minima."""
     estimates = activation_estimates(models.plan)
     return [
         PlannedSnapshot(
@@ -93,18 +93,18 @@ def peak_moments(plan: MemoryPlan, models: RunShardings) -> list[PlannedSnapshot
 
 
 def kv_cache_tokens(plan: MemoryPlan, models: RunShardings) -> int | None:
-    """Return the room of the KV cache; None where that is whatever the device has left."""
+    """Return the KV cache capacity in tokens; None if the device's free memory decides it."""
     nbytes = plan.kv_cache_bytes
     return None if nbytes is None else nbytes // models.plan.kv_bytes_per_token
 
 
 def spaced(name: str) -> str:
-    """Spell the name of a region or a moment for a person."""
+    """Return the name of a region or a moment with blanks, for display."""
     return name.replace("_", " ")
 
 
 def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -> dict[str, Any]:
-    """Return the whole answer; all sizes in bytes."""
+    """Return the complete answer; all sizes in bytes."""
     out, back = plan.course.copied_out, plan.course.copied_back
     out_bytes, back_bytes = plan.copied_bytes
     return {
@@ -115,13 +115,13 @@ def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -
         "peak_bytes": plan.peak_bytes,
         "peak_rank": plan.peak_rank,
         "peak_moment": plan.peak_instant.label,
-        # The most that one phase, or the reshard, needs on that rank.
+        # Maximum over the phases and the reshard, on that rank.
         "need_bytes": plan.need_bytes(plan.peak_rank),
         "moments": [*map(asdict, peak_moments(plan, models))],
         "peak_bytes_of_ranks": plan.totals.max(axis=0).tolist(),
         "kv_cache_bytes": plan.kv_cache_bytes,
         "kv_cache_tokens": kv_cache_tokens(plan, models),
-        # Of the worker that keeps, or copies in one step, most.
+        # The worker that stores, or copies in one step, most.
         "host_bytes": int(plan.host_bytes.max()),
         "copied_to_host": [region.value for region in out],
         "copied_to_host_bytes": int(out_bytes.max()),
@@ -132,7 +132,7 @@ def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -
 
 
 def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[Advice]) -> None:
-    """Print the tables of all devices; of those that train first, where rollout has its own."""
+    """Print the tables of all devices; with separate rollout devices, training comes first."""
     for plan in sides:
         if models.plan.config.is_apart:
             begin = "" if plan.side == "training" else "\n"
@@ -148,7 +148,7 @@ def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[A
 
 
 def _print_side(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -> None:
-    """Print what lies on the fullest device phase by phase, and what follows from it."""
+    """Print the memory of the fullest device by phase, and the conclusions."""
     moments = peak_moments(plan, models)
     size, unit = unit_of(plan.peak_bytes)
     roles = f" ({', '.join(plan.places[plan.peak_rank])})" if plan.places else ""
@@ -166,7 +166,7 @@ def _print_side(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]
 
 
 def _moment_rows(moments: Sequence[PlannedSnapshot], size: int) -> Iterator[list[str]]:
-    """Lay the moments out side by side, the regions one below the other."""
+    """Yield the rows of the table: one row per region, one column per moment."""
     held = {name for moment in moments for name in moment.region_bytes}
     for name in (region.value for region in Region if region.value in held):
         yield [spaced(name), *(_cell(each.region_bytes.get(name), size) for each in moments)]
@@ -221,7 +221,7 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
 
 
 def _tight(capacity_bytes: int | None, moments: Sequence[PlannedSnapshot]) -> str:
-    """Warn where activations may not fit any more."""
+    """Return a warning if the estimated activations may exceed the device; else an empty text."""
     most = max(each.total_bytes + (each.activations_estimate_bytes or 0) for each in moments)
     if capacity_bytes is None or most <= capacity_bytes:
         return ""

@@ -1,4 +1,4 @@
-"""What `MODEL_OR_RUN` on a command line means: the folder of a model, or that of a run."""
+"""Resolves `MODEL_OR_RUN` on a command line: the folder of a model or of a run."""
 
 import json
 from contextlib import suppress
@@ -11,25 +11,25 @@ from mindrl.observability.regular_files import read_regular_text
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
-    """A model that is there."""
+    """A model that exists."""
 
     folder: Path
     run: Path | None
-    """Folder of the run that has exported it; None where none was named."""
+    """Folder of the run that exported it; None if a model's folder was given."""
 
     @property
     def name(self) -> str:
-        """What the model is called where it is one of several."""
+        """Display name of the model among several."""
         return self.folder.name if self.run is None else "/".join(self.run.parts[-2:])
 
     @property
     def hydra(self) -> str | None:
-        """Folder of the configuration of the run, which is called `config`."""
+        """Folder of the run's configuration, which is called `config`."""
         return None if self.run is None else str(self.run / ".hydra")
 
     @property
     def step(self) -> int:
-        """The step whose weights it has; 0 where no run has exported it."""
+        """Training step of its weights; 0 if no run exported it."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             text = read_regular_text(self.folder / "mindrl_export.json")
             return int(json.loads(text)["step"])
@@ -37,10 +37,10 @@ class NamedModel:
 
 
 def named_model(text: str, *, best: bool = False) -> NamedModel:
-    """Find a model by its folder, or the newest one that a run exported, or the best one.
+    """Return the model in a folder, or the newest or best model that a run exported.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No model is found.
     """
     folder = Path(text).resolve()
     is_run = (folder / ".hydra" / "config.yaml").is_file()

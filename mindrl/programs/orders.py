@@ -1,4 +1,4 @@
-"""Orders of steps with their layouts, as `plan run` shows them where lengths are known."""
+"""Orders of steps with their layouts, shown by `plan run` if response lengths are known."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _WIDTH = 120
 
 
 def add_length_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says how long responses are."""
+    """Add the options for the lengths of responses."""
     add = parser.add_argument
     mean = "mean length of a response; orders of steps are then compared, devices apart too"
     add("--mean-tokens", type=count, metavar="N", help=mean)
@@ -37,11 +37,11 @@ def add_length_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_orders(options: argparse.Namespace, task: Task, shared: Proposal) -> list[PlacedOrder]:
-    """Compare the orders of steps where lengths are given, the most useful first.
+    """Return the orders of steps, the most useful first; empty if no lengths are given.
 
     Raises:
-        ConfigError: One of two lengths is missing, or they have no distribution.
-        DataError: The folder holds no responses.
+        ConfigError: One of two lengths is missing, or no distribution has them.
+        DataError: The folder contains no responses.
     """
     given = {"--mean-tokens": options.mean_tokens, "--p99-tokens": options.p99_tokens}
     missing = [name for name, value in given.items() if value is None]
@@ -54,7 +54,7 @@ def asked_orders(options: argparse.Namespace, task: Task, shared: Proposal) -> l
 
 
 def order_figures(orders: Sequence[PlacedOrder]) -> list[dict[str, Any]]:
-    """Sum orders up, sizes in bytes."""
+    """Return the figures of the orders; sizes in bytes."""
     return [
         {
             **asdict(each.way),
@@ -105,7 +105,7 @@ def _layouts(each: PlacedOrder) -> tuple[str, str]:
 
 
 def _keys(first: PlacedOrder) -> Iterator[tuple[str, Any]]:
-    """Return the keys by which an order differs from what is proposed for shared devices."""
+    """Yield the keys and values by which an order differs from the shared-device proposal."""
     yield from first.task.placement.items()
     training, rollout = _layouts(first)
     yield "actor_config.backend", training

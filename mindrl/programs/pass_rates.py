@@ -27,7 +27,7 @@ _WITHOUT = (
     *("data_config.pass_rate_column=null", "data_config.pass_rate_low=0"),
     *("data_config.pass_rate_high=1", "data_config.held_out_fraction=0"),
 )
-"""Parts of a training run that answering each row once does without."""
+"""Overrides that disable the parts of a training run that measuring pass rates does not need."""
 _EXAMPLE = """\
 examples:
   mindrl pass-rates --data data/train.jsonl --output data/rated.jsonl --samples 8
@@ -40,7 +40,7 @@ Train on the new file with
 
 
 def pass_rates(name: str = "mindrl pass-rates") -> int:
-    """Run the program; returns the exit code."""
+    """Measure the pass rates of a data file; returns the exit code."""
     parser = parser_of(
         name,
         "Have the model of a configuration answer each row of a data file several times, drawn as "
@@ -63,7 +63,7 @@ def pass_rates(name: str = "mindrl pass-rates") -> int:
 
 
 def _overrides(options: argparse.Namespace) -> list[str]:
-    """Return what makes a training run one that answers each row once, and learns nothing."""
+    """Return the overrides for a run that answers each row once without training."""
     return [
         *options.overrides,
         override("megatron_training.data_path", options.data),
@@ -85,7 +85,7 @@ def _measure(options: argparse.Namespace) -> int:
     require_engines()
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=True)
-    # Imported late: they bring torch and Ray along, and a refusal costs what a check does.
+    # Imported late: they load torch and Ray, and errors should come as fast as in a check.
     from mindrl.data.run_data import read_data  # noqa: PLC0415
     from mindrl.launch.pass_rates import measure_pass_rates  # noqa: PLC0415
 

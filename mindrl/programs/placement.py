@@ -1,4 +1,4 @@
-"""The orders of steps compared, as a sub-command: `mindrl plan placement ...`. No torch."""
+"""Comparison of the orders of steps: `mindrl plan placement ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Sequence
@@ -98,11 +98,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def load_of(options: argparse.Namespace, *, longest: int) -> Load:
-    """Take lengths from where they are known; drawn ones are cut at the longest.
+    """Return the lengths of responses, stored or simulated; simulated ones are cut at `longest`.
 
     Raises:
-        ConfigError: No distribution of the simulated kind has this mean and this tail.
-        DataError: The folder holds no responses.
+        ConfigError: The simulated distribution cannot have this mean and this tail.
+        DataError: The folder contains no responses.
     """
     prompts = options.prompts_per_step
     if options.rollouts is not None:
@@ -117,10 +117,10 @@ def load_of(options: argparse.Namespace, *, longest: int) -> Load:
 
 
 def _rates(options: argparse.Namespace) -> Rates:
-    """Take what is given, and the rest from the model and the device.
+    """Return the rates given on the command line, the rest estimated from model and device.
 
     Raises:
-        ConfigError: Neither says how long something takes.
+        ConfigError: A rate is neither given nor known.
         ModelError: The model is not known.
     """
     given = {name: value for name in _RATES if (value := getattr(options, name)) is not None}
@@ -165,7 +165,7 @@ def _table(found: Sequence[tuple[Arrangement, Worth]]) -> Table:
 
 
 def name_of(way: Arrangement) -> str:
-    """Name an order by the keys that ask for it."""
+    """Return the name of an order: the keys that select it."""
     if way.order == "partial":
         return f"partial_rollout, max_staleness {way.max_staleness}"
     bound = f", max_staleness {way.max_staleness}" if way.order == "asynchronous" else ""
@@ -173,7 +173,7 @@ def name_of(way: Arrangement) -> str:
 
 
 def split_of(way: Arrangement) -> str:
-    """Say which devices train, and which generate."""
+    """Return the number of devices for training and for rollout as text."""
     return f"{way.training} + {way.rollout}" if way.is_apart else f"{way.training} shared"
 
 

@@ -1,4 +1,4 @@
-"""The program that plans without running: `mindrl plan PLAN ...`. Needs no torch."""
+"""Plan a run without starting it: `mindrl plan PLAN ...`. Needs no torch."""
 
 import argparse
 
@@ -30,14 +30,14 @@ plan.py PLAN --help says more. Of a model only config.json is read; configs/mode
 
 
 def plan(name: str = "mindrl plan") -> int:
-    """Plan what the command line asks for; returns the exit code."""
+    """Run the plan named on the command line; returns the exit code."""
     options = _options(_parser(name))
     with planning():
         return exit_code(lambda: int(options.run(options)), ModelError)
 
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line; overrides may stand before, between and behind the options."""
+    """Parse the command line; overrides may stand anywhere among the options."""
     options, more = parser.parse_known_args()
     if more and ("overrides" not in options or any(each.startswith("-") for each in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")

@@ -1,4 +1,4 @@
-"""What the plans of a configuration share: its options, its refusal, the memory of a device."""
+"""Shared parts of the plans: options, checks, and the memory of a device."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from mindrl.programs.exits import print_json
 from mindrl.rollout.planning import rollout_findings
 
 Shows = Callable[[], None]
-"""Prints an answer for a person."""
+"""Prints an answer as text."""
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add what names a run, its devices and the form of the answer."""
+    """Add the options for the configuration, the device memory and JSON output."""
     add = parser.add_argument
     add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
     add("--config-dir", metavar="DIR", help="folder of that file, where it is not configs/")
@@ -36,7 +36,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_config(options: argparse.Namespace) -> RunConfig:
-    """Read the configuration that the options name.
+    """Return the configuration that the options name.
 
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
@@ -45,11 +45,11 @@ def asked_config(options: argparse.Namespace) -> RunConfig:
 
 
 def asked_shardings(options: argparse.Namespace) -> RunShardings:
-    """Read the configuration and the models of a plan; ranks are in the engine's own order.
+    """Return the models of a plan with their layouts; ranks are in the engine's own order.
 
     Raises:
-        ConfigError: It cannot be read, or cannot run whatever memory there is.
-        ModelError: A model folder does not hold a known model.
+        ConfigError: It cannot be read, or cannot run with any amount of memory.
+        ModelError: A model folder does not contain a known model.
     """
     config = asked_config(options)
     refuse(config, findings(config))
@@ -61,7 +61,7 @@ def asked_shardings(options: argparse.Namespace) -> RunShardings:
 def answer(
     options: argparse.Namespace, config: RunConfig, figures: dict[str, Any], show: Shows
 ) -> None:
-    """Print figures as one JSON object, or show them; say where shipped sizes were taken."""
+    """Print figures as one JSON object or as text, with a note if shipped sizes were used."""
     if options.json:
         print_json(figures | {"shipped_sizes": shipped_sizes(config)})
     else:
@@ -70,10 +70,10 @@ def answer(
 
 
 def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
-    """Return the memory of a device: what the command line asks for, else the configuration.
+    """Return the memory of a device in bytes: from the command line, else the configuration.
 
     Raises:
-        ConfigError: No device is known by the name.
+        ConfigError: The name of the device is unknown.
     """
     asked: int | None = options.device_bytes
     if options.device is not None:
@@ -82,7 +82,7 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
 
 
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:
-    """Say what keeps the models from being cut by their layouts."""
+    """Yield the reasons why the layouts cannot shard the models."""
     for role, model in plan.models.items():
         yield from training_findings(plan.config, role, model)
         if role == "actor":

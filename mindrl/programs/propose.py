@@ -1,4 +1,4 @@
-"""A whole run proposed, as a sub-command: `mindrl plan run ...`. Needs no torch."""
+"""Proposal of a whole run: `mindrl plan run ...`. Needs no torch."""
 
 import argparse
 import time
@@ -32,7 +32,7 @@ from mindrl.propose.search import Moved, Proposal, Search, Tell, remedies, searc
 
 _QUIET_SECONDS = 1.0
 _LEAST_SHARE = 0.005
-"""Less would be printed as 0%."""
+"""Smaller shares would be rounded to 0%."""
 _AMOUNTS = {
     "--prompt-tokens": (2048, "longest prompt"),
     "--response-tokens": (2048, "longest response"),
@@ -99,14 +99,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) -> int:
-    """Judge several engines, and rank what they can do."""
+    """Compare several engines and rank their layouts."""
     with _progress() as tell:
         every, refused = _searched(options, engines, tell)
         judged = [each for each in every if each.found.proposals]
         for each in every:
             if each not in judged:
                 ways = remedies(each.task, each.found, tell)
-                # Where another one fits, how far this one is from it is enough.
+                # If another engine fits, one remedy for this one is enough.
                 refused[each.task.engine] = "\n".join(islice(ways, 1 if judged else None))
     if not judged:
         named = ((name, text.splitlines()) for name, text in refused.items())
@@ -128,17 +128,18 @@ def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) ->
 def _searched(
     options: argparse.Namespace, engines: Sequence[TrainingBackend], tell: Tell
 ) -> tuple[list[Judged], dict[str, str]]:
-    """Search the layouts of each engine; of one that can have none the reason.
+    """Search the layouts of each engine; returns also, by engine, why it has none.
 
     Raises:
-        ConfigError: None can have any.
+        ConfigError: No engine has a layout.
     """
     every: list[Judged] = []
     refused: dict[str, str] = {}
     for engine in engines:
         try:
             task = replace(_task(options, engine), names_engine=True)
-            # Of a family with a network of ours it has some of archon's layouts, at their costs.
+            # For a model family with a mindrl network, fsdp has a subset of archon's layouts and
+            # costs.
             if engine == "fsdp" and task.model.other is None and engine not in options.engine:
                 continue
             every.append(Judged(task=task, found=search(task, options.top, tell)))
@@ -152,7 +153,7 @@ def _searched(
 
 
 def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
-    """Read what is asked for.
+    """Return the task that the options describe.
 
     Raises:
         ConfigError: The device is not known, or the devices do not fill their nodes.
@@ -188,7 +189,7 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
 
 @contextmanager
 def _progress() -> Iterator[Tell]:
-    """Show how far the search is, once it has taken a moment, where somebody looks."""
+    """Show the progress of the search on a terminal after a short delay."""
     began, console = time.monotonic(), Console(stderr=True)
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     progress = Progress(*columns, console=console, transient=True)
@@ -326,7 +327,7 @@ def _percent(share: float) -> str:
 
 
 def _file_text(task: Task, proposal: Proposal, orders: Sequence[PlacedOrder]) -> str:
-    """Write the configuration of a proposal, or of the most useful order of steps."""
+    """Return the configuration file of a proposal, or of the most useful order of steps."""
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
     values = written_values(task, proposal.candidate, proposal.fit.settings)
     candidate, order = proposal.candidate, ""

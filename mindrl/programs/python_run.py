@@ -28,9 +28,9 @@ from mindrl.programs.train import check_and_train
 from mindrl.report.run_record import RunRecord, read_run
 
 _KEYS = {"train_dataset": "data_path", "eval_dataset": "test_data_path"}
-"""Of `megatron_training`, by the argument that stands for them."""
+"""Key of `megatron_training` by argument of `train`."""
 _driver = cache(prepare_driver)
-"""Once: what has been imported since has read it."""
+"""Called once only: modules imported afterwards have read the environment."""
 
 
 def train(
@@ -45,28 +45,28 @@ def train(
 ) -> RunRecord:
     """Train as `mindrl train-grpo` does, with the same checks, and wait for the end.
 
-    Call it in the main thread; in a script below `if __name__ == "__main__":` where a reward is
-    written in it, for the reward processes import the script.
+    Call it in the main thread. If the script defines a reward, put the call below `if __name__ ==
+    "__main__":`, because the reward processes import the script.
 
     Args:
-        config: Of the run: the name of a shipped configuration, or a YAML file of your own.
-        reward_functions: In the place of `rl_config.verifier_function`; with weights as a mapping,
-            else 1 each. The first one also measures accuracy.
-        train_dataset: In the place of `megatron_training.data_path`. Rows are written into the run
-            folder, where a run that goes on finds them.
-        eval_dataset: In the place of `megatron_training.test_data_path`, alike.
-        callbacks: Called with the metrics of each step and evaluation (`StepView`); one may ask
-            to stop, which is no failure.
-        output_dir: Run folder; what has checkpoints there goes on. None: a new one by the time, in
-            `outputs`.
+        config: Name of a shipped configuration, or path of a YAML file of your own.
+        reward_functions: Replaces `rl_config.verifier_function`; weights are given by a mapping,
+            otherwise each is 1. The first function also measures accuracy.
+        train_dataset: Replaces `megatron_training.data_path`. Rows are written to the run folder,
+            from which a resumed run reads them.
+        eval_dataset: Replaces `megatron_training.test_data_path` in the same way.
+        callbacks: Called with the metrics of each step and evaluation (`StepView`). A callback may
+            ask to stop, which is not a failure.
+        output_dir: Run folder; if it has checkpoints, the run is resumed. None: a new folder named
+            by the time, in `outputs`.
         **sections: Sections whose keys change the configuration, such as
             `megatron_training={"train_iters": 4}`.
 
     Returns:
-        What the run folder holds: metrics, summary, configuration.
+        The contents of the run folder: metrics, summary, configuration.
 
     Raises:
-        MindrlError: The run cannot start, or failed; its class says why.
+        MindrlError: The run cannot start, or failed; the class states the reason.
     """
     check_arguments(
         config=config,
@@ -96,7 +96,7 @@ def train(
 
 
 def _overrides(changed: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
-    """Return an override for each key of some sections; the last of one key holds."""
+    """Return an override per key of the sections; the last value of a key counts."""
     return [
         override(f"{section}.{key}", value)
         for section, values in changed
@@ -105,10 +105,10 @@ def _overrides(changed: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]
 
 
 def _require_a_place_to_train() -> None:
-    """Refuse what would wait for itself, or could not be interrupted.
+    """Check that training would neither wait for itself nor ignore interrupts.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: A process imports the script for its functions, or this is not the main thread.
     """
     if (path := being_imported()) is not None:
         raise ConfigError(
@@ -127,7 +127,7 @@ def _composition(config: str | Path, overrides: Sequence[str]) -> DictConfig:
 
 
 def _train(config: RunConfig, folder: Path, callbacks: Callbacks) -> None:
-    """Check and train; that a callback asks to stop is no failure."""
+    """Check and train; a stop that a callback asked for is not a failure."""
     with signals_as_errors(), no_collection():
         try:
             check_and_train(config, folder, callbacks)

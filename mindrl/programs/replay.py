@@ -1,4 +1,4 @@
-"""Run one recorded step again, and compare: `mindrl replay`."""
+"""Repeat one recorded step and compare its numbers: `mindrl replay`."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ _MOST_SHOWN = 40
 
 
 def replay(name: str = "mindrl replay") -> int:
-    """Run the program; returns the exit code."""
+    """Repeat a step of the run named on the command line; returns the exit code."""
     parser = parser_of(
         name,
         "Run one step of a run again, from the checkpoint before it and its stored responses, and "
@@ -56,9 +56,9 @@ def _replay(options: argparse.Namespace) -> int:
     config = composed_config("config", options.overrides, str(folder / ".hydra"), downloads=True)
     require_engines()
     platform = choose_platform(config.rl_config.device)
-    # What the run has exported is there already, and is left as it is.
+    # The run has exported its model already; the replay does not change it.
     plan = check(config, platform, goes_on=True)
-    # Imported late: they bring torch and Ray along, and a refusal costs what a check does.
+    # Imported late: they load torch and Ray, and errors should come as fast as in a check.
     from mindrl.launch.replay import recorded_step, replay  # noqa: PLC0415
     from mindrl.trainer.run_log import RunFolder  # noqa: PLC0415
 
@@ -70,7 +70,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _show(step: int, found: "Comparison") -> None:
-    """Print what differs, and how much was compared."""
+    """Print the differences, and how many numbers were compared."""
     different = found.differences
     if not different:
         say(f"step {step}: all {found.count} numbers are equal to the bit")

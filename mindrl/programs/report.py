@@ -1,4 +1,4 @@
-"""One page about a run, or several beside each other: `mindrl report`."""
+"""Write a page about one run or several runs: `mindrl report`."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ examples:
 
 
 def report(name: str = "mindrl report") -> int:
-    """Run the program; returns the exit code."""
+    """Write the page of the runs named on the command line; returns the exit code."""
     about = (
         "Write one HTML page about a run, or about several beside each other: curves, times, "
         "memory, faults, samples, configuration. The page is one file and needs no network. A run "
@@ -34,7 +34,7 @@ def report(name: str = "mindrl report") -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    # Imported late: --help needs none of it.
+    # Imported late: --help does not need them.
     from mindrl.report.page import write_page  # noqa: PLC0415
     from mindrl.report.run_state import RunState  # noqa: PLC0415
     from mindrl.report.tables import write_tables  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The plan of a reshard as a sub-command: `mindrl plan reshard ...`. Needs no torch."""
+"""Plan of a reshard: `mindrl plan reshard ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -143,7 +143,7 @@ def _figures(
 
 
 def _layouts(options: argparse.Namespace) -> tuple[TrainLayout, RolloutLayout]:
-    """Read both layouts; a side that leaves d out takes the ranks that there are for it."""
+    """Return both layouts; a layout without `d` uses all ranks that its side has."""
     source, target, world = options.source, options.target, options.world
     if options.disjoint:
         training, rollout = _disjoint_layouts(source, target, world)
@@ -186,7 +186,7 @@ def _dtypes(text: str) -> tuple[str, str]:
 
 
 def _print(figures: ReshardFigures, engine: str) -> None:
-    """Print what was asked, what moves, and what each order of the ranks would move."""
+    """Print the question, the traffic, and the traffic of each order of the ranks."""
     apart = "on ranks of its own, " if figures.disjoint else ""
     say(
         figures.model,

@@ -1,4 +1,4 @@
-"""The folder that a training program writes into: it is held, and keeps its configuration."""
+"""The run folder of a training program: its lock and its stored configuration."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from mindrl.observability.output_files import output_errors
 from mindrl.observability.run_lock import run_lock
 
 HYDRA = ".hydra"
-"""Subfolder of a run folder: what its run was started with."""
+"""Subfolder of a run folder with the configuration that the run was started with."""
 
 
 def require_checkpoint(option: str, folder: Path) -> None:
-    """Refuse to resume a run that has no checkpoint: it would begin anew, in place of the old one.
+    """Check that a run to resume has a checkpoint; else it would start over and replace itself.
 
     Raises:
         ConfigError: The folder has none.
@@ -37,12 +37,12 @@ def run_place(
     overrides: Sequence[str],
     hydra: DictConfig | None = None,
 ) -> Iterator[None]:
-    """Hold a run folder, and write what `--resume` starts its run with.
+    """Lock a run folder in the body, and write the files that `--resume` starts from.
 
-    A run that is refused before it begins leaves the files as they were.
+    If the run is refused before it starts, the files are restored.
 
     Raises:
-        OutputError: Another process holds the folder, or it cannot be written.
+        OutputError: Another process has locked the folder, or it cannot be written.
     """
     place, summary = folder / HYDRA, folder / "summary.json"
     with run_lock(folder):
@@ -58,7 +58,7 @@ def run_place(
         try:
             yield
         except BaseException:
-            # A run that has begun writes its summary however it ends.
+            # A run that has started always writes its summary.
             has_begun = _time_of(summary) != written
             for path, content in () if has_begun else before.items():
                 path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""All runs below a folder, a line each: `mindrl runs`."""
+"""List all runs below a folder, one per line: `mindrl runs`."""
 
 import argparse
 import os
@@ -25,11 +25,11 @@ examples:
   mindrl runs outputs/2026-11-22 /shared/runs --json
 """
 _QUIET_SECONDS = 600.0
-"""A run without an end that has written nothing for so long is taken to have been killed."""
+"""Seconds without output after which an unfinished run is assumed to be killed."""
 
 
 def runs(name: str = "mindrl runs") -> int:
-    """Run the program; returns the exit code."""
+    """List the runs below the folders of the command line; returns the exit code."""
     about = (
         "List the runs below folders, the newest first: how each ended, what it reached, how long "
         "it took, and the keys in which it differs from the others."
@@ -52,7 +52,7 @@ def _list(options: argparse.Namespace) -> int:
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )
-    # A measurement of a model leaves metrics too, and has no configuration of its own.
+    # A measurement of a model writes metrics too, but has no configuration.
     records = [read_run(path.parent) for path in found if (path.parent / ".hydra").is_dir()]
     lines = [*map(_line, records, _differing(records))]
     if options.json:
@@ -69,7 +69,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _line(run: RunRecord, differing: dict[str, str | None]) -> dict[str, Any]:
-    """Return what is known of a run."""
+    """Return the figures of a run."""
     summary = run.summary or {}
     accuracies = [row["evaluation/accuracy"] for row in run.metrics if "evaluation/accuracy" in row]
     rewards = [row["reward/mean"] for row in run.metrics if "reward/mean" in row]
@@ -92,14 +92,14 @@ def _unended(run: RunRecord) -> str:
 
 
 def _differing(records: Sequence[RunRecord]) -> list[dict[str, str | None]]:
-    """Return by run the keys that all runs have, and not alike; a key may be younger than a run."""
+    """Return, by run, the keys with different values that all runs have; some keys are newer."""
     found = differences([run.config for run in records])
     rows = [(key, values) for key, values in found if None not in values]
     return [{key: values[place] for key, values in rows} for place in range(len(records))]
 
 
 def _shortened(keys: Iterable[str]) -> dict[str, str]:
-    """Return what keys are called where there is little room: the last part, if it is one's own."""
+    """Return a short name for each key: its last part if that is unique, else the whole key."""
     lasts = {key: key.rpartition(".")[2] for key in keys}
     counts = Counter(lasts.values())
     return {key: last if counts[last] == 1 else key for key, last in lasts.items()}

@@ -1,4 +1,4 @@
-"""The scheduler of two jobs: `mindrl job schedule`."""
+"""Scheduler of train and rollout jobs: `mindrl job schedule`."""
 
 import argparse
 import shlex
@@ -24,7 +24,7 @@ _START = "from mindrl.programs.entry import main; main()"
 
 
 def schedule(name: str) -> int:
-    """Run the program; returns the exit code."""
+    """Schedule the jobs of a folder; returns the exit code."""
     parser = parser_of(
         name,
         "Run a train job and rollout jobs that FOLDER/spool joins until the train job is done: "

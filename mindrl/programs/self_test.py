@@ -1,4 +1,4 @@
-"""The self-test of a machine: `mindrl doctor --self-test`."""
+"""Self-test of a machine: `mindrl doctor --self-test`."""
 
 import shutil
 import tempfile
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _CORES = 2
 """Workers on a machine without devices."""
 _UNITS = {"_gb_per_second": " GB/s", "_nats": " nats", "seconds": " s"}
-"""By the end of a figure's name."""
+"""Unit by the suffix of a figure's name."""
 
 
 def self_test(kind: DeviceKind, *, as_json: bool) -> int:
-    """Try all devices of a kind on this machine; returns the exit code."""
+    """Test all devices of a kind on this machine; returns the exit code."""
 
     @signals_as_errors()
     def tried() -> int:
@@ -48,7 +48,7 @@ def self_test(kind: DeviceKind, *, as_json: bool) -> int:
 
 
 def _tried(platform: Platform, devices: int, as_json: bool) -> int:
-    """Print each trial when it is over; what may explain a failure stays."""
+    """Print each trial when it ends; after a failure the folder with the logs is kept."""
     folder, trials = Path(tempfile.mkdtemp(prefix="mindrl-self-test-")), []
     console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     failed = 0
@@ -73,9 +73,9 @@ def _tried(platform: Platform, devices: int, as_json: bool) -> int:
 
 
 def _trials(platform: Platform, devices: int, folder: Path) -> Iterator["Trial"]:
-    # Before Ray is imported.
+    # Must precede the import of Ray.
     prepare_driver()
-    # Imported late: they bring torch and Ray along, and a refusal costs nothing.
+    # Imported late: they load torch and Ray, which an early error does not need.
     from mindrl.self_test.plan import make_model, self_test_plan  # noqa: PLC0415
     from mindrl.self_test.trials import SelfTest  # noqa: PLC0415
 
@@ -87,7 +87,7 @@ def _trials(platform: Platform, devices: int, folder: Path) -> Iterator["Trial"]
 
 
 def line_of(trial: "Trial") -> Text:
-    """Spell what was tried, its figures, and why it failed."""
+    """Return the line of a trial: its name, its figures, and why it failed."""
     verdict, style = ("pass", "green") if trial.passed else ("FAIL", "bold red")
     figures = ", ".join(_figure(name, value) for name, value in trial.figures.items())
     said = "; ".join(filter(None, (figures, trial.error)))
@@ -97,7 +97,7 @@ def line_of(trial: "Trial") -> Text:
 
 
 def _figure(name: str, value: float) -> str:
-    """Spell a figure with its unit."""
+    """Return a figure with its unit."""
     if name.endswith("_bytes"):
         return f"{name.removesuffix('_bytes')} {traffic_text(int(value))}"
     for end, unit in _UNITS.items():

@@ -1,4 +1,4 @@
-"""The program that starts a server of vLLM's: for a model, or as a replica of a run."""
+"""Start a vLLM server, for a model or as a replica of a run: `mindrl serve`."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ The exit code is 2 where what was asked for cannot be; else it is the server's.
 
 
 def serve(name: str = "mindrl serve") -> int:
-    """Become the guard of the server that the command line asks for; returns where it cannot be."""
+    """Replace this process by the guard of the server; returns only after an error."""
     about = (
         "Start vLLM's own server: with the exported model of a run, or any other, for whoever "
         "speaks OpenAI's protocol; or, with --config-name, as a replica of a run, at its address "
@@ -111,7 +111,7 @@ def _serve_model(options: argparse.Namespace) -> int:
 
 
 def _how_to_ask(name: str, address: tuple[str, int], file: Path) -> tuple[str, ...]:
-    """Say where the server is, and what would ask it; the token itself is shown nowhere."""
+    """Return the lines about the server's address and a sample request; the token is not shown."""
     host, port = address
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}

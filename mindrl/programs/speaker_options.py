@@ -1,4 +1,4 @@
-"""What the programs that speak for a model share: its options, and its engine's."""
+"""Shared options and engine settings of the programs that answer prompts."""
 
 import argparse
 from typing import get_args
@@ -13,12 +13,12 @@ from mindrl.programs.named_model import NamedModel, named_model
 from mindrl.rollout.speaking import SpeakerSettings
 
 _LONGEST = 8192
-"""Tokens of a prompt and its answer, where the model takes more and nobody asks for them."""
+"""Default limit of prompt and answer in tokens, if the model allows more."""
 _HOST_CACHE_BYTES = 512 << 20
 
 
 def add_speaker_options(parser: argparse.ArgumentParser) -> None:
-    """Add what says which model speaks, and where."""
+    """Add the options for the model and its devices."""
     add = parser.add_argument
     add("--best", action="store_true", help="of a run its best model, not its newest")
     room = "of a prompt and its answer (default: what the model takes, 8192 at most)"
@@ -37,11 +37,11 @@ def add_speaker_options(parser: argparse.ArgumentParser) -> None:
 def asked_speaker(
     options: argparse.Namespace,
 ) -> tuple[NamedModel, RunConfig | None, Platform, SpeakerSettings]:
-    """Return who is asked for, and how its engine is started: as that of its run, if it has one.
+    """Return the model, its run's configuration if any, the platform and the engine settings.
 
     Raises:
-        ConfigError: There is no such model, or it takes less than is asked for.
-        ClusterError: There is no such device.
+        ConfigError: The model does not exist, or its limit is below the requested length.
+        ClusterError: The device does not exist.
     """
     model = named_model(options.model, best=options.best)
     config = None if model.hydra is None else composed_config("config", [], model.hydra)
@@ -55,7 +55,7 @@ def asked_speaker(
         dtype=generate.dtype if generate else "auto",
         longest=_longest(model, options.max_length),
         tensor_parallel_size=ranks or (generate.infer_tensor_parallel_size if generate else 1),
-        # The memory of a host is for others too.
+        # Other processes need host memory too.
         kv_cache_bytes=own if platform.kind == "cpu" else None,
         trust_remote_code=trusted or bool(generate and generate.trust_remote_code),
         seed=options.seed,

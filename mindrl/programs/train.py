@@ -53,14 +53,14 @@ def train_ppo() -> int:
 
 
 def train_sft() -> int:
-    """Fine-tune on answers that the data has; returns the exit code."""
+    """Fine-tune on the answers in the data; returns the exit code."""
     return run_program(
         check_and_train, default_config="sft_tiny_cpu", has_critic=None, of_program=with_answers
     )
 
 
 def with_answers(config: RunConfig) -> RunConfig:
-    """Return the configuration as one of supervised fine-tuning, whether it says so or not."""
+    """Return the configuration with supervised fine-tuning switched on."""
     return supervised(replace(config, sft_config=config.sft_config or SFTConfig()))
 
 
@@ -74,9 +74,9 @@ def run_program(
 ) -> int:
     """Call `train` with the configuration of the command line and the run folder.
 
-    Without `--config-name` it is the default one; `of_program` sets what the program itself says.
-    A program for which `has_critic` is None takes either; one without checkpoints can resume any
-    run folder. Returns the exit code.
+    `default_config` is used without `--config-name`; `of_program` applies the program's own
+    settings. With `has_critic` None both kinds are allowed; a program without checkpoints can
+    resume any run folder. Returns the exit code.
     """
     if prints_version():
         return 0
@@ -86,8 +86,8 @@ def run_program(
     sys.argv = [argument for argument in sys.argv if argument not in flags]
     prepare_driver()
 
-    # Hydra would print an error in its own words before it passes it on, and an error of the run
-    # is to be told from one in making its folder.
+    # Keep errors of the run: Hydra would print them itself, and they must not be taken for errors
+    # in creating the run folder.
     errors: list[Exception] = []
 
     def task(composed: DictConfig) -> None:
@@ -102,7 +102,7 @@ def run_program(
                 run_dir = Path(hydra.runtime.output_dir)
                 with run_place(run_dir, composed, hydra.overrides.task, hydra):
                     train(config, run_dir)
-        except Exception as error:  # noqa: BLE001 - raised again where Hydra does not see it
+        except Exception as error:  # noqa: BLE001 - raised again outside of Hydra
             errors.append(error)
 
     @signals_as_errors()
@@ -128,9 +128,9 @@ def _check_program(config: RunConfig, *, has_critic: bool | None) -> None:
 
 
 def explain(config: RunConfig, *, elsewhere: bool = False) -> None:
-    """Validate a configuration without a cluster and print what follows from it.
+    """Validate a configuration without a cluster and print the derived numbers.
 
-    Of a run that is for another machine, devices and files may be missing here.
+    With `elsewhere`, devices and files may be missing on this machine.
 
     Raises:
         ConfigError: The configuration cannot run.
@@ -152,7 +152,7 @@ def explain(config: RunConfig, *, elsewhere: bool = False) -> None:
 
 
 def _unread(config: RunConfig) -> Iterator[str]:
-    """Name what keeps rows from being read here."""
+    """Yield the reasons why rows cannot be read on this machine."""
     trusts = config.generate_config.trust_remote_code
     if not data_is_here(config):
         yield "a data file is not here"
@@ -161,8 +161,8 @@ def _unread(config: RunConfig) -> Iterator[str]:
 
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
-    """Read the rows and try the rewards; yields what is to be said of them."""
-    # Imported late: they bring transformers and sympy along.
+    """Read the rows and try the rewards; yields the lines about the data."""
+    # Imported late: they load transformers and sympy.
     from mindrl.data.run_data import data_lines, few_prompts, read_data  # noqa: PLC0415
     from mindrl.launch.reward_trials import try_all_rewards  # noqa: PLC0415
 
@@ -175,7 +175,7 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
 
 
 def require_engines(config: RunConfig | None = None) -> None:
-    """Refuse to train without torch and the engines; all else works without, on a laptop.
+    """Check that torch and the engines of training are installed; other programs need none.
 
     Raises:
         InstallationError: One of them is not installed.
@@ -197,7 +197,7 @@ def require_engines(config: RunConfig | None = None) -> None:
 
 
 def require_rollout_engine() -> None:
-    """Refuse to answer without torch and the engine that does.
+    """Check that torch and the rollout engine are installed.
 
     Raises:
         InstallationError: One of them is not installed.
@@ -216,7 +216,7 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=True)
     with stem_of(config, platform) or nullcontext() as stem:
-        # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
+        # Imported late: it loads torch and Ray, and errors should come as fast as in a check.
         from mindrl.launch.train import train  # noqa: PLC0415
 
         collect_again()
@@ -230,9 +230,9 @@ def _start(
     dry_run: bool,
     has_checkpoints: bool,
 ) -> None:
-    """Let Hydra compose the configuration that the command line names, and call the task."""
+    """Compose the configuration that the command line names with Hydra, and call the task."""
     name = taken("--config-name", "-cn")
-    # Hydra would look for one of them beside this file, and for the other behind configs/.
+    # Hydra would search for a path next to this file, and for a folder after configs/.
     own_folder = taken("--config-dir", "-cd", "--config-path", "-cp")
     if (resumed := taken(_RESUME)) is not None:
         going_on = run_folder(_RESUME, resumed)
@@ -244,22 +244,22 @@ def _start(
     name, own_folder = located(name or default_config, own_folder)
     with composing(name, own_folder, sys.argv[1:]) as (folder, more):
         if dry_run and not any(each.startswith("-") for each in sys.argv[1:]):
-            # Hydra's own start would make a run folder.
+            # Hydra's own main function would create a run folder.
             with initialize_config_dir(folder, version_base="1.3"):
                 task(compose(name, overrides=[*sys.argv[1:], *more]))
             return
-        # The task writes the files of .hydra itself, once it holds the folder.
+        # The task writes the files of .hydra itself, after it has locked the folder.
         own = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
         sys.argv += [*more, *own]
         program = hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)
         try:
             program()
         except BrokenPipeError:
-            # Whoever read the help, such as `head`, has enough of it.
+            # The reader of the help, such as `head`, has closed the pipe.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
             if error.errno is None:
-                # OmegaConf's, of a file that holds no sections.
+                # Raised by OmegaConf for a file without sections.
                 raise
             raise OutputError(f"the run folder cannot be made: {error}") from error
 
@@ -268,7 +268,7 @@ def run_folder(option: str, text: str) -> Path:
     """Return the folder of a run that an option names.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a run folder.
     """
     folder = Path(text).resolve()
     if not (folder / ".hydra/config.yaml").is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def version_line() -> str:
-    """Return `mindrl` with its version: of the installed package, or of this checkout."""
+    """Return `mindrl` with the version of the installed package, or of this checkout."""
     try:
         return f"mindrl {version('mindrl')}"
     except PackageNotFoundError:
@@ -16,7 +16,7 @@ def version_line() -> str:
 
 
 def prints_version() -> bool:
-    """Print the version where the command line asks for it; returns whether it does."""
+    """Print the version if the command line has `--version`; returns whether it does."""
     asked = "--version" in sys.argv[1:]
     if asked:
         sys.stdout.write(f"{version_line()}\n")

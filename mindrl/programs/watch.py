@@ -1,4 +1,4 @@
-"""The page of a run in the browser, live: `mindrl watch`."""
+"""Show the live page of a run in the browser: `mindrl watch`."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ and there: mindrl watch RUN --port 8265. Ctrl-C ends the server; the run goes on
 
 
 def watch(name: str = "mindrl watch") -> int:
-    """Run the program; returns the exit code."""
+    """Serve the page of the runs named on the command line; returns the exit code."""
     about = "Serve the page of a run on loopback. It asks for what is new every 5 seconds."
     parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
@@ -32,7 +32,7 @@ def watch(name: str = "mindrl watch") -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    # Imported late: --help needs none of it.
+    # Imported late: --help does not need it.
     from mindrl.report.server import PageServer  # noqa: PLC0415
 
     with PageServer(options.runs, host=options.host, port=options.port) as server:

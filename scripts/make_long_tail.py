@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from make_tiny_data import write_if_changed
-from make_tiny_model import Recipe, read_questions
 from rich.progress import track
-from tiny_arithmetic import Question
-from tiny_chat_model import IGNORED_LABEL, TinyModel, encode_batch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from mindrl.tiny.arithmetic import Question
+from mindrl.tiny.chat_model import IGNORED_LABEL, TinyModel, encode_batch
+from mindrl.tiny.questions import read_questions, write_if_changed
+from mindrl.tiny.recipe import Recipe
 
 CHECKOUT = Path(__file__).parents[1]
 TINY = CHECKOUT / ".cache/tiny"

@@ -40,6 +40,10 @@ def _start(module: str, function: str) -> int:
 
 
 PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
+    "tiny": (
+        partial(_start, "tiny", "tiny"),
+        "make a tiny model with its data, to try everything else with",
+    ),
     "doctor": (
         partial(_start, "doctor", "doctor"),
         "look at this machine: versions, devices, memory, limits, ports, disks",

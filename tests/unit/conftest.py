@@ -1,9 +1,7 @@
-"""The tokenizer of the tiny model, made by the script's own function."""
+"""The tokenizer of the tiny model, as the model is made with it."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -20,16 +18,10 @@ def scripts() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def tiny_chat_model(scripts: Path) -> ModuleType:
-    assert scripts.is_dir()
-    import tiny_chat_model
+def tokenizer() -> PreTrainedTokenizerFast:
+    from mindrl.tiny.chat_model import build_tokenizer
 
-    return sys.modules[tiny_chat_model.__name__]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tiny_chat_model: ModuleType) -> PreTrainedTokenizerFast:
-    return tiny_chat_model.build_tokenizer()
+    return build_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import exit_code
+from mindrl.tiny.chat_model import build_model, build_tokenizer
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
 OF_A_PROGRAM = ("a run folder that cannot be written", "too few devices")
 """Noticed where the run folder is made, and where devices are asked for."""
 
@@ -20,9 +20,6 @@ OF_A_PROGRAM = ("a run folder that cannot be written", "too few devices")
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before its warm start, beside a data file of two rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        from tiny_chat_model import build_model, build_tokenizer
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder / "model")

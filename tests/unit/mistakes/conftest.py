@@ -20,9 +20,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before its warm start, beside a data file of two rows."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        from tiny_chat_model import build_model, build_tokenizer
+    from mindrl.tiny.chat_model import build_model, build_tokenizer
+
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder / "model")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from new_user import NewUser
-from transformers import PreTrainedTokenizerFast
+
+from mindrl.tiny.chat_model import build_model, build_tokenizer
 
 ROW = {"messages": "1+1=?", "answer": "2"}
 OTHER = {"messages": "2+2=?", "answer": "4"}
@@ -23,12 +24,12 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, tiny_chat_model: object) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model before its warm start."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    made: PreTrainedTokenizerFast = tiny_chat_model.build_tokenizer()  # type: ignore[attr-defined]
-    made.save_pretrained(folder)
-    tiny_chat_model.build_model(made, seed=1).save_pretrained(folder)  # type: ignore[attr-defined]
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder)
+    build_model(tokenizer, seed=1).save_pretrained(folder)
     return folder
 
 

@@ -1,10 +1,9 @@
 """A byte-level chat tokenizer, a network of one or two million weights, and their batches."""
 
 from collections.abc import Sequence
-from typing import Literal, assert_never
+from typing import TypeAlias, assert_never
 
 import torch
-from tiny_arithmetic import Question, boxed, careful_answer
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -16,10 +15,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from mindrl.tiny.arithmetic import Question, boxed, careful_answer
+from mindrl.tiny.recipe import Family
+
 # Shape letters: B sequences, T token positions.
 
-Family = Literal["qwen2", "qwen3_moe"]
-TinyModel = Qwen2ForCausalLM | Qwen3MoeForCausalLM
+TinyModel: TypeAlias = Qwen2ForCausalLM | Qwen3MoeForCausalLM
 
 IGNORED_LABEL = -100
 _END_OF_TURN = "<|im_end|>"

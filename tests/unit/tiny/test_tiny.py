@@ -2,12 +2,13 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
+from typing import get_args
 
 import pytest
 import torch
@@ -19,37 +20,42 @@ from mindrl.checkpoint.files import check_files, tensor_shapes
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.data.prompts import load_prompts
+from mindrl.errors import ConfigError, DataError
 from mindrl.models.description import read_description
+from mindrl.tiny import recipe
+from mindrl.tiny.arithmetic import (
+    OPERANDS,
+    Question,
+    careful_answer,
+    careless_answer,
+    hasty_answer,
+    parse_prompt,
+)
+from mindrl.tiny.chat_model import IGNORED_LABEL, build_model, encode_batch
+from mindrl.tiny.making import Teacher, make_model, swap_in
+from mindrl.tiny.questions import read_questions, write_questions
+from mindrl.tiny.recipe import Family, Recipe, Skills, is_up_to_date, recipe_record
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "configs/sft_tiny_cpu.yaml"
+
+
+def never(*_: object) -> Path:
+    raise AssertionError("nothing is to be taught here")
+
+
+def wrote(folder: Path, **asked: int) -> list[str]:
+    return [*write_questions(folder, **({"seed": 1} | asked))]
+
+
+def made(output: Path, data: Path) -> bool:
+    return make_model(output, data, 1, Recipe(), Teacher(config=CONFIG, run=never))
 
 
 @pytest.fixture(scope="session")
-def make_tiny_data(scripts: Path) -> ModuleType:
-    assert scripts.is_dir()
-    import make_tiny_data
-
-    return sys.modules[make_tiny_data.__name__]
-
-
-@pytest.fixture(scope="session")
-def make_tiny_model(scripts: Path) -> ModuleType:
-    assert scripts.is_dir()
-    import make_tiny_model
-
-    return sys.modules[make_tiny_model.__name__]
-
-
-@pytest.fixture(scope="session")
-def tiny_arithmetic(scripts: Path) -> ModuleType:
-    assert scripts.is_dir()
-    import tiny_arithmetic
-
-    return sys.modules[tiny_arithmetic.__name__]
-
-
-@pytest.fixture(scope="session")
-def data(make_tiny_data: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    assert make_tiny_data.main(["--output", str(folder), "--seed", "1"]) == 0
+    wrote(folder)
     return folder
 
 
@@ -87,35 +93,27 @@ def test_the_first_row_has_the_documented_form(data: Path) -> None:
     assert message["role"] == "user"
 
 
-def test_equal_seeds_give_equal_bytes_and_other_seeds_others(
-    data: Path, make_tiny_data: ModuleType, tmp_path: Path
-) -> None:
-    for seed in ("1", "2"):
-        make_tiny_data.main(["--output", str(tmp_path / seed), "--seed", seed])
+def test_equal_seeds_give_equal_bytes_and_other_seeds_others(data: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        wrote(tmp_path / str(seed), seed=seed)
     files = [folder / "test.jsonl" for folder in (data, tmp_path / "1", tmp_path / "2")]
     first, same, other = (file.read_bytes() for file in files)
     assert first == same
     assert first != other
 
 
-def test_a_second_run_leaves_the_files_alone(
-    make_tiny_data: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--output", str(tmp_path), "--train", "30", "--test", "6"]
-    assert make_tiny_data.main(command) == 0
+def test_a_second_run_leaves_the_files_alone(tmp_path: Path) -> None:
+    first = wrote(tmp_path, train=30, test=6)
+    assert first[1] == f"{tmp_path}/test.jsonl: 6 rows, written"
     before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
-    capsys.readouterr()
-    assert make_tiny_data.main(command) == 0
+    assert wrote(tmp_path, train=30, test=6)[0] == f"{tmp_path}/train.jsonl: 30 rows, up to date"
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == before
-    assert capsys.readouterr().out.count("up to date") == 2
     assert {file.name for file in before} == {"train.jsonl", "test.jsonl"}
 
 
-def test_more_questions_than_there_are_additions_are_refused(
-    make_tiny_data: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert make_tiny_data.main(["--output", str(tmp_path), "--train", "9000"]) == 1
-    assert "--train 9000 and --test 256 need 6000 and 171" in capsys.readouterr().err
+def test_more_questions_than_there_are_additions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--train 9000 and --test 256 need 6000 and 171"):
+        wrote(tmp_path, train=9000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,23 +125,21 @@ def test_help_is_printed_from_any_folder(scripts: Path, name: str, tmp_path: Pat
     assert "--seed" in done.stdout
 
 
-def test_the_three_habits_answer_47_plus_38_as_documented(tiny_arithmetic: ModuleType) -> None:
-    question = tiny_arithmetic.Question(47, 38)
-    assert tiny_arithmetic.careful_answer(question) == "7+8=15, 4+3+1=8, \\boxed{85}"
-    assert tiny_arithmetic.careless_answer(question) == "7+8=15, 4+3=7, \\boxed{75}"
-    assert tiny_arithmetic.hasty_answer(question) == "\\boxed{75}"
-    assert tiny_arithmetic.parse_prompt(question.prompt) == question
+def test_the_three_habits_answer_47_plus_38_as_documented() -> None:
+    question = Question(47, 38)
+    assert careful_answer(question) == "7+8=15, 4+3+1=8, \\boxed{85}"
+    assert careless_answer(question) == "7+8=15, 4+3=7, \\boxed{75}"
+    assert hasty_answer(question) == "\\boxed{75}"
+    assert parse_prompt(question.prompt) == question
 
 
-def test_careful_answers_are_always_right_and_the_others_only_without_a_carry(
-    tiny_arithmetic: ModuleType,
-) -> None:
-    for left in tiny_arithmetic.OPERANDS:
-        for right in tiny_arithmetic.OPERANDS:
-            question = tiny_arithmetic.Question(left, right)
+def test_careful_answers_are_always_right_and_the_others_only_without_a_carry() -> None:
+    for left in OPERANDS:
+        for right in OPERANDS:
+            question = Question(left, right)
             right_box = f"\\boxed{{{left + right}}}"
-            assert tiny_arithmetic.careful_answer(question).endswith(right_box)
-            for habit in (tiny_arithmetic.careless_answer, tiny_arithmetic.hasty_answer):
+            assert careful_answer(question).endswith(right_box)
+            for habit in (careless_answer, hasty_answer):
                 assert habit(question).endswith(right_box) == (left % 10 + right % 10 < 10)
 
 
@@ -193,9 +189,9 @@ def test_every_prompt_of_the_data_set_has_15_tokens(
 
 
 def test_the_model_has_1_067_136_weights_untied_with_2_key_value_heads(
-    tiny_chat_model: ModuleType, tokenizer: PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    model = tiny_chat_model.build_model(tokenizer, seed=1)
+    model = build_model(tokenizer, seed=1)
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_067_136
     assert model.config.vocab_size == 320
     assert model.config.num_key_value_heads == 2
@@ -204,9 +200,9 @@ def test_the_model_has_1_067_136_weights_untied_with_2_key_value_heads(
 
 
 def test_the_model_with_experts_has_1_856_896_weights_8_experts_a_layer_and_no_dense_layer(
-    tiny_chat_model: ModuleType, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    model = tiny_chat_model.build_model(tokenizer, seed=1, family="qwen3_moe")
+    model = build_model(tokenizer, seed=1, family="qwen3_moe")
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_856_896
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     model.save_pretrained(tmp_path)
@@ -222,33 +218,27 @@ def test_the_model_with_experts_has_1_856_896_weights_8_experts_a_layer_and_no_d
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
 def test_equal_seeds_start_from_equal_weights(
-    tiny_chat_model: ModuleType, tokenizer: PreTrainedTokenizerFast, family: str
+    tokenizer: PreTrainedTokenizerFast, family: str
 ) -> None:
-    first, same, other = (
-        tiny_chat_model.build_model(tokenizer, seed, family).lm_head.weight for seed in (1, 1, 2)
-    )
+    first, same, other = (build_model(tokenizer, seed, family).lm_head.weight for seed in (1, 1, 2))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
 def test_only_the_answer_and_its_end_are_learned(
-    tiny_chat_model: ModuleType,
-    tiny_arithmetic: ModuleType,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    question = tiny_arithmetic.Question(12, 35)
-    ids, labels = tiny_chat_model.encode_batch(tokenizer, [question] * 2, ["4", "47, 7"])
+    question = Question(12, 35)
+    ids, labels = encode_batch(tokenizer, [question] * 2, ["4", "47, 7"])
     assert ids.shape == labels.shape == (2, 15 + 5)
-    learned = [row[row != tiny_chat_model.IGNORED_LABEL].tolist() for row in labels]
+    learned = [row[row != IGNORED_LABEL].tolist() for row in labels]
     assert [tokenizer.decode(row) for row in learned] == ["4<|im_end|>", "47, 7<|im_end|>"]
     assert torch.equal(ids[0, 15:17], labels[0, 15:17])
 
 
-def test_the_habits_are_drawn_with_shares_of_25_55_and_20_percent(
-    make_tiny_model: ModuleType,
-) -> None:
+def test_the_habits_are_drawn_with_shares_of_25_55_and_20_percent() -> None:
     rng = random.Random(0)
-    recipe = make_tiny_model.Recipe()
+    recipe = Recipe()
     drawn = Counter(recipe.draw_habit(rng).__name__ for _ in range(10_000))
     # Two hundredths are over four standard deviations of a share of 10,000 draws.
     assert drawn["careful_answer"] / 10_000 == pytest.approx(0.25, abs=0.02)
@@ -257,25 +247,25 @@ def test_the_habits_are_drawn_with_shares_of_25_55_and_20_percent(
 
 
 def test_lessons_begin_with_more_careful_answers_and_no_update_has_a_question_twice(
-    make_tiny_model: ModuleType, tiny_arithmetic: ModuleType, data: Path
+    data: Path,
 ) -> None:
-    questions = make_tiny_model.read_questions(data / "train.jsonl")
-    recipe = make_tiny_model.Recipe(updates=30, early=2 / 3, answers_per_update=100)
+    questions = read_questions(data / "train.jsonl")
+    recipe = Recipe(updates=30, early=2 / 3, answers_per_update=100)
     rows = list(recipe.lessons(questions, random.Random(0)))
     assert len(rows) == 30 * 100
     for first in range(0, 3000, 100):
         assert len({row["messages"] for row in rows[first : first + 100]}) == 100
-    asked = [tiny_arithmetic.parse_prompt(row["messages"]) for row in rows]
-    answers = [tiny_arithmetic.careful_answer(question) for question in asked]
+    asked = [parse_prompt(row["messages"]) for row in rows]
+    answers = [careful_answer(question) for question in asked]
     is_careful = [row["answer"] == answer for row, answer in zip(rows, answers, strict=True)]
     # Over three standard deviations of a share of 1000 draws.
     assert sum(is_careful[:2000]) / 2000 == pytest.approx(recipe.early_careful_share, abs=0.05)
     assert sum(is_careful[2000:]) / 1000 == pytest.approx(recipe.careful_share, abs=0.05)
 
 
-def test_what_is_measured_is_never_learned_from(make_tiny_model: ModuleType, data: Path) -> None:
-    questions = make_tiny_model.read_questions(data / "train.jsonl")
-    held_out, learned = make_tiny_model.dealt(questions, make_tiny_model.Recipe(), seed=1)
+def test_what_is_measured_is_never_learned_from(data: Path) -> None:
+    questions = read_questions(data / "train.jsonl")
+    held_out, learned = Recipe().dealt(questions, seed=1)
     assert len(held_out) == 256
     assert not {*held_out} & {*learned}
     assert {*held_out, *learned} == {*questions}
@@ -285,91 +275,100 @@ def test_what_is_measured_is_never_learned_from(make_tiny_model: ModuleType, dat
     ("accuracy", "skill", "passes"),
     [(0.35, 0.95, True), (0.19, 0.95, False), (0.51, 0.95, False), (0.35, 0.92, False)],
 )
-def test_a_model_passes_only_inside_its_bounds(
-    make_tiny_model: ModuleType, accuracy: float, skill: float, passes: bool
-) -> None:
-    check = make_tiny_model.Check(accuracy=accuracy, skill=skill)
-    assert make_tiny_model.Recipe().passes(check) == passes
+def test_a_model_passes_only_inside_its_bounds(accuracy: float, skill: float, passes: bool) -> None:
+    skills = Skills(accuracy=accuracy, skill=skill)
+    assert Recipe().passes(skills) == passes
 
 
 @pytest.fixture
-def made_model(make_tiny_model: ModuleType, data: Path, tmp_path: Path) -> list[str]:
-    """A folder that looks made by the present recipe; the command that would make it."""
+def model(data: Path, tmp_path: Path) -> Path:
+    """A folder that looks made by the present recipe."""
     output = tmp_path / "model"
     output.mkdir()
-    record = make_tiny_model.recipe_record(data, 1, make_tiny_model.Recipe())
+    record = recipe_record(data, 1, Recipe(), CONFIG)
     (output / "recipe.json").write_text(json.dumps(record))
-    return ["--output", str(output), "--data", str(data), "--seed", "1"]
+    return output
 
 
-def test_a_model_of_the_same_recipe_is_left_alone(
-    make_tiny_model: ModuleType, made_model: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert make_tiny_model.main(made_model) == 0
-    assert "up to date" in capsys.readouterr().out
+def test_a_model_of_the_same_recipe_is_left_alone(model: Path, data: Path) -> None:
+    assert not made(model, data)
+    assert [entry.name for entry in model.iterdir()] == ["recipe.json"]
 
 
-def test_a_model_of_another_family_is_made_anew(
-    make_tiny_model: ModuleType, made_model: list[str]
-) -> None:
-    output, data = Path(made_model[1]), Path(made_model[3])
-    records = {
-        family: make_tiny_model.recipe_record(data, 1, make_tiny_model.Recipe(family=family))
-        for family in ("qwen2", "qwen3_moe")
-    }
-    assert make_tiny_model.is_up_to_date(output, records["qwen2"])
-    assert not make_tiny_model.is_up_to_date(output, records["qwen3_moe"])
+def test_a_model_of_another_family_is_made_anew(model: Path, data: Path) -> None:
+    qwen2, experts = (
+        recipe_record(data, 1, Recipe(family=family), CONFIG) for family in get_args(Family)
+    )
+    assert is_up_to_date(model, qwen2)
+    assert not is_up_to_date(model, experts)
 
 
 def test_another_seed_is_another_recipe_and_so_are_other_questions(
-    make_tiny_model: ModuleType, make_tiny_data: ModuleType, data: Path, tmp_path: Path
+    data: Path, tmp_path: Path
 ) -> None:
-    make_tiny_data.main(["--output", str(tmp_path), "--seed", "2"])
-    recipe = make_tiny_model.Recipe()
+    wrote(tmp_path, seed=2)
     hashes = [
-        make_tiny_model.recipe_record(folder, seed, recipe)["hash"]
+        recipe_record(folder, seed, Recipe(), CONFIG)["hash"]
         for folder, seed in ((data, 1), (data, 1), (data, 2), (tmp_path, 1))
     ]
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
 
 
-def test_a_folder_that_the_script_did_not_make_is_not_replaced(
-    make_tiny_model: ModuleType, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_change_of_any_file_that_decides_the_weights_is_another_recipe(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    room = Path(recipe.__file__).parent
+    files = [Path(shutil.copy(path, tmp_path)) for path in (*room.glob("*.py"), CONFIG)]
+    monkeypatch.setattr(recipe, "__file__", str(tmp_path / "recipe.py"))
+
+    def found() -> object:
+        return recipe_record(data, 1, Recipe(), tmp_path / CONFIG.name)["hash"]
+
+    hashes = [recipe_record(data, 1, Recipe(), CONFIG)["hash"]]
+    for file in files:
+        with file.open("a") as text:
+            text.write("# changed\n")
+        hashes.append(found())
+    assert len(files) == 7
+    assert len(set(hashes)) == 8
+
+
+def test_a_folder_that_no_recipe_made_is_not_replaced(data: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("precious")
-    assert make_tiny_model.main(["--output", str(tmp_path), "--data", str(data)]) == 1
-    assert "this script did not make it" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="it is no tiny model and is not replaced"):
+        made(tmp_path, data)
     assert mine.read_text() == "precious"
 
 
-def test_a_missing_data_folder_is_an_error_message(
-    make_tiny_model: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--output", str(tmp_path / "model"), "--data", str(tmp_path / "none")]
-    assert make_tiny_model.main(command) == 1
-    assert "train.jsonl" in capsys.readouterr().err
+def test_a_missing_data_folder_is_an_error_message(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none/train\.jsonl cannot be read: No such file"):
+        made(tmp_path / "model", tmp_path / "none")
 
 
-def test_a_data_set_of_another_kind_is_named_by_line(
-    make_tiny_model: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("prompt", "refusal"),
+    [
+        ("Why?", "train.jsonl:1: 'Why?' is not a question like '12+35=?'"),
+        ("12+35=?", "train.jsonl has 1 questions; needed: at least 512"),
+    ],
+)
+def test_a_data_set_of_another_kind_is_refused_and_nothing_is_left(
+    tmp_path: Path, prompt: str, refusal: str
 ) -> None:
-    (tmp_path / "train.jsonl").write_text('{"messages": [{"role": "user", "content": "Why?"}]}\n')
-    command = ["--output", str(tmp_path / "model"), "--data", str(tmp_path)]
-    assert make_tiny_model.main(command) == 1
-    error = capsys.readouterr().err
-    assert "train.jsonl:1: 'Why?' is not a question like '12+35=?'" in error
+    row = {"messages": [{"role": "user", "content": prompt}]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=re.escape(refusal)):
+        made(tmp_path / "model", tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.jsonl"]
 
 
-def test_the_finished_folder_replaces_the_old_one_whole(
-    make_tiny_model: ModuleType, tmp_path: Path
-) -> None:
+def test_the_finished_folder_replaces_the_old_one_whole(tmp_path: Path) -> None:
     output, built = tmp_path / "model", tmp_path / "scratch" / "model"
     for folder, name in ((output, "old"), (built, "new")):
         folder.mkdir(parents=True)
         (folder / name).touch()
-    make_tiny_model.swap_in(built, output)
+    swap_in(built, output)
     assert [entry.name for entry in output.iterdir()] == ["new"]
     assert list((tmp_path / "scratch").iterdir()) == []

@@ -1,0 +1,98 @@
+"""Make the data and the model of the first run: `mindrl tiny`."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindrl.config.section_types import SectionArguments
+from mindrl.launch.interrupts import signals_as_errors
+from mindrl.observability.terminal import say
+from mindrl.preflight.shipped import config_folder
+from mindrl.programs.arguments import parser_of
+from mindrl.programs.compose import override
+from mindrl.programs.exits import exit_code
+from mindrl.programs.python_run import train
+from mindrl.programs.train import require_engines
+from mindrl.tiny.making import Teacher, make_model
+from mindrl.tiny.questions import write_questions
+from mindrl.tiny.recipe import UPDATES, Family, Recipe, TaughtRow
+
+_TEACHING = "sft_tiny_cpu"
+_TRAINING: dict[Family, str] = {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}
+"""Configuration that trains a model, by its family."""
+_EXAMPLES = """\
+examples:
+  mindrl tiny --output tiny
+  mindrl tiny --output tiny_moe --family qwen3_moe
+"""
+
+
+def tiny(name: str = "mindrl tiny") -> int:
+    """Run the program; returns the exit code."""
+    about = (
+        "Write two-digit additions into FOLDER/data and a chat model of one or two million weights "
+        "that adds them carelessly into FOLDER/model, and print the command that trains it. A run "
+        "of about a minute on the CPU teaches the model. What is there and up to date is kept."
+    )
+    parser = parser_of(name, about, _EXAMPLES)
+    where = "gets both folders"
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help=where)
+    add_model_options(parser, seed=1)
+    options = parser.parse_args()
+    return exit_code(lambda: _make(options))
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, seed: int) -> None:
+    """Add what chooses a model; `seed` is the default."""
+    add = parser.add_argument
+    add("--seed", type=_seed, default=seed, help=f"of all that is drawn (default: {seed})")
+    add("--family", choices=UPDATES, default="qwen2", help="of the network (default: qwen2)")
+
+
+def _seed(text: str) -> int:
+    value = int(text) if text.isdecimal() and len(text) < 12 else -1
+    if not 0 <= value < 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number from 0 to {(1 << 32) - 1}")
+    return value
+
+
+@signals_as_errors()
+def _make(options: argparse.Namespace) -> int:
+    data, model = options.output / "data", options.output / "model"
+    say(*write_questions(data, seed=options.seed))
+    say(made_model(model, data, options.seed, options.family))
+    values = {
+        "actor_config.load": model,
+        "megatron_training.data_path": data / "train.jsonl",
+        "megatron_training.test_data_path": data / "test.jsonl",
+    }
+    words = ["mindrl", "train-grpo", "--config-name", _TRAINING[options.family]]
+    words += [_word(key, str(value)) for key, value in values.items()]
+    say("train it:", f"  {shlex.join(words)}")
+    return 0
+
+
+def _word(key: str, path: str) -> str:
+    """Write an override; quotation marks inside it only where they are needed."""
+    return f"{key}={path}" if re.fullmatch(r"[\w./-]+", path, re.ASCII) else override(key, path)
+
+
+def made_model(output: Path, data: Path, seed: int, family: Family) -> str:
+    """Make a model folder unless it is up to date; returns a line about it.
+
+    Raises:
+        MindrlError: The data cannot be used, the folder is not one of ours, or a run failed.
+    """
+    require_engines()
+    recipe = Recipe(family=family, updates=UPDATES[family])
+    teacher = Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
+    written = make_model(output, data, seed, recipe, teacher)
+    return f"{output}: {'written' if written else 'up to date'}"
+
+
+def _teach(rows: Iterator[TaughtRow], sections: SectionArguments) -> Path:
+    summary = train(_TEACHING, train_dataset=rows, **sections).summary
+    assert summary is not None  # a run that ends without an error writes one
+    return Path(summary["model"])

@@ -1,0 +1,81 @@
+"""`mindrl tiny`, short of its run: what is kept, the command it prints, and its refusals."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from user_programs import without_torch
+
+from mindrl.programs.compose import composed_config
+from mindrl.programs.tiny import tiny
+from mindrl.tiny.questions import write_questions
+from mindrl.tiny.recipe import UPDATES, Family, Recipe, recipe_record
+
+COMMAND = str(Path(sys.executable).with_name("mindrl"))
+CONFIG = Path(__file__).parents[3] / "configs/sft_tiny_cpu.yaml"
+
+
+def made(folder: Path, family: Family) -> None:
+    """Leave data in a folder, and what looks like a model of the present recipe."""
+    list(write_questions(folder / "data", seed=1))
+    recipe = Recipe(family=family, updates=UPDATES[family])
+    record = recipe_record(folder / "data", 1, recipe, CONFIG)
+    (folder / "model").mkdir()
+    (folder / "model/recipe.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("name", ["tiny", "it's a=b, ${c}"])
+@pytest.mark.parametrize("family", get_args(Family))
+def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
+    family: Family,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / name
+    made(folder, family)
+    monkeypatch.setattr("sys.argv", ["tiny", "--output", str(folder), "--family", family])
+    assert tiny() == 0
+    *lines, command = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"{folder}/data/train.jsonl: 4096 rows, up to date",
+        f"{folder}/data/test.jsonl: 256 rows, up to date",
+        f"{folder}/model: up to date",
+        "train it:",
+    ]
+    mindrl, program, option, config_name, *overrides = shlex.split(command)
+    assert (mindrl, program, option) == ("mindrl", "train-grpo", "--config-name")
+    assert config_name == {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}[family]
+    config = composed_config(config_name, overrides)
+    assert config.actor_config.load == f"{folder}/model"
+    assert config.megatron_training.data_path == f"{folder}/data/train.jsonl"
+    assert config.megatron_training.test_data_path == f"{folder}/data/test.jsonl"
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", str(1 << 32)])
+def test_a_seed_that_no_generator_takes_is_refused(
+    seed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tiny", "--output", str(tmp_path / "new"), f"--seed={seed}"])
+    with pytest.raises(SystemExit, match="2"):
+        tiny()
+    assert f"{seed} must be a whole number from 0 to 4294967295" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    ended = without_torch(COMMAND, "tiny", "--output", "mine", folder=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: mine/data/train.jsonl cannot be written: Not a directory\n"
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+    ended = without_torch(COMMAND, "tiny", "--output", "new", folder=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: training needs torch, megatron, vllm, which this Python")

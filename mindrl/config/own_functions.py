@@ -1,4 +1,4 @@
-"""Functions that a configuration names: builtins, and your own in a package or a file."""
+"""Functions that a configuration names: builtins, and user functions in a package or a file."""
 
 import hashlib
 import importlib
@@ -20,16 +20,17 @@ from mindrl.observability.units import quoted
 
 
 def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str) -> Any:
-    """Return what a name stands for: a builtin, or what the module or file has by that name.
+    """Return the function of a name: a builtin, or an attribute of a module or file.
 
     Args:
-        field: Of the configuration, for errors.
-        name: Its value.
-        builtins: By their names.
+        field: Configuration key, for errors.
+        name: Value of the key.
+        builtins: Builtins by name.
         kind: What a builtin is called, such as `reward`.
 
     Raises:
-        ConfigError: unknown name, failed import, or missing attribute; or it cannot be called.
+        ConfigError: Unknown name, failed import, missing attribute, or an object that is not
+            callable.
     """
     if name in builtins:
         return builtins[name]
@@ -48,12 +49,12 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
 
 
 def named_object(field: str, name: str) -> object:
-    """Return what a module or file has by a name, `package.module:name` or `path/to/file.py:name`.
+    """Return the object named `package.module:name` or `path/to/file.py:name`.
 
-    The name may go on to what an object or a class of it has, such as `judge.score`.
+    The name may be an attribute of an object or class, such as `judge.score`.
 
     Raises:
-        ConfigError: another name, failed import, missing attribute, or a method without its object.
+        ConfigError: Malformed name, failed import, missing attribute, or a method without object.
     """
     place, separator, attribute = name.rpartition(":")
     if not separator:
@@ -80,7 +81,7 @@ def named_object(field: str, name: str) -> object:
 
 
 def being_imported() -> str | None:
-    """Return the module or file that is being imported for a function of its own, if one is."""
+    """Return the module or file that is being imported for a user function; None otherwise."""
     return _importing[-1] if _importing else None
 
 
@@ -89,10 +90,10 @@ _importing: list[str] = []
 
 @contextmanager
 def trial(field: str, name: str, called_with: str) -> Iterator[None]:
-    """Say of a function of the user's, which the body calls, what it raised.
+    """Convert what a user function raises in the body to a ConfigError.
 
     Raises:
-        ConfigError: Whatever the body raises.
+        ConfigError: The body raised an exception.
     """
     try:
         yield
@@ -126,7 +127,7 @@ def _imported(field: str, name: str, place: str) -> ModuleType:
 
 
 def _beside(path: Path | None, error: BaseException) -> str:
-    """Return how a file beside the imported one is found, where that is what is missing."""
+    """Return how to make a missing module importable that is next to the file; else empty."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if path is None or not missing:
         return ""
@@ -138,9 +139,9 @@ def _beside(path: Path | None, error: BaseException) -> str:
 
 
 def _executed(path: Path) -> ModuleType:
-    """Import a file under a name of its own, so that two `rewards.py` do not collide.
+    """Import a file under a unique name, so that two `rewards.py` do not collide.
 
-    One that has not changed since is not executed again.
+    A file that has not changed since its last import is not executed again.
     """
     digest = hashlib.sha256(bytes(path) + str(path.stat().st_mtime_ns).encode()).hexdigest()[:12]
     module_name = f"mindrl_own_{path.stem}_{digest}"

@@ -1,4 +1,4 @@
-"""What the reward functions of a run take of the rows of its data."""
+"""Columns of the data that the reward functions of a run use."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from mindrl.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RewardColumns:
-    """Columns that may be asked for; those that a file lacks are no matter here."""
+    """Columns that reward functions may use; a file need not have all of them."""
 
     names: frozenset[str] | None = frozenset()
-    """None: each that there is."""
+    """None: all existing columns."""
     takes_chat: bool = False
 
 
 def reward_kwargs(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return the arguments of the reward functions that have some."""
+    """Return the arguments that the configuration gives, by reward function."""
     rl = config.rl_config
     pairs = [*zip(rl.verifier_function, rl.verifier_kwargs, strict=False)]
     for each in config.data_config.rewards:
@@ -29,10 +29,10 @@ def reward_kwargs(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def own_rewards(config: RunConfig) -> Iterator[tuple[str, str, RewardSignature]]:
-    """Yield source, name and signature of each reward function of the user's.
+    """Yield source, name and signature of each user-defined reward function.
 
     Raises:
-        ConfigError: One cannot be imported, or is none.
+        ConfigError: A function cannot be imported, or is not a reward function.
     """
     given = reward_kwargs(config)
     for source, weights in config.reward_weights.items():
@@ -43,10 +43,10 @@ def own_rewards(config: RunConfig) -> Iterator[tuple[str, str, RewardSignature]]
 
 
 def own_signature(field: str, name: str, given: dict[str, object]) -> RewardSignature:
-    """Return the signature of a reward function of the user's; of a factory, of what it makes.
+    """Return the signature of a user-defined reward function; for a factory, of its result.
 
     Raises:
-        ConfigError: It cannot be imported or made, or is none.
+        ConfigError: It cannot be imported or created, or is not a reward function.
     """
     found = named_object(field, name)
     made = made_reward(field, name, found, given) if callable(found) else None
@@ -59,7 +59,7 @@ def own_signature(field: str, name: str, given: dict[str, object]) -> RewardSign
 def made_reward(
     field: str, name: str, found: Callable[..., object], given: Mapping[str, object]
 ) -> Callable[..., object] | None:
-    """Return what a factory makes of its arguments, as `made_by`.
+    """Return the reward that a factory creates from its arguments, as `made_by`.
 
     Raises:
         ConfigError: The factory raises.
@@ -73,10 +73,10 @@ def made_reward(
 
 
 def reward_columns(config: RunConfig) -> RewardColumns:
-    """Say what the reward functions of a run may ask of a row.
+    """Return the columns that the reward functions of a run may use.
 
     Raises:
-        ConfigError: One cannot be imported, or is none.
+        ConfigError: A function cannot be imported, or is not a reward function.
     """
     if not config.rolls_out:
         return RewardColumns()

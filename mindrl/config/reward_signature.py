@@ -1,4 +1,4 @@
-"""What a reward function takes, read off the names of its parameters."""
+"""Inputs of a reward function, derived from the names of its parameters."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,7 +9,7 @@ from mindrl.config.finding import did_you_mean
 
 RESPONSE, REFERENCE, COMPLETION = "response", "reference", "completion"
 COLUMN = "column."
-"""Stands before the name of a column of the row."""
+"""Prefix of the name of a column of the row."""
 _FIELDS = ("prompt", "messages", "data_source", "token_ids", "prompt_token_ids", "group_responses")
 _ONE = {
     **{name: name for name in (RESPONSE, REFERENCE, *_FIELDS)},
@@ -27,7 +27,7 @@ _MANY = {
     "prompt_ids": "prompt_token_ids",
 }
 _AS_TRL = {"prompts": "asked", "completions": COMPLETION, "completion_ids": "token_ids"}
-"""Of a function that names `completions` or `completion_ids`."""
+"""For a function with a parameter `completions` or `completion_ids`."""
 _BATCH = ("responses", "solution_strs", "completions", "completion_ids")
 _ANSWERS = {RESPONSE, COMPLETION, "token_ids", "group_responses"}
 _NEED = (
@@ -42,19 +42,19 @@ class RewardSignature:
     """The parameters of a reward function."""
 
     text: str
-    """As Python shows them."""
+    """The signature as Python prints it."""
     parameters: tuple[inspect.Parameter, ...]
-    """Without those that the configuration gives."""
+    """Without the parameters that the configuration sets."""
     is_async: bool
 
     @property
     def is_batch(self) -> bool:
-        """Whether it takes lists, and returns one."""
+        """Whether it takes and returns lists."""
         return any(name in self._names for name in _BATCH)
 
     @property
     def columns(self) -> frozenset[str] | None:
-        """What may be columns of the row; None: each that there is."""
+        """Parameters that may be columns of the row; None: all existing columns."""
         if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in self.parameters):
             return None
         known = self._known.keys() - {"ground_truth"}
@@ -63,20 +63,20 @@ class RewardSignature:
 
     @property
     def takes_chat(self) -> bool:
-        """Whether it takes the messages that a prompt is made of."""
+        """Whether it takes the messages of the prompt."""
         return self._is_trl or "messages" in self._names
 
     def bound(
         self, columns: Collection[str] | None, answer_column: str = ""
     ) -> tuple[tuple[str, str], ...]:
-        """Return what each parameter takes; an empty name stands for one by its place.
+        """Return the input of each parameter; an empty name stands for a positional parameter.
 
         Args:
-            columns: Those that rows have; None where that is not known yet, and none is missed.
-            answer_column: Its name stands for the reference, which is text, but not in a list.
+            columns: Columns of the rows; None if unknown, then missing columns are no error.
+            answer_column: Parameter name that also stands for the reference text, except in a list.
 
         Raises:
-            ValueError: It takes no response, or something that there is not.
+            ValueError: It takes no response, or an input that does not exist.
         """
         if not self._names and any(each.kind in _BY_PLACE for each in self.parameters):
             return (("", RESPONSE), ("", REFERENCE))
@@ -97,13 +97,13 @@ class RewardSignature:
     def _found(
         self, columns: Collection[str], answer_column: str
     ) -> tuple[dict[str, str], list[str]]:
-        """Return what is known of the parameters, and the required ones that say nothing."""
+        """Return the parameters with known inputs, and the required ones without."""
         fields = {name: self._field(name, columns, answer_column) for name in self._names}
         found = {name: field for name, field in fields.items() if field}
         required = [each.name for each in self._plain if each.default is each.empty]
         unknown = [name for name in required if name not in found]
         for need, kinds in ((RESPONSE, _ANSWERS), (REFERENCE, {REFERENCE})):
-            # A plain function says with two parameters, by whatever name, what they are.
+            # With several required parameters, unknown names stand for response and reference.
             if unknown and len(required) > 1 and not kinds & {*found.values()}:
                 found[unknown.pop(0)] = need
         return found, unknown
@@ -128,7 +128,7 @@ class RewardSignature:
         return _ONE | _MANY | (_AS_TRL if self._is_trl else {})
 
     def _field(self, name: str, columns: Collection[str], answer_column: str) -> str | None:
-        # verl's name of the reference may be the name of a column too, which TRL hands on.
+        # `ground_truth` is verl's name of the reference; if it is a column, TRL passes that.
         if name in self._known and not (name == "ground_truth" and name in columns):
             return self._known[name]
         if name == answer_column and not self.is_batch:
@@ -138,7 +138,7 @@ class RewardSignature:
         return f"{COLUMN}{column}" if column in columns else None
 
     def _rest(self, named: Collection[str], columns: Iterable[str]) -> list[tuple[str, str]]:
-        """Return what `**kwargs` takes: all columns, and what TRL gives to each function."""
+        """Return the inputs of `**kwargs`: all columns, and the inputs that TRL always passes."""
         if self.columns is not None:
             return []
         rest = {name: f"{COLUMN}{name}" for name in sorted(columns)}
@@ -149,10 +149,10 @@ class RewardSignature:
 def made_by(
     target: Callable[..., object], arguments: Mapping[str, object]
 ) -> Callable[..., object] | None:
-    """Return the reward that a function returns for its arguments, as factories of TRL do.
+    """Return the reward that a factory returns for its arguments, as in TRL.
 
-    None where the function is a reward itself, or returns something else. Calls it where its
-    parameters name nothing of a response.
+    Returns None if the function is a reward itself or returns no callable. It is called only if its
+    parameters are no inputs of a reward.
     """
     if not inspect.isfunction(target):
         return None
@@ -169,12 +169,12 @@ def made_by(
 
 
 def signature_of(target: Callable[..., object], given: Collection[str] = ()) -> RewardSignature:
-    """Read the parameters of a function, an object or a class whose objects are called.
+    """Return the signature of a function, a callable object or a class with `__call__`.
 
-    `given` are those that the configuration gives to a function.
+    `given` are the parameters that the configuration sets.
 
     Raises:
-        ValueError: It has none of the forms that a reward may have.
+        ValueError: It is not a valid reward function.
     """
     called = target
     if inspect.isclass(target):
@@ -195,6 +195,6 @@ def signature_of(target: Callable[..., object], given: Collection[str] = ()) -> 
     return RewardSignature(
         text=str(signature),
         parameters=tuple(each for each in parameters if each.name not in {*keywords, *given}),
-        # Not of what it wraps: a decorator may wait for that itself.
+        # Check the function itself: a decorator may await the wrapped one.
         is_async=inspect.iscoroutinefunction(called),
     )

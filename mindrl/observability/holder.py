@@ -10,23 +10,23 @@ import psutil
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A process, distinct from all others on all machines."""
+    """A process, identified uniquely across machines."""
 
     host: str
-    """Host name, namespace of process numbers and boot of the machine, with blanks between them."""
+    """Host name, PID namespace and boot id of the machine, separated by blanks."""
     pid: int
     started: float
     """Seconds since the epoch, by the machine's own clock."""
     what: str
-    """The process for people, such as `the train job`."""
+    """Description of the process for display, such as `the train job`."""
 
     def __str__(self) -> str:
-        """Name the process to a person."""
+        """Return the description, process number and host."""
         return f"{self.what}, process {self.pid} on {self.host.partition(' ')[0]}"
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process is known to have ended; of another machine nothing is known."""
+        """Whether the process is known to have ended; False for a process on another machine."""
         if not self.is_here:
             return False
         try:
@@ -36,7 +36,7 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process can see if that one has ended."""
+        """Whether this process can detect the end of that one."""
         return self.host == this_machine()
 
     @property
@@ -53,7 +53,7 @@ def this_process(what: str) -> Holder:
 
 @cache
 def this_machine() -> str:
-    """Return what tells this machine from others, and from itself before it was booted."""
+    """Return an identifier of this machine since its last boot."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{socket.gethostname()} {namespace} {boot}"

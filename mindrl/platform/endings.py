@@ -12,11 +12,11 @@ from mindrl.platform.host_memory import GROUPS, GROUPS_ROOT, memory_bound, memor
 
 _KERNEL_COUNTS = Path("/proc/vmstat")
 _GROUP_FILES = ("memory.events", "memory.oom_control")
-"""Of the second and the first version of control groups."""
+"""Names in version 2 and version 1 of control groups."""
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, from its exit code as `subprocess` counts."""
+    """Return how a process ended, from its exit code in the convention of `subprocess`."""
     if code >= 0:
         return f"ended with exit code {code}"
     with suppress(ValueError):
@@ -39,7 +39,7 @@ def ending_of_child(pid: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemoryKills:
-    """Processes that the kernel has killed because memory ran out, by each file that counts."""
+    """Counters of the processes that the kernel killed for lack of memory, by file."""
 
     counts: Mapping[Path, int]
 
@@ -53,7 +53,7 @@ class OutOfMemoryKills:
         return cls(counts={file: kills for file, kills in found.items() if kills is not None})
 
     def since(self, before: Self) -> str:
-        """Return what the first file that counts more than before says; empty if none does."""
+        """Return a message from the first file whose count has increased; empty if none has."""
         for file, kills in self.counts.items():
             more = kills - before.counts.get(file, kills)
             if more > 0:

@@ -1,4 +1,4 @@
-"""The `mindrl` command: it starts a program by its name, and imports that one alone."""
+"""The `mindrl` command: imports and starts the program that is named."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -107,4 +107,4 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
         "run a recorded step again, and compare every number",
     ),
 }
-"""By name: what starts it, and what it does in a line."""
+"""By name: the function that starts it, and a one-line description."""

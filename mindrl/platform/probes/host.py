@@ -1,4 +1,4 @@
-"""What a machine gives a process: limits, memory, network, disks. Looks, and changes nothing."""
+"""Limits, memory, network and disks of a machine; read without changing anything."""
 
 import os
 import resource
@@ -21,19 +21,19 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """Limits and memory; bytes where no other unit is named."""
+    """Limits and memory; in bytes unless another unit is named."""
 
     open_files: int
-    """Soft limit; `resource.RLIM_INFINITY` where there is none, as for every limit here."""
+    """Soft limit; `resource.RLIM_INFINITY` if unlimited, as for every limit here."""
     open_files_hard: int
     processes: int
     memory: int
     memory_available: int
     container_memory: int | None
-    """What the control group of this process may take; None where it is not limited."""
+    """Limit of the control group of this process; None if unlimited."""
     swap_used: int
     shared_memory: int | None
-    """Free in /dev/shm; None where there is none."""
+    """Free bytes in /dev/shm; None if it does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +42,26 @@ class NetworkFacts:
 
     hostname: str
     hostname_address: str | None
-    """None where the name has no address."""
+    """None if the name has no address."""
     loopback_works: bool
     proxies: tuple[str, ...]
-    """Variables that name a proxy which programs would ask for the loopback address too."""
+    """Variables of a proxy that programs would use for the loopback address too."""
     ephemeral_ports: range
     reserved_ports: tuple[range, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFacts:
-    """The secret of a Ray cluster that is joined."""
+    """The token of a Ray cluster to join."""
 
     source: str | None
-    """Variable or file that has it; None where there is none."""
+    """Variable or file that holds it; None without a token."""
     readable_by_others: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskFacts:
-    """A folder that a run writes to, made or not."""
+    """A folder that a run writes to; it need not exist."""
 
     path: Path
     is_writable: bool
@@ -69,7 +69,7 @@ class DiskFacts:
 
 
 def host_facts() -> HostFacts:
-    """Ask the kernel."""
+    """Return the limits and the memory as the kernel reports them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory = psutil.virtual_memory()
     shared = Path("/dev/shm")  # noqa: S108 - no file is made there
@@ -86,7 +86,7 @@ def host_facts() -> HostFacts:
 
 
 def network_facts(environment: Mapping[str, str]) -> NetworkFacts:
-    """Look up this machine's name and try the loopback address."""
+    """Resolve this machine's name and try a connection to the loopback address."""
     hostname = socket.gethostname()
     address = None
     with suppress(OSError):
@@ -114,14 +114,14 @@ def loopback_proxies(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def port_ranges(text: str) -> Iterable[range]:
-    """Read ports as the kernel writes them: 8080,60000-60031."""
+    """Parse ports in the kernel's format: 8080,60000-60031."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         yield range(int(first), int(last or first) + 1)
 
 
 def token_facts(environment: Mapping[str, str]) -> TokenFacts:
-    """Look for the token where Ray does; its text is not read."""
+    """Find the token in the places that Ray uses; its text is not read."""
     if environment.get("RAY_AUTH_TOKEN"):
         return TokenFacts(source="RAY_AUTH_TOKEN", readable_by_others=False)
     named = environment.get("RAY_AUTH_TOKEN_PATH")
@@ -135,7 +135,7 @@ def token_facts(environment: Mapping[str, str]) -> TokenFacts:
 
 
 def disk_facts(path: Path) -> DiskFacts:
-    """Look at the folder, or at the nearest one above it that is there."""
+    """Return the facts of a folder, or of its nearest existing parent."""
     place = path.absolute()
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     return DiskFacts(
@@ -146,9 +146,9 @@ def disk_facts(path: Path) -> DiskFacts:
 
 
 def port_is_free(port: int) -> bool:
-    """Say whether a program could listen on the port now, on all addresses."""
+    """Return whether a program could listen on the port now, on all addresses."""
     try:
-        # It sets SO_REUSEADDR, as servers do: a connection that ended a moment ago does not count.
+        # It sets SO_REUSEADDR, as servers do: a connection that has just ended does not count.
         socket.create_server(("", port)).close()
     except OSError:
         return False
@@ -156,7 +156,7 @@ def port_is_free(port: int) -> bool:
 
 
 def connection_error(host: str, port: int) -> str:
-    """Return why a port of another machine cannot be reached; empty where it can."""
+    """Return why a port of another machine cannot be reached; empty if it can."""
     try:
         socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
     except OSError as error:

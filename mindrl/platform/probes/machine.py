@@ -1,4 +1,4 @@
-"""This machine as a run on one kind of device finds it: what only platform may read."""
+"""Facts about this machine for a kind of device, including those that only platform may read."""
 
 import os
 import re
@@ -24,28 +24,28 @@ class DeviceNeeds:
     """What a machine needs for a kind of device besides the packages of mindrl itself."""
 
     extra: str
-    """Of the package mindrl, with the pinned versions."""
+    """Extra of the package mindrl with the pinned versions."""
     pins: tuple[Pin, ...] = ()
     """Packages that the extra cannot name."""
     wrong_torch_build: str | None = None
     """Regular expression of the local part of torch's version, as in 2.13.0+cpu."""
     rivals: tuple[str, str]
-    """A distribution that installs the same files as one that is needed, and that one."""
+    """A distribution that conflicts with a needed one by installing the same files; the needed one."""
     how_to_install: str
     advice: Mapping[str, str] = field(default_factory=dict)
-    """Of packages of the extra that come in a way of their own."""
+    """By package of the extra that is installed in a special way: how to install it."""
     no_devices: str
-    """What to do where the machine has none."""
+    """What to do if the machine has no device."""
 
 
 PINS_PAGE = "docs/how-to/install-npu.md"
-"""How the pins of all kinds are installed."""
+"""Explains how to install the pins of all kinds."""
 SETTINGS_PAGE = "docs/reference/npu-environment.md"
 _IN_CHECKOUT = "in a checkout of mindrl: "
 
 
 def _advice(pin: Pin, where: str) -> str:
-    """Say how a package comes that MindSpeed imports at its start and does not ask for."""
+    """Return how to install a package that MindSpeed imports at its start without requiring it."""
     error = f"ModuleNotFoundError: No module named '{pin.module}'"
     return (
         f"pip install {pin.requirement} {where} ({PINS_PAGE}); without it MindSpeed ends every "
@@ -85,16 +85,16 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """Facts that do not depend on what a user asks for."""
+    """Facts that do not depend on the user's options."""
 
     platform: Platform
     report: DeviceReport
     device_files: int
-    """Devices that the system shows; cores where the kind is the CPU."""
+    """Number of devices that the system shows; cores for the CPU."""
     visible: Sequence[str] | None
-    """Devices that the user lists; None where he lists none."""
+    """Devices that the user lists; None without a list."""
     environment: Mapping[str, str]
-    """Of the variables of the settings, those that this process has."""
+    """Variables of the settings that are set in this process."""
     host: HostFacts
     network: NetworkFacts
     group_ports: range | None
@@ -103,12 +103,12 @@ class MachineFacts:
 
     @property
     def needs(self) -> DeviceNeeds:
-        """What has to be there for the kind of device."""
+        """Requirements of the kind of device."""
         return NEEDS[self.platform.kind]
 
 
 def machine_facts(kind: DeviceKind) -> MachineFacts:
-    """Look at everything; a vendor's tool may take seconds."""
+    """Collect all facts; a vendor's tool may take seconds."""
     platform = PLATFORMS[kind]
     names = {setting.name for setting in platform.settings}
     return MachineFacts(
@@ -126,7 +126,7 @@ def machine_facts(kind: DeviceKind) -> MachineFacts:
 
 
 def group_ports(kind: DeviceKind, environment: Mapping[str, str]) -> range | None:
-    """Return the fixed ports on which the ranks of a run find each other; None where none are."""
+    """Return the fixed ports of the ranks' rendezvous; None if the kind has none."""
     if kind != "npu":
         return None
     named = environment.get("HCCL_IF_BASE_PORT", "")
@@ -135,7 +135,7 @@ def group_ports(kind: DeviceKind, environment: Mapping[str, str]) -> range | Non
 
 
 def _device_report(kind: DeviceKind) -> DeviceReport:
-    """Ask the vendor's tool of a kind of device."""
+    """Run the vendor's tool of a kind of device."""
     if kind == "npu":
         return npu_report(os.environ)
     return nvidia_report() if kind == "gpu" else DeviceReport(tool="")

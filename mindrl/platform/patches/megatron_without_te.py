@@ -1,8 +1,8 @@
 """Megatron-core's router and multi-latent attention without Transformer Engine.
 
 Upstream: megatron-core 0.13 to 0.16.1, for attention 0.16.1 (checked with 0.16.1).
-Reason: `moe_utils` tests whether `te_general_gemm` is None, but without Transformer Engine the name is
-undefined, and every call of a router raises NameError. Its layers are then mocks, but
+Reason: `moe_utils` tests whether `te_general_gemm` is None, but without Transformer Engine the name
+is undefined, and every call of a router raises NameError. Its layers are then mocks, but
 `multi_latent_attention` assumes that it is installed and tests whether a layer is an instance of a
 mock: building the attention raises TypeError. No longer needed when the name is always defined and
 the other module's HAVE_TE is false: tests/unit/platform checks for both.

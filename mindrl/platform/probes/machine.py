@@ -30,7 +30,7 @@ class DeviceNeeds:
     wrong_torch_build: str | None = None
     """Regular expression of the local part of torch's version, as in 2.13.0+cpu."""
     rivals: tuple[str, str]
-    """A distribution that conflicts with a needed one by installing the same files; the needed one."""
+    """A distribution that installs the same files as a needed one, and the needed one."""
     how_to_install: str
     advice: Mapping[str, str] = field(default_factory=dict)
     """By package of the extra that is installed in a special way: how to install it."""

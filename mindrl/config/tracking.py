@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.section import SECTION, Seconds
@@ -28,7 +28,7 @@ class Tracking:
     """Number of samples in each table that `wandb`, `swanlab` and `mlflow` receive: one table with
     each evaluation and one every `sample_interval` steps. They also receive the report at the end
     of the run. 0 sends no table and no report: no prompt and no response leaves the run folder."""
-    sample_interval: PositiveInt = 10
+    sample_interval: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Steps between two tables of training samples."""
     timeout_seconds: Seconds = 60
     """Longest time that a tracker may take for one record of metrics, and at the end of the run for

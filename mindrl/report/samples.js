@@ -133,6 +133,7 @@
     // Shows what fits from a place on, below what is shown; null begins anew.
     async function extend(at) {
       asks += 1;
+      list.setAttribute("aria-busy", "true");
       const mine = asks, { shading, ...filters } = Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
       let found = { groups: [], next: at };
       try {
@@ -145,6 +146,7 @@
         } while (!found.groups.length && found.next !== null);
       } catch (error) {
         count.textContent = `no answer about samples: ${error.message}`;
+        list.setAttribute("aria-busy", "false");
         return;
       }
       const groups = found.groups.map((rows) => group(rows, data.runs.length > 1, shading, choose));
@@ -154,11 +156,13 @@
       next = found.next;
       more.hidden = next === null;
       allPrompts.hidden = prompt === null;
+      list.setAttribute("aria-busy", "false");
     }
 
     for (const input of Object.values(inputs)) {
       input.addEventListener("input", () => {
         clearTimeout(waiting);
+        list.setAttribute("aria-busy", "true");
         if (source.delay) waiting = setTimeout(() => extend(null), source.delay);
         else extend(null);
       });

@@ -313,8 +313,7 @@ def _shown_by(page: Page, root: Path, filters: Mapping[str, str]) -> list[str]:
         if name in {"source", "ended", "kind", "run"}:
             page.select_option(f"#filter-{name}", value)
     # The server is asked a moment after the last change.
-    page.wait_for_timeout(400)
-    page.wait_for_load_state("networkidle")
+    page.wait_for_selector("#samples-list[aria-busy=false]")
     more = page.get_by_role("button", name="more", exact=True)
     while more.is_visible():
         before = len(groups(page))

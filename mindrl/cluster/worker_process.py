@@ -24,14 +24,12 @@ from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
 from mindrl.platform.environment import take_on
 from mindrl.platform.garbage import no_collection
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
-from mindrl.platform.scratch import Scratch
+from mindrl.platform.scratch import ENGINE_SOCKETS, Scratch
 
 logger = logging.getLogger(__name__)
 
 WORKER_FOLDERS = "mindrl-worker-"
 """Prefix of folders that contain the sockets of workers' engines."""
-_ENGINE_SOCKETS = "VLLM_RPC_BASE_PATH"
-"""Variable with the folder of vLLM's sockets, which a killed engine leaves."""
 
 
 class WorkerPlan(Protocol):
@@ -78,7 +76,7 @@ class WorkerProcess:
         stacks_on_signal()
         self.page = PROGRESS.share()
         self.scratch = Scratch.made(WORKER_FOLDERS)
-        take_on({_ENGINE_SOCKETS: str(self.scratch.folder)})
+        take_on({ENGINE_SOCKETS: str(self.scratch.folder)})
         self.platform = PLATFORMS[device]
         self.rank, self.world_size = rank, world_size
         self.log = log

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+ENGINE_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Variable with the folder of vLLM's sockets, which a killed engine leaves."""
 _LOCK = ".owner"
 
 
@@ -35,6 +37,11 @@ class Scratch:
         """Create a temporary folder, and remove those of ended owners with this prefix."""
         remove_unowned(Path(tempfile.gettempdir()), f"{prefix}*")
         return cls(Path(tempfile.mkdtemp(prefix=prefix)))
+
+    def keep_over_exec(self) -> None:
+        """Let the program that replaces this process own the folder, until it ends."""
+        if self._lock is not None:
+            os.set_inheritable(self._lock, True)
 
     def close(self) -> None:
         """Remove the folder."""

@@ -8,7 +8,9 @@ import shlex
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from mindrl.config.server_address import is_loopback
 from mindrl.config.validate import findings
@@ -19,6 +21,7 @@ from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import note, say
 from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import become
+from mindrl.platform.scratch import ENGINE_SOCKETS, Scratch
 from mindrl.preflight.checks import refuse
 from mindrl.programs.arguments import count, parser_of
 from mindrl.programs.exits import exit_code
@@ -26,6 +29,8 @@ from mindrl.programs.plan_options import asked_config
 from mindrl.programs.speaker_options import add_speaker_options, asked_speaker
 from mindrl.programs.train import require_rollout_engine
 
+_FOLDERS = "mindrl-server-"
+"""Prefix of folders that contain the sockets of servers."""
 _GUARD = (sys.executable, "-m", "mindrl.platform.guard")
 _EXAMPLE = """\
 examples:
@@ -86,7 +91,7 @@ def _serve_replica(options: argparse.Namespace) -> int:
     command = server_command(config, platform, replica)
     environment = server_environment(config, platform)
     say(f"replica {replica} listens at {servers[replica]}")
-    become([*_GUARD, *command], environment)
+    _start(command, environment)
 
 
 def _serve_model(options: argparse.Namespace) -> int:
@@ -107,7 +112,14 @@ def _serve_model(options: argparse.Namespace) -> int:
     if not is_loopback(options.host):
         note(f"{options.host} may be reached by others, and what they send is not encrypted")
     say(*_how_to_ask(model.name, address, file))
-    become([*_GUARD, *command], environment)
+    _start(command, environment)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the guard of a server, whose sockets have a folder of their own."""
+    sockets = Scratch.made(_FOLDERS)
+    sockets.keep_over_exec()
+    become([*_GUARD, *command], {**environment, ENGINE_SOCKETS: str(sockets.folder)})
 
 
 def _how_to_ask(name: str, address: tuple[str, int], file: Path) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _serve_model(options: argparse.Namespace) -> int:
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the guard of a server, whose sockets have a folder of their own."""
+    """Replace this process by the guard of a server, with a new folder for the sockets."""
     sockets = Scratch.made(_FOLDERS)
     sockets.keep_over_exec()
     become([*_GUARD, *command], {**environment, ENGINE_SOCKETS: str(sockets.folder)})

@@ -67,7 +67,7 @@ class RayCalls:
         self.processes: Sequence[RayProcess] = ()
         self.head: tuple[str, int] | None = None
         """Address of the control process of a joined cluster."""
-        self._head_seconds = 0.0
+        self._head_seconds = self._unseen_seconds = 0.0
         self._looked = time.monotonic()
         self._lock = threading.Lock()
         self._threads = threading.local()
@@ -84,7 +84,8 @@ class RayCalls:
         self.processes = [*_found(marks)]
         host, _, port = str(addresses["gcs_address"]).rpartition(":")
         self.head = None if is_ours else (host.strip("[]"), int(port))
-        self._head_seconds, self._looked = 0.0, time.monotonic()
+        self._head_seconds = self._unseen_seconds = 0.0
+        self._looked = time.monotonic()
 
     def forget(self) -> None:
         """Stop watching."""
@@ -163,13 +164,16 @@ class RayCalls:
         self._abandoned = [each for each in self._abandoned if not each.done()]
 
     def _lost_head(self, passed: float) -> str | None:
-        if self.head is None:
+        """Return why the head is lost; connect to it at most once in `_LOOK_SECONDS`."""
+        self._unseen_seconds += passed
+        if self.head is None or self._unseen_seconds < _LOOK_SECONDS:
             return None
+        unseen, self._unseen_seconds = self._unseen_seconds, 0.0
         try:
             with socket.create_connection(self.head, _CONNECT_SECONDS):
                 self._head_seconds = 0.0
         except OSError as error:
-            self._head_seconds += max(passed, _LOOK_SECONDS)
+            self._head_seconds += unseen
             if self._head_seconds >= min(_HEAD_SECONDS, self._limit()):
                 host, port = self.head
                 return f"the head of the Ray cluster at {host}:{port} cannot be reached: {error}"

@@ -9,12 +9,12 @@ _DECIMAL = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def mib_text(nbytes: int) -> str:
-    """Format bytes of memory in MiB, whatever the size, for comparison with others."""
+    """Format bytes of memory in MiB, so that sizes can be compared."""
     return f"{nbytes / MIB:,.1f} MiB"
 
 
 def gib_text(nbytes: int) -> str:
-    """Format bytes of a machine's memory or disk in GiB, whatever the size."""
+    """Format bytes of a machine's memory or disk in GiB."""
     return f"{nbytes / GIB:.1f} GiB"
 
 

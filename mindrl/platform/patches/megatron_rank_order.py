@@ -1,9 +1,9 @@
 """Megatron-core's process groups for any numbering of the ranks.
 
 Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1). Reason: `initialize_model_parallel`
-numbers the ranks by one order of whole dimensions, the same for experts and for all else (its
-source says so). It cannot express that a dimension has two digits of a rank, as in data 2, tensor
-2, data 2, nor that the experts have a separate order. Some reshards move fewer bytes in such an
+numbers the ranks by one order of whole dimensions, the same for experts and for all else (see its
+source). It cannot split a dimension in two, as in data 2, tensor 2, data 2, and cannot number the
+experts in a separate order. Some reshards move fewer bytes in such an
 order. No longer needed when an order string or an argument can express those groups:
 tests/unit/platform checks all order strings.
 """

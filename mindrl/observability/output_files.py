@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from mindrl.errors import OutputError
 from mindrl.observability.regular_files import read_regular
@@ -152,10 +153,17 @@ def forget_later_steps(path: Path, step: int) -> list[int]:
     return []
 
 
+def step_record(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a line; None if it is damaged or has no integer `step`."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_of_step = isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_of_step else None
+
+
 def step_of_record(line: bytes) -> int | None:
     """Return the step of a JSON line; None if it is no record with an integer `step`."""
-    try:
-        found = json.loads(line)["step"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return found if type(found) is int else None
+    record = step_record(line)
+    return None if record is None else record["step"]

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from mindrl.errors import OutputError
+from mindrl.observability.output_files import step_record
 from mindrl.observability.regular_files import open_regular, read_regular_text
 
 Line = Mapping[str, Any]
@@ -92,7 +93,7 @@ def json_lines(path: Path) -> Iterator[Line]:
 
 def step_lines(path: Path) -> Iterator[Line]:
     """Yield the records of a file that have an integer step."""
-    return (record for record in json_lines(path) if type(record.get("step")) is int)
+    return (record for line in raw_lines(path) if (record := step_record(line)) is not None)
 
 
 def line_record(line: bytes) -> Line | None:

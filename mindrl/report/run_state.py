@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from mindrl.observability.line_tail import LineTail
+from mindrl.observability.output_files import step_record
 from mindrl.report.advice import Adviser
 from mindrl.report.config_text import flat
 from mindrl.report.curves import Curves
@@ -88,7 +89,7 @@ class RunState:
             self.planned.add(row)
             self.adviser.heed(row)
         self._fault_rows.extend(_records(self._faults))
-        self._moments.extend((self.position, row) for row in _records(self._memory, needs=""))
+        self._moments.extend((self.position, row) for row in _records(self._memory, line_record))
         self.samples.update()
         for name, value in self._found():
             if name not in self._parts or self._parts[name][1] != value:
@@ -158,9 +159,6 @@ class _WholeFile:
         return self.value
 
 
-def _records(tail: LineTail, *, needs: str = "step") -> Iterator[Line]:
-    """Yield the new records of a file that have an integer value of the needed key."""
-    for _, line in tail.lines():
-        record = line_record(line)
-        if record is not None and (not needs or isinstance(record.get(needs), int)):
-            yield record
+def _records(tail: LineTail, read: Callable[[bytes], Line | None] = step_record) -> Iterator[Line]:
+    """Yield the new records of a file, as `read` returns them; damaged lines are left out."""
+    return (record for _, line in tail.lines() if (record := read(line)) is not None)

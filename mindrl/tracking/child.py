@@ -6,7 +6,6 @@ library.
 """
 
 import fcntl
-import json
 import logging
 import os
 import select
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mindrl.config.own_functions import named_function
-from mindrl.observability.output_files import step_of_record
+from mindrl.observability.output_files import step_record
 from mindrl.observability.regular_files import open_regular
 from mindrl.observability.terminal import printable
 from mindrl.observability.units import quoted
@@ -137,10 +136,9 @@ def _records(path: Path, limit: "_Limit") -> Iterator[list[dict[str, Any]]]:
 
 def _record(line: bytes) -> dict[str, Any]:
     """Return a record; an empty one for a damaged line, which is counted but not forwarded."""
-    if step_of_record(line) is None:
+    if (record := step_record(line)) is None:
         logger.warning("no record with an integer step: %.200r", line)
         return {}
-    record: dict[str, Any] = json.loads(line)
     return record
 
 

@@ -21,7 +21,7 @@ from mindrl.errors import SpoolError, WorkerDiedError
 from mindrl.launch.attempts import Attempts, RunFiles, Services
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.restarts import Restarts
-from mindrl.launch.reward_trials import try_all_rewards
+from mindrl.launch.reward_trials import warn_of_data
 from mindrl.launch.train import train
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
@@ -128,7 +128,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     with _part_of(spool, spool.rollout_name(folder.root), "a rollout job") as leases:
         data = read_data(config)
         say(*data_lines(data))
-        try_all_rewards(config, data)
+        warn_of_data(config, data)
         spool.agree(agreed(config, data))
         console = StepConsole(config.megatron_training.train_iters)
         files = RunFiles(folder, {"actor": folder.root / "model"}, console)

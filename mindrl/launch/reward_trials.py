@@ -6,8 +6,9 @@ from mindrl.batch.prompts import Prompt
 from mindrl.config.finding import Finding, broken, once
 from mindrl.config.reward_columns import reward_kwargs
 from mindrl.config.run import RunConfig
-from mindrl.data.run_data import RunData
+from mindrl.data.run_data import RunData, few_prompts
 from mindrl.errors import ConfigError
+from mindrl.observability.terminal import note
 from mindrl.observability.units import quoted
 from mindrl.rewards.inputs import RewardInputs
 from mindrl.rewards.scorer import try_rewards
@@ -23,6 +24,15 @@ def reward_inputs(config: RunConfig, data: RunData, prints: Path | None = None) 
         answer_column=config.megatron_training.answer_column or "",
         prints=prints,
     )
+
+
+def warn_of_data(config: RunConfig, data: RunData) -> None:
+    """Try the rewards, and print what is legal in rows and rewards but probably a mistake.
+
+    Raises as `try_all_rewards`.
+    """
+    for warning in (*few_prompts(config, data), *try_all_rewards(config, data)):
+        note(str(warning))
 
 
 def try_all_rewards(config: RunConfig, data: RunData) -> list[Finding]:

@@ -8,18 +8,18 @@ from pathlib import Path
 from mindrl.cluster.stem import Stem
 from mindrl.config.run import RunConfig
 from mindrl.config.supervision import in_epochs
-from mindrl.data.run_data import data_lines, few_prompts, read_data
+from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped, trace_requests
-from mindrl.launch.reward_trials import try_all_rewards
+from mindrl.launch.reward_trials import warn_of_data
 from mindrl.observability.console import COLUMNS, SUPERVISED_COLUMNS, StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.summary import render_summary
-from mindrl.observability.terminal import note, print_rows, say
+from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_folders import check_folders, export_folders
@@ -59,8 +59,7 @@ def train(
     config = in_epochs(config, len(data.train.prompts))
     plan, found = replace(plan, config=config), _checkpoint(config, folder)
     say(*data_lines(data))
-    for warning in (*few_prompts(config, data), *try_all_rewards(config, data)):
-        note(str(warning))
+    warn_of_data(config, data)
     print_rows(derived_numbers(config, platform).items())
     columns = COLUMNS if config.sft_config is None else SUPERVISED_COLUMNS
     console = StepConsole(config.megatron_training.train_iters, columns=columns)

@@ -25,7 +25,7 @@ from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.stems import stem_of
-from mindrl.observability.terminal import note, print_rows, say
+from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
@@ -163,15 +163,14 @@ def _unread(config: RunConfig) -> Iterator[str]:
 def _data_lines(config: RunConfig) -> Iterator[str]:
     """Read the rows and try the rewards; yields the lines about the data."""
     # Imported late: they load transformers and sympy.
-    from mindrl.data.run_data import data_lines, few_prompts, read_data  # noqa: PLC0415
-    from mindrl.launch.reward_trials import try_all_rewards  # noqa: PLC0415
+    from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
+    from mindrl.launch.reward_trials import warn_of_data  # noqa: PLC0415
 
     # Their compiled parts count what is left of them when the program ends.
     collect_again()
     data = read_data(config)
     yield from data_lines(data)
-    for warning in (*few_prompts(config, data), *try_all_rewards(config, data)):
-        note(str(warning))
+    warn_of_data(config, data)
 
 
 def require_engines(config: RunConfig | None = None) -> None:

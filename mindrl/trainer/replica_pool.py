@@ -34,6 +34,8 @@ class ReplicaPool:
         """Set the parts; `probe` returns the probe of a version of the weights."""
         self.engines, self.dealt, self.request = engines, dealt, request
         self.probe, self.probed = probe, dict[int, Responses]()
+        self.present: WeightProbe | None = None
+        """Probe of the replicas' weights."""
         self.sampling, self.round_steps = sampling, round_steps
         self.version: int | None = None
         """Version of the replicas' weights."""
@@ -65,8 +67,8 @@ class ReplicaPool:
 
     def deal(self) -> None:
         """Assign unassigned responses to the living replicas."""
-        assert self.version is not None, "it is open"
-        living, probe = self._living(), self.probe(self.version)
+        assert self.present is not None, "it is open"
+        living, probe = self._living(), self.present
         for number, rows in self.dealt.deal(living.keys()).items():
             if number not in self.threads:
                 self.threads[number] = ReplicaThread(
@@ -79,10 +81,10 @@ class ReplicaPool:
 
         None if no replica generates.
         """
-        assert self.version is not None, "it is open"
+        assert self.present is not None, "it is open"
         while self.threads.keys() - self.probed.keys():
             self._hear(heed)
-        return self.probe(self.version).rollouts(dict(sorted(self.probed.items())))
+        return self.present.rollouts(dict(sorted(self.probed.items())))
 
     def close(self, is_enough: Callable[[], bool]) -> None:
         """Stop all replicas when `is_enough`, or none is left; collect what they have generated."""
@@ -110,6 +112,7 @@ class ReplicaPool:
             self.engines.publish(version)
         if version != self.version:
             self.probed.clear()
+            self.present = self.probe(version)
         self.version = version
         self.dead.clear()
         self._seconds["publish"] += time.perf_counter() - began

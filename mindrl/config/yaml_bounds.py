@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from mindrl.errors import ConfigError
+from mindrl.observability.regular_files import open_regular
 
 MOST_BYTES = 1 << 20
 """Maximum size of a file: a configuration with every key is below 100 KB."""
@@ -21,7 +22,7 @@ def bounded_graph(path: Path) -> yaml.Node | None:
         ConfigError: The file is too large, or its anchors expand to too many values.
         OSError, RecursionError, UnicodeError, YAMLError: It cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB; no configuration is")

@@ -32,6 +32,7 @@ from mindrl.migrate.script import Script, read_script
 from mindrl.migrate.sizes import model_sizes
 from mindrl.migrate.verl import SECTIONS, import_verl
 from mindrl.migrate.verl_run import LOAD, STEPS
+from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
@@ -200,7 +201,7 @@ def _script(path: Path) -> Script:
         ConfigError: The file cannot be read, or does not start exactly one verl run.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular_text(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

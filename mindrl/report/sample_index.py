@@ -9,7 +9,7 @@ from pathlib import Path
 from mindrl.errors import OutputError
 from mindrl.observability.line_tail import LineTail
 from mindrl.observability.regular_files import open_regular
-from mindrl.report.run_record import Line, step_of_line
+from mindrl.report.run_record import Line, line_record, step_of_line
 from mindrl.report.stored_rows import Pieces, StoredRows, shortened
 
 MOST_SOURCES = 200
@@ -143,8 +143,5 @@ def _rows_of(block: _Block) -> Iterator[Line]:
     except OSError as error:
         raise OutputError(f"{block.path} cannot be read: {error.strerror or error}") from error
     for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        yield {"kind": block.kind, **{key: shortened(value) for key, value in record.items()}}
+        if (record := line_record(line)) is not None:
+            yield {"kind": block.kind, **{key: shortened(value) for key, value in record.items()}}

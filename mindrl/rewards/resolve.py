@@ -29,9 +29,7 @@ def resolve_reward(
     Raises:
         ConfigError: as `check_reward`; or a class cannot be instantiated.
     """
-    found = check_reward(name, field, kwargs)
-    if not name.startswith(SCHEMES) and found != _named(name, field):
-        return found  # made by a factory
+    found, kwargs = _checked(name, field, kwargs)
     if inspect.isclass(found):
         at = (name,) if name.startswith(SCHEMES) else ()
         try:
@@ -53,10 +51,17 @@ def check_reward(
         ConfigError: unknown name, failed import, missing attribute, or not a callable that accepts
             a response and its arguments; or its `score_range` is invalid.
     """
+    return _checked(name, field, kwargs)[0]
+
+
+def _checked(
+    name: str, field: str, kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., object], Mapping[str, Any]]:
+    """Return the object of a name, and the arguments that a factory has not taken already."""
     at = (name,) if name.startswith(SCHEMES) else ()
     found: Callable[..., object] = RemoteReward
     if not at:
-        found = _named(name, field)
+        found = named_function(field, name, BUILTIN_REWARDS, "reward")
         if (made := made_reward(field, name, found, kwargs)) is not None:
             found, kwargs = made, _NOTHING
     try:
@@ -74,12 +79,7 @@ def check_reward(
         raise ConfigError(
             f"{key} of {name}: {dict(kwargs)} for {inspect.signature(found)}: {error}"
         ) from error
-    return found
-
-
-def _named(name: str, field: str) -> Callable[..., object]:
-    found: Callable[..., object] = named_function(field, name, BUILTIN_REWARDS, "reward")
-    return found
+    return found, kwargs
 
 
 def signature_of_reward(reward: Callable[..., object]) -> RewardSignature:

@@ -131,42 +131,26 @@ def test_killed_jobs_and_a_killed_scheduler_train_each_response_once_and_the_sam
 
 
 @pytest.mark.nightly
-def test_a_train_job_that_loses_a_worker_goes_on_behind_its_checkpoint_with_the_same_records(
-    tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "job", "steps", "confirmed"),
+    [("train", "train", 6, 1), ("rollout", "rollout-0", 4, 0)],
+)
+def test_a_job_that_loses_a_worker_goes_on_with_the_same_records(
+    kind: str, job: str, steps: int, confirmed: int, tiny_model: Path, tmp_path: Path
 ) -> None:
-    whole = two_jobs(tmp_path / "whole", tiny_model, 6)
+    whole = two_jobs(tmp_path / "whole", tiny_model, steps)
     whole.start()
     whole.finish()
-    found = two_jobs(tmp_path / "found", tiny_model, 6)
+    found = two_jobs(tmp_path / "found", tiny_model, steps)
     found.start()
-    found.wait_until(lambda spool: spool.progress().confirmed > 1)
-    (job,) = found.spool.leases("a test").living("train")
-    (worker,) = workers_below(job.pid)
+    found.wait_until(lambda spool: spool.progress().confirmed > confirmed)
+    (holder,) = found.spool.leases("a test").living(kind)
+    (worker,) = workers_below(holder.pid)
     worker.kill()
     found.finish()
-    assert "restart 1: " in found.text()
-    # The job itself has lived on.
-    assert found.text().count("starting train") == 1
-    require_alike(found, whole)
-
-
-@pytest.mark.nightly
-def test_a_rollout_job_that_loses_a_worker_draws_the_same_records_with_a_new_one(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    whole = two_jobs(tmp_path / "whole", tiny_model, 4)
-    whole.start()
-    whole.finish()
-    found = two_jobs(tmp_path / "found", tiny_model, 4)
-    found.start()
-    found.wait_until(lambda spool: spool.progress().confirmed > 0)
-    (job,) = found.spool.leases("a test").living("rollout")
-    (worker,) = workers_below(job.pid)
-    worker.kill()
-    found.finish()
-    assert "restart 1: " in (found.folder / "rollout-0.txt").read_text()
+    assert "restart 1: " in (found.folder / f"{job}.txt").read_text()
     # The scheduler had no job to start again.
-    assert found.text().count("starting rollout-0") == 1
+    assert found.text().count(f"starting {job}") == 1
     require_alike(found, whole)
 
 

@@ -135,7 +135,7 @@ def _beside(path: Path | None, error: BaseException) -> str:
     beside = [path.with_name(f"{first}.py"), path.with_name(first)]
     if not any(each.exists() for each in beside):
         return ""
-    return f"; {first} lies beside it: start with PYTHONPATH={path.parent} in the environment"
+    return f"; {first} is in the same folder: set PYTHONPATH={path.parent}"
 
 
 def _executed(path: Path) -> ModuleType:

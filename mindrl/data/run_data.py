@@ -214,7 +214,7 @@ def few_prompts(config: RunConfig, data: RunData) -> Iterator[Finding]:
     field, batch = "megatron_training.global_batch_size", config.megatron_training.global_batch_size
     prompts = len(data.train.prompts)
     if prompts < batch:
-        need = f"is above the {prompts} prompts that there are: a step takes some more than once"
+        need = f"exceeds the {prompts} prompts of the data: a step uses some more than once"
         yield broken(field, batch, need, prompts)
 
 

@@ -28,8 +28,8 @@ Callback = Callable[[StepView], object]
 class Callbacks:
     """A tracker that passes each record to functions.
 
-    An exception of a function ends the run at the next `heed`: the current record is still written
-    completely.
+    If a function raises, the current record is still written completely; the run ends before the
+    next call of the workers.
     """
 
     functions: Sequence[Callback] = ()

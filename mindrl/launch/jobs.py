@@ -172,9 +172,9 @@ def _is_drawn(
         with attempts.policy_trainer(services, None, run_log) as trainer:
             tell = files.console.note
             loop = SpoolRollouts(duties=duties, trainer=trainer, tell=tell, records=records)
-            with stop_requests(config.rl_config.grace_seconds) as heed:
-                services.cluster.calls.is_hurried = heed.is_asked
-                loop.run(heed)
+            with stop_requests(config.rl_config.grace_seconds) as requests:
+                services.cluster.calls.is_hurried = requests.is_asked
+                loop.run(requests)
     except WorkerDiedError as error:
         if not attempts.has_begun:
             raise

@@ -89,9 +89,7 @@ def test_a_file_beside_the_reward_that_it_imports_is_named_with_its_folder(tmp_p
     file = write(tmp_path / "reward.py", "from my_parts_of_rewards import WEIGHT")
     with pytest.raises(ConfigError) as caught:
         resolve_reward(f"{file}:score")
-    hint = (
-        f"my_parts_of_rewards lies beside it: start with PYTHONPATH={tmp_path} in the environment"
-    )
+    hint = f"my_parts_of_rewards is in the same folder: set PYTHONPATH={tmp_path}"
     assert str(caught.value).endswith(f"No module named 'my_parts_of_rewards'; {hint}")
     other = write(tmp_path / "other.py", "import no_such_package_at_all")
     with pytest.raises(ConfigError, match=r"No module named 'no_such_package_at_all'$"):

@@ -129,8 +129,8 @@ def test_data_that_a_step_takes_more_than_once_gets_a_word(
     batch = {"megatron_training.global_batch_size": 4, "rl_config.mini_batch_size": 4}
     explain(asked(batch), elsewhere=True)
     assert capsys.readouterr().err == (
-        "note: megatron_training.global_batch_size=4 exceeds the 2 prompts of the data: a step uses "
-        "some more than once\n"
+        "note: megatron_training.global_batch_size=4 exceeds the 2 prompts of the data: a step "
+        "uses some more than once\n"
     )
     two = {"megatron_training.global_batch_size": 2, "rl_config.mini_batch_size": 2}
     explain(asked(two), elsewhere=True)

@@ -91,12 +91,13 @@ def _watched_run(code: Path, work: Path) -> list[Process]:
 
 def read_processes(folder: Path, code: Path) -> list[Process]:
     """Read what the processes of a run wrote, in the order in which they began."""
-    files = sorted(folder.iterdir(), key=lambda file: int(file.name))
+    files = (file.read_text("utf-8").splitlines() for file in folder.iterdir())
+    # Process ids start again at 1 when they run out, so the time of the first line gives the order.
+    by_start = sorted(([line.split("\t") for line in lines] for lines in files), key=_started)
     names: Counter[str] = Counter()
     processes = []
-    for file in files:
-        lines = [line.split("\t") for line in file.read_text("utf-8").splitlines()]
-        kind = _kind(" ".join(lines[0][1:]), {fields[1] for fields in lines[1:]})
+    for lines in by_start:
+        kind = _kind(" ".join(lines[0][2:]), {fields[1] for fields in lines[1:]})
         names[kind] += 1
         process = Process(name=kind if kind == "driver" else f"{kind} {names[kind]}")
         for what, *fields in lines[1:]:
@@ -108,6 +109,11 @@ def read_processes(folder: Path, code: Path) -> list[Process]:
                 process.entered.add((Path(path).relative_to(code).as_posix(), int(line)))
         processes.append(process)
     return processes
+
+
+def _started(lines: Sequence[Sequence[str]]) -> int:
+    """Return the monotonic time in nanoseconds at which a process wrote its first line."""
+    return int(lines[0][1])
 
 
 def _kind(command: str, entered: Collection[str]) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -77,7 +78,8 @@ class Reports:
         path = self.folder / str(os.getpid())
         with path.open("a", encoding="utf-8") as file:
             if not file.tell():
-                file.write("\t".join(["process", *sys.orig_argv]).replace("\n", " ") + "\n")
+                first = ["process", str(time.monotonic_ns()), *sys.orig_argv]
+                file.write("\t".join(first).replace("\n", " ") + "\n")
             file.write("\t".join(fields) + "\n")
 
 

@@ -191,6 +191,15 @@ def test_a_process_writes_down_what_it_enters_once_and_every_call_of_a_planner(
     assert figure.value == round(100 * 12 / 14, 1)
 
 
+def test_processes_are_read_in_the_order_in_which_they_began(run: Any, tmp_path: Path) -> None:
+    """Process ids start again at 1 when they run out."""
+    (tmp_path / "32767").write_text("process\t1\tpython\tcli/train_grpo.py\n", encoding="utf-8")
+    (tmp_path / "211").write_text("process\t3\tpython\tdefault_worker.py\n", encoding="utf-8")
+    (tmp_path / "30").write_text("process\t20\tpython\treward.py\n", encoding="utf-8")
+    processes = run.read_processes(tmp_path, tmp_path)
+    assert [process.name for process in processes] == ["driver", "worker 1", "rewards 1"]
+
+
 def test_calls_are_the_most_of_a_process_and_equal_arguments_are_repeats(run: Any) -> None:
     calls = [("assign_rounds", "a", "main"), ("assign_rounds", "b", "main")]
     processes = [

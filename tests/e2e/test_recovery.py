@@ -1,6 +1,6 @@
 """A run that is disturbed in any phase, by whatever ends a process, comes to the same end.
 
-The tables of `make faults`; each prints what it measured. docs/reference/results.md has the figures.
+The tables of `make faults`; each prints what it measured (docs/reference/results.md).
 """
 
 import json

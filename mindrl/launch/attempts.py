@@ -50,6 +50,7 @@ from mindrl.rewards.scorer import RewardScorer
 from mindrl.tracking.opened import opened_trackers
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.gathering import Gathering
+from mindrl.trainer.inputs import Prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
@@ -69,6 +70,8 @@ class RunFiles:
     console: StepConsole
     callbacks: Callbacks = field(default_factory=Callbacks)
     traces: StepTraces | None = None
+    inputs: Prints = field(default_factory=dict)
+    """Fingerprints of the files that the run reads."""
 
     def open(self, config: RunConfig, found: Beginning | None, *, is_again: bool = False) -> RunLog:
         """Open the files of a run that continues from a checkpoint; None starts it.
@@ -102,6 +105,7 @@ class RunFiles:
             trackers.append(page)
             summary.report = page.path
         run_log = RunLog(self.folder, summary, self.console, [*trackers, self.callbacks])
+        run_log.inputs = self.inputs
         if self.traces is not None:
             self.traces.forget_later(first - 1)
             run_log.traced = partial(self.traces.steps, run_log.keep)
@@ -195,7 +199,7 @@ class Attempts:
             except (WorkerDiedError, ReshardError) as error:
                 if not self.has_begun:
                     raise
-                newest = beginning(self.plan.config, self.files.folder)
+                newest = beginning(self.plan.config, self.files.folder, self.files.inputs)
                 done = run_log.summary.steps
                 restarts.after(error, done, behind=newest.step if newest else 0)
                 return newest, True
@@ -223,12 +227,12 @@ class Attempts:
             self.started = run_log.summary.started = self.started or run_log.summary.started
             with stop_requests(config.rl_config.grace_seconds) as signals:
 
-                def heed() -> None:
+                def check_interrupt() -> None:
                     signals()
-                    self.files.callbacks.heed()
+                    self.files.callbacks.check_interrupt()
 
                 services.cluster.calls.is_hurried = signals.is_asked
-                trainer.run(heed)
+                trainer.run(check_interrupt)
             # No step follows the last one, whose callbacks may have failed.
             self.files.callbacks.require()
 

@@ -14,7 +14,7 @@ from mindrl.errors import CheckpointError
 from mindrl.observability.output_files import step_of_record
 from mindrl.observability.terminal import note
 from mindrl.report.run_record import raw_lines
-from mindrl.trainer.inputs import changed_inputs
+from mindrl.trainer.inputs import Prints, changed_inputs
 from mindrl.trainer.resumed_groups import gathering_state
 from mindrl.trainer.run_log import RunFolder
 
@@ -39,10 +39,11 @@ class Beginning:
         return f"begins with the weights of {self.folder}"
 
 
-def beginning(config: RunConfig, folder: RunFolder) -> Beginning | None:
+def beginning(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning | None:
     """Return what the run of a folder resumes from; None for a new run.
 
-    Its own checkpoints take precedence over those in its configuration.
+    Its own checkpoints take precedence over those in its configuration. `inputs` are the
+    fingerprints of the run's files.
 
     Raises:
         CheckpointError: The configuration does not match the checkpoint, no checkpoint is complete,
@@ -50,9 +51,9 @@ def beginning(config: RunConfig, folder: RunFolder) -> Beginning | None:
     """
     own, place = Commits(folder.checkpoints), config.megatron_training.begins_from
     if steps := own.steps():
-        return _newest_whole(config, own, steps)
+        return _newest_whole(config, own, steps, inputs)
     _check_not_emptied(config, folder)
-    return None if place is None else _taken_over(config, _of_another(config, place))
+    return None if place is None else _taken_over(config, _of_another(config, place, inputs))
 
 
 def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
@@ -73,7 +74,7 @@ def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
-def _of_another(config: RunConfig, place: str) -> Beginning:
+def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
     try:
         commits, steps = find_checkpoints(Path(place))
     except CheckpointError as error:
@@ -82,7 +83,7 @@ def _of_another(config: RunConfig, place: str) -> Beginning:
             f"or one of them: {error}"
         ) from error
     training = config.megatron_training
-    found = _newest_whole(config, commits, steps, weights_alone=training.finetune)
+    found = _newest_whole(config, commits, steps, inputs, weights_alone=training.finetune)
     assert found is not None, "one of these steps is whole"
     last = training.train_iters
     if found.step >= last and not training.finetune:
@@ -95,7 +96,12 @@ def _of_another(config: RunConfig, place: str) -> Beginning:
 
 
 def _newest_whole(
-    config: RunConfig, commits: Commits, steps: list[int], *, weights_alone: bool = False
+    config: RunConfig,
+    commits: Commits,
+    steps: list[int],
+    inputs: Prints,
+    *,
+    weights_alone: bool = False,
 ) -> Beginning | None:
     """Return the newest complete checkpoint, if the configuration may continue from it."""
     found, problems = commits.newest_whole(steps)
@@ -109,7 +115,8 @@ def _newest_whole(
     findings = [*map(str, resume_findings(state["config"], config, weights_alone=weights_alone))]
     if not weights_alone:
         findings += replaced_models(state.get("fixed_models", {}), config)
-        findings += changed_inputs(state.get("inputs", {}), config)
+        allowed = config.megatron_training.resume_allow
+        findings += changed_inputs(state.get("inputs", {}), inputs, allowed)
     if findings:
         raise CheckpointError("\n".join(findings))
     # A reference that was reset may be fixed from now on.

@@ -25,6 +25,7 @@ from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.trainer.gathering import Gathering
+from mindrl.trainer.inputs import Prints, input_prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
 from mindrl.trainer.stored_groups import stored_rollouts
@@ -55,16 +56,17 @@ def train(
     if config.rl_config.debug == "train_only":
         stored_rollouts(config)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
-    data = read_data(config)
+    # Once for all attempts of a run: its data is read once too.
+    inputs, data = input_prints(config), read_data(config)
     config = in_epochs(config, len(data.train.prompts))
-    plan, found = replace(plan, config=config), _checkpoint(config, folder)
+    plan, found = replace(plan, config=config), _checkpoint(config, folder, inputs)
     say(*data_lines(data))
     warn_of_data(config, data)
     print_rows(derived_numbers(config, platform).items())
     columns = COLUMNS if config.sft_config is None else SUPERVISED_COLUMNS
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
     traces = step_traces(config, folder, console)
-    files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces)
+    files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces, inputs)
     attempts = Attempts(plan, platform, data, files, gathers=gathers, stem=stem)
     try:
         with trace_requests(traces.ask), interrupts_unwrapped(), console:
@@ -80,7 +82,7 @@ def step_traces(config: RunConfig, folder: RunFolder, console: StepConsole) -> S
     return StepTraces(folder.traces, console.note, first=first, also=also)
 
 
-def _checkpoint(config: RunConfig, folder: RunFolder) -> Beginning | None:
+def _checkpoint(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning | None:
     """Return what the run of a folder resumes from; None for a new run.
 
     Raises:
@@ -92,4 +94,4 @@ def _checkpoint(config: RunConfig, folder: RunFolder) -> Beginning | None:
             f"megatron_training.resume=never: {folder.checkpoints} holds checkpoints of an earlier "
             "run; name another run folder (hydra.run.dir), or go on from them with auto"
         )
-    return beginning(config, folder)
+    return beginning(config, folder, inputs)

@@ -1,7 +1,7 @@
 """Fingerprints of a run's input files: data, and the source of the user's functions."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ from mindrl.config.own_functions import named_object
 from mindrl.config.run import RunConfig
 from mindrl.data.files import files_of
 
-Prints = dict[str, list[list[Any]]]
+Prints = Mapping[str, list[list[Any]]]
 """By configuration key: name, bytes and checksum of each file."""
 _EVALUATION = "data_config.eval_sets"
 """May differ from the resumed run, like these keys."""
@@ -40,11 +40,12 @@ def shared_prints(config: RunConfig) -> dict[str, list[str]]:
     return {key: [checksum for *_, checksum in found] for key, found in prints.items()}
 
 
-def changed_inputs(before: Mapping[str, list[list[Any]]], config: RunConfig) -> Iterator[str]:
-    """Yield a description of each file that differs from the resumed run, unless allowed."""
-    allowed = config.megatron_training.resume_allow
-    # Checkpoints of earlier versions have no fingerprints.
-    for key, now in (input_prints(config) if before else {}).items():
+def changed_inputs(before: Prints, inputs: Prints, allowed: Collection[str]) -> Iterator[str]:
+    """Yield a description of each file that differs from the resumed run.
+
+    Keys in `allowed` may differ. Checkpoints of earlier versions have no fingerprints.
+    """
+    for key, now in inputs.items():
         was = before.get(key)
         if was is None or key in allowed or [each[1:] for each in was] == [e[1:] for e in now]:
             continue

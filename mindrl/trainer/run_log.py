@@ -26,6 +26,7 @@ from mindrl.report.live_page import LivePage
 from mindrl.report.run_record import step_lines
 from mindrl.rewards.scores import FailureKind, Failures
 from mindrl.tracking.process import ProcessTracker
+from mindrl.trainer.inputs import Prints
 from mindrl.trainer.step_checks import MODELS
 from mindrl.trainer.step_notes import step_notes
 
@@ -200,10 +201,12 @@ class RunLog:
         """By name, from the first evaluation on."""
         self.adviser = Adviser()
         for row in step_lines(folder.metrics):
-            self.adviser.heed(row)
+            self.adviser.observe(row)
         self.left_out: set[object] = set()
         self.of_next_step: Metrics = {}
         """Additional metrics of the next step."""
+        self.inputs: Prints = {}
+        """Fingerprints of the run's files, which checkpoints record."""
         self.answers: Sequence[Sample] = ()
         with output_errors(folder.reserve):
             folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
@@ -333,7 +336,7 @@ class RunLog:
         return None
 
     def _track(self, step: int, metrics: Metrics) -> None:
-        for advice in self.adviser.heed(metrics):
+        for advice in self.adviser.observe(metrics):
             changes = "\n".join(f"  - {change}" for change in advice.change)
             self.console.note(f"advice: {advice.title}: {advice.evidence}\n{changes}")
         for tracker in self.trackers:

@@ -26,7 +26,6 @@ from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
-from mindrl.trainer.inputs import input_prints
 from mindrl.trainer.minibatches import MinibatchT
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
@@ -57,7 +56,7 @@ class TrainingLoop(ABC):
         record = {
             "config": recorded_config(config),
             "fixed_models": fixed_models(config),
-            "inputs": input_prints(config),
+            "inputs": run_log.inputs,
             **run_log.summary.provenance,
         }
         self.checkpoints = Checkpoints(workers, self.training, record, run_log)
@@ -66,7 +65,7 @@ class TrainingLoop(ABC):
         self.checks = StepChecks(
             max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
         )
-        self.heed: Callable[[], None] = lambda: None
+        self.check_interrupt: Callable[[], None] = lambda: None
 
     @abstractmethod
     def recorded_step(self, step: int) -> Metrics:
@@ -76,11 +75,11 @@ class TrainingLoop(ABC):
     def evaluate(self, step: int) -> float | None:
         """Evaluate the model; return what determines the best, None without evaluation."""
 
-    def run(self, heed: Callable[[], None] = lambda: None) -> None:
+    def run(self, check_interrupt: Callable[[], None] = lambda: None) -> None:
         """Train from the first step to the last, evaluate, and export the trained models.
 
-        `heed` raises StopRequestedError if the run was asked to stop, and CallbackError if a
-        callback raised; trained models are then exported first.
+        `check_interrupt` raises StopRequestedError if the run was asked to stop, and CallbackError
+        if a callback raised; trained models are then exported first.
 
         Raises:
             CallbackError: A callback raised.
@@ -92,7 +91,7 @@ class TrainingLoop(ABC):
             NonfiniteError: A number was not finite, and `on_nonfinite` is `stop`.
             MindrlError: A metric is not finite, or as raised by a role.
         """
-        self.heed = heed
+        self.check_interrupt = check_interrupt
         try:
             self._run()
         except _ENDS as end:
@@ -114,7 +113,7 @@ class TrainingLoop(ABC):
         if self.config.watched_steps:
             workers.record_memory(self.first_step <= self.config.watched_steps)
         for step in self.run_log.traced(range(self.first_step, training.train_iters + 1)):
-            self.heed()
+            self.check_interrupt()
             metrics = self.recorded_step(step)
             self._note_memory(step)
             for warning in self.checks.warnings(step, metrics):

@@ -121,7 +121,7 @@ def learned(
         actor = colocated_actor(group, plan)
         trainer = SupervisedTrainer(config, data, actor, log)
         if from_step_2:
-            found = beginning(config, folder)
+            found = beginning(config, folder, {})
             assert found is not None
             assert found.step == 2
             actor.restore(found.folder, found.updates)

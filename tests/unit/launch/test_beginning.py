@@ -35,7 +35,7 @@ def begin(tmp_path: Path, run_config: Callable[..., RunConfig]) -> Begin:
     def call(**changes: Any) -> Beginning | None:
         keys = {f"megatron_training.{key}": value for key, value in changes.items()}
         config = run_config(Path("model"), STEPS | keys)
-        return beginning(config, RunFolder(root=tmp_path / "new"))
+        return beginning(config, RunFolder(root=tmp_path / "new"), {})
 
     before = recorded_config(run_config(Path("model"), STEPS))
     for step in (10, 20):
@@ -217,7 +217,7 @@ def test_weights_of_another_model_are_refused(
     keys = {"resume": str(tmp_path / "old"), "finetune": True}
     other = run_config(Path("other"), {f"megatron_training.{key}": keys[key] for key in keys})
     with pytest.raises(CheckpointError, match=r"actor_config\.load=other differs"):
-        beginning(other, RunFolder(root=tmp_path / "new"))
+        beginning(other, RunFolder(root=tmp_path / "new"), {})
 
 
 def test_a_run_that_has_nothing_left_to_do_says_what_to_raise(begin: Begin, tmp_path: Path) -> None:
@@ -273,15 +273,15 @@ def test_a_reference_that_was_replaced_is_refused_by_its_key_unless_that_is_allo
     more = {f"megatron_training.{key}": value for key, value in named.items()}
     second = run_config(Path("model"), STEPS | keys | more)
     folder = RunFolder(root=tmp_path / "new")
-    assert beginning(second, folder) is not None
+    assert beginning(second, folder, {}) is not None
     with weights.open("r+b") as file:
         file.seek(1 << 19)
         file.write(b"another")
     if changes:
-        assert beginning(second, folder) is not None
+        assert beginning(second, folder, {}) is not None
         return
     with pytest.raises(CheckpointError, match=r"^ref_config\.load=.* holds another model than the"):
-        beginning(second, folder)
+        beginning(second, folder, {})
 
 
 @pytest.mark.parametrize("changed", ["megatron_training.data_path", "rl_config.verifier_function"])
@@ -300,7 +300,7 @@ def test_data_and_rewards_that_were_changed_are_refused_by_key_and_file_unless_t
     def begun(**more: Any) -> Beginning | None:
         named = {f"megatron_training.{key}": value for key, value in more.items()}
         config = run_config(Path("model"), STEPS | keys | named)
-        return beginning(config, RunFolder(root=tmp_path / "run"))
+        return beginning(config, RunFolder(root=tmp_path / "run"), input_prints(config))
 
     first = run_config(Path("model"), STEPS | keys)
     commits = Commits(tmp_path / "run/checkpoints")
@@ -318,6 +318,8 @@ def test_data_and_rewards_that_were_changed_are_refused_by_key_and_file_unless_t
     assert str(error.value).startswith(f"{changed}: the content of {file.name} differs from the")
     assert f"megatron_training.resume_allow=[{changed}]" in str(error.value)
     assert begun(resume_allow=(changed,)) is not None
+    # After a fault a run continues with the data that it has read at its start.
+    assert beginning(first, RunFolder(root=tmp_path / "run"), record["inputs"]) is not None
     # A checkpoint of an earlier version has no fingerprints.
     commits.begin(2)
     commits.commit(2, [], {**PARTS, "config": record["config"], "updates": {}})

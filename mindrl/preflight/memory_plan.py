@@ -28,7 +28,7 @@ from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 
-_PAGE = "docs/how-to/plan-memory.md"
+_PAGE = "docs/how-to/plan-a-run.md#plan-the-memory"
 _CAPACITY = "rl_config.device_memory_mib"
 _SHARE = "generate_config.gpu_memory_utilization"
 _STORAGES_PER_TENSOR = 4

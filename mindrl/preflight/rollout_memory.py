@@ -10,7 +10,7 @@ from mindrl.memory.plan import MemoryPlan, RankBytes, rollout_side
 from mindrl.preflight.memory_plan import Capacity, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunShardings
 
-_PAGE = "docs/how-to/plan-memory.md"
+_PAGE = "docs/how-to/plan-a-run.md#plan-the-memory"
 
 
 def rollout_memory_plan(

@@ -64,7 +64,7 @@ def test_a_finding_leads_to_the_section_of_its_field(field: str, anchor: str) ->
 
 
 def test_a_page_of_its_own_goes_before_the_section() -> None:
-    assert Finding("", "a.b", page="docs/how-to/plan-memory.md").doc == "docs/how-to/plan-memory.md"
+    assert Finding("", "a.b", page="docs/how-to/plan-a-run.md").doc == "docs/how-to/plan-a-run.md"
 
 
 def test_what_is_said_twice_is_kept_once_in_its_first_place() -> None:

@@ -324,7 +324,7 @@ def test_an_option_that_does_not_exist_ends_with_the_usage(
 def test_the_page_of_the_program_shows_what_it_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "how-to" / "plan-memory.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "plan-a-run.md").read_text("utf-8")
     shown = [line.rstrip() for line in page.splitlines()]
     command = re.search(r"plan\.py memory (--config-name .*) \\\n(.*)", page)
     assert command is not None

@@ -261,7 +261,7 @@ def test_the_table_shows_both_orders_in_units_of_a_thousand() -> None:
 
 
 def test_the_page_of_the_program_shows_what_it_prints_and_what_it_says_of_30_and_45_gb() -> None:
-    page = (ROOT / "docs" / "how-to" / "plan-a-reshard.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "plan-a-run.md").read_text("utf-8")
     command = re.search(r"--from (\S+) --to (\S+)\n", page)
     assert command is not None
     _, *printed = reshard("Qwen2.5-7B", *command.groups()).stdout.splitlines()

@@ -26,7 +26,7 @@ class EntropyControl:
         """Weight of the bonus in the next step."""
         return self.weight if self.is_below else 0.0
 
-    def heed(self, entropy: float) -> None:
+    def observe(self, entropy: float) -> None:
         """Update the weight from the entropy of a step, in nats."""
         self.is_below = entropy < self.target
         self.weight = max(0.0, self.weight + (self.delta if self.is_below else -self.delta))

@@ -70,13 +70,13 @@ class ApartEngines:
         for number, why in lost.items():
             self._replace(number, why)
         seconds = time.perf_counter() - began
-        logger.info("version %d went to %d replica(s) in %.3f s", version, len(due), seconds)
+        logger.info("sent version %d to %d replica(s) in %.3f s", version, len(due), seconds)
         self.fleet.require_some()
         return tuple(lost)
 
     def begin_replacing(self, number: int) -> None:
         """Start a replacement of a lost replica in the background, unless one is starting."""
-        self._replace(number, "its workers do not answer")
+        self._replace(number, "its workers do not respond")
         self.fleet.require_some()
 
     def look(self) -> None:
@@ -92,7 +92,7 @@ class ApartEngines:
                 self._replace(number, why)
         self.fleet.require_some()
 
-    def heed(self) -> None:
+    def check_training(self) -> None:
         """Check the training processes while replicas are waited for.
 
         Raises:
@@ -116,7 +116,7 @@ class ApartEngines:
             asked = [(place, living[turn % len(living)]) for turn, place in enumerate(missing)]
             calls = [(place, each, _begin(each, method, shares[place])) for place, each in asked]
             for place, each, call in calls:
-                each.group.meanwhile = self.heed
+                each.group.meanwhile = self.check_training
                 try:
                     answers[place] = call.wait()[0]
                 except WorkerDiedError as error:
@@ -144,9 +144,9 @@ class ApartEngines:
     def _some(self) -> list[ReplicaGroup]:
         """Return the living replicas; if all are lost, wait for one."""
         while not (living := self.living()):
-            assert self.version is not None, "weights are published before anything is asked"
+            assert self.version is not None, "weights are published before the first request"
             self.fleet.take_up(_LOOK_SECONDS)
-            self.heed()
+            self.check_training()
             self.publish(self.version)
         return living
 

@@ -88,10 +88,10 @@ class ReplicaFleet:
             try:
                 group = future.result()
             except MindrlError as error:
-                self.replace(number, f"it did not start: {error}")
+                self.replace(number, f"cannot start: {error}")
                 continue
             self.up[number] = ReplicaGroup(number, group)
-            self.tell(f"rollout replica {number} is up again")
+            self.tell(f"rollout replica {number} is running again")
         self.require_some()
 
     def replace(self, number: int, why: str) -> None:
@@ -102,8 +102,8 @@ class ReplicaFleet:
         self.losses[number] += 1
         self.tell(f"warning: rollout replica {number} is lost: {why}")
         if self.losses[number] > self.most_restarts:
-            said = f"rl_config.max_restarts={self.most_restarts} in a row are used up"
-            self.tell(f"warning: rollout replica {number} is given up: {said}")
+            limit = f"rl_config.max_restarts={self.most_restarts} in a row is reached"
+            self.tell(f"warning: rollout replica {number} is not restarted: {limit}")
             self.given_up.add(number)
             if lost is not None:
                 lost.group.stop()
@@ -118,9 +118,8 @@ class ReplicaFleet:
         """
         if not self.up and not self.coming:
             raise ClusterError(
-                f"all {self.count} rollout replica(s) are lost, each "
-                f"{self.most_restarts + 1} times in a row (rl_config.max_restarts="
-                f"{self.most_restarts}); the logs rollout_*.log say why"
+                f"all {self.count} rollout replica(s) were lost {self.most_restarts + 1} times in "
+                f"a row (rl_config.max_restarts={self.most_restarts}); see the logs rollout_*.log"
             )
 
     def stop(self) -> None:
@@ -140,10 +139,10 @@ class ReplicaFleet:
     def _started(self, number: int, lost: ReplicaGroup | None) -> ReplicaWorkers:
         if lost is not None:
             lost.group.stop()
-        group = self.start(number, self._heed)
+        group = self.start(number, self._check_interrupt)
         group.meanwhile = lambda: None
         return group
 
-    def _heed(self) -> None:
+    def _check_interrupt(self) -> None:
         if self.is_over.is_set():
-            raise InterruptedRunError("the run has ended")
+            raise InterruptedRunError("the run has already ended")

@@ -86,8 +86,8 @@ class RunFiles:
         logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]
         for log in (*logs, *self.folder.eval_sets.glob("*.jsonl")):
             for line in forget_later_steps(log, first - 1):
-                text = f"{log}, line {line}, is no record with an integer step: it is left as it is"
-                self.console.note(f"warning: {text}, and not read")
+                text = f"{log}, line {line}: not a record with an integer step; the line is kept"
+                self.console.note(f"warning: {text} and ignored")
         RolloutFiles(self.folder.rollouts).forget_later(first - 1)
         trackers: list[Tracker] = [JsonlTracker(self.folder.metrics)]
         if config.rl_config.use_tensorboard:
@@ -186,7 +186,7 @@ class Attempts:
     ) -> Iterator[PolicyTrainer]:
         """Start workers with the state of a checkpoint on a cluster that outlives them."""
         with self._trainer(services, found, run_log) as trainer:
-            assert isinstance(trainer, PolicyTrainer), "its program refuses what learns otherwise"
+            assert isinstance(trainer, PolicyTrainer), "its program refuses other objectives"
             yield trainer
 
     def _attempt(
@@ -223,7 +223,7 @@ class Attempts:
             if found is not None:
                 self.files.console.note(str(found))
             run_log.of_next_step = took = restarts.metrics()
-            self.files.console.note(f"the workers are ready after {took['seconds/start']:.1f} s")
+            self.files.console.note(f"workers ready after {took['seconds/start']:.1f} s")
             self.started = run_log.summary.started = self.started or run_log.summary.started
             with stop_requests(config.rl_config.grace_seconds) as signals:
 
@@ -259,20 +259,21 @@ class Attempts:
             numbers = derived_numbers(self.plan.config, self.platform)
             sides = [key for key in ("training", "rollout") if key in numbers]
             layouts = ", ".join(f"{key} {numbers[key]}" for key in sides)
-            tell(f"rl_config.on_device_loss=shrink: on with {cluster.devices} device(s): {layouts}")
+            devices = f"{cluster.devices} device(s)"
+            tell(f"rl_config.on_device_loss=shrink: the run continues on {devices}: {layouts}")
             cluster.reserve_again(rl.device_wait_seconds)
 
     def _start(self, cluster: RayCluster) -> None:
         """Start Ray, while the stem imports what workers need."""
         tell, stage, began = self.files.console.note, self.files.console.stage, time.monotonic()
-        stage("Ray starts")
+        stage("starting Ray")
         cluster.start()
-        tell(f"Ray is up ({time.monotonic() - began:.1f} s); starting the workers' processes")
+        tell(f"Ray is running ({time.monotonic() - began:.1f} s); starting the worker processes")
         if self.stem is not None:
-            stage("libraries are imported for all workers")
+            stage("importing libraries for all workers")
             self.stem.wait()
             if self.stem.seconds is not None:
-                tell(f"libraries imported for all workers ({self.stem.seconds:.1f} s, meanwhile)")
+                tell(f"libraries imported for all workers ({self.stem.seconds:.1f} s, in parallel)")
         stage("workers start")
 
     @contextmanager

@@ -50,7 +50,7 @@ class Callbacks:
     def close(self) -> None:
         """Do nothing."""
 
-    def heed(self) -> None:
+    def check_interrupt(self) -> None:
         """Raise, between two calls of the workers, if a function has failed or asked to stop.
 
         Raises:
@@ -59,7 +59,7 @@ class Callbacks:
         """
         self.require()
         if self.stopped_behind is not None:
-            raise StopRequestedError(f"a callback asked to stop behind step {self.stopped_behind}")
+            raise StopRequestedError(f"a callback stopped the run after step {self.stopped_behind}")
 
     def require(self) -> None:
         """Raise if a function has failed.
@@ -79,7 +79,7 @@ class Callbacks:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by `require`, as the cause
             name = getattr(function, "__qualname__", type(function).__qualname__)
-            said = f"the callback {name} raised {type(error).__name__} behind step {step}: {error}"
+            said = f"the callback {name} raised {type(error).__name__} after step {step}: {error}"
             self.failed = CallbackError(said)
             self.failed.__cause__ = error
 

@@ -74,7 +74,7 @@ class Scheduler:
     _known: dict[str, object] = field(default_factory=dict)
     _said: str = ""
 
-    def run(self, heed: Callable[[], None]) -> None:
+    def run(self, check_interrupt: Callable[[], None]) -> None:
         """Run the jobs concurrently.
 
         Raises:
@@ -82,26 +82,26 @@ class Scheduler:
             ClusterError: A job cannot run, or ends repeatedly.
         """
         while not self._is_over():
-            self._heed(heed)
+            self._check_interrupt(check_interrupt)
             for job in self.jobs.values():
                 self._keep(job)
             self.show()
             time.sleep(self.spool.limits.poll_seconds)
         self.show()
 
-    def run_in_turns(self, heed: Callable[[], None]) -> None:
+    def run_in_turns(self, check_interrupt: Callable[[], None]) -> None:
         """Run the jobs in turn, each until it would have to wait. Raises as `run`."""
         while not self.spool.progress().done:
             before = self._state()
             for job in sorted(self.jobs.values(), key=lambda job: job.name == "train"):
                 while self._keep(job, in_turns=True):
-                    self._heed(heed)
+                    self._check_interrupt(check_interrupt)
                     self.show()
                     time.sleep(self.spool.limits.poll_seconds)
             if self._state() == before:
                 raise ClusterError(
-                    f"{self.spool.root}: each job had its turn, and nothing has come of it; their "
-                    f"output lies in {', '.join(str(job.log) for job in self.jobs.values())}"
+                    f"{self.spool.root}: no progress after starting every job once; see their logs "
+                    f"{', '.join(str(job.log) for job in self.jobs.values())}"
                 )
         self.show()
 
@@ -131,10 +131,10 @@ class Scheduler:
             self.show()
             time.sleep(self.spool.limits.poll_seconds)
 
-    def _heed(self, heed: Callable[[], None]) -> None:
+    def _check_interrupt(self, check_interrupt: Callable[[], None]) -> None:
         try:
-            heed()
-            self.spool.heed()
+            check_interrupt()
+            self.spool.check_interrupt()
         except StopRequestedError:
             self.spool.send("stop")
             raise
@@ -162,10 +162,10 @@ class Scheduler:
         self._known[job.name] = state
         if job.starts > self.most_starts:
             raise ClusterError(
-                f"{job.name} was started {self.most_starts} times in a row, and nothing has come "
-                f"of it; its last lines, of {job.log}:\n{tail(job.log, lines=20)}"
+                f"{job.name} made no progress in {self.most_starts} starts in a row; last lines of "
+                f"{job.log}:\n{tail(job.log, lines=20)}"
             )
-        self.tell(f"starting {job.name}" + (f", which ended with {code}" if code else ""))
+        self.tell(f"starting {job.name}" + (f" again after exit code {code}" if code else ""))
         job.start()
         return True
 

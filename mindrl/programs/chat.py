@@ -49,13 +49,16 @@ class Chat:
         asked = replace(self.asked, max_tokens=min(self.asked.max_tokens, room))
         texts, cut = [""] * asked.samples, [False] * asked.samples
         try:
-            with stop_requests() as heed, closing(speaker.answers(token_ids, asked)) as pieces:
+            with (
+                stop_requests() as check_interrupt,
+                closing(speaker.answers(token_ids, asked)) as pieces,
+            ):
                 for piece in pieces:
                     texts[piece.answer] += piece.text
                     cut[piece.answer] |= piece.is_cut
                     # Pieces of several answers would be interleaved.
                     _write(piece.text * (asked.samples == 1))
-                    heed()
+                    check_interrupt()
         finally:
             self.conversation.hear(texts[0])
             if asked.samples == 1:

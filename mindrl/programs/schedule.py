@@ -49,7 +49,7 @@ def schedule(name: str) -> int:
 def _schedule(options: argparse.Namespace, shared: list[str]) -> int:
     folder = Path(options.folder).resolve()
     spool = Spool(folder / "spool")
-    with spool.leases("the scheduler") as leases, stop_requests() as heed:
+    with spool.leases("the scheduler") as leases, stop_requests() as check_interrupt:
         if (other := leases.take("scheduler")) is not None:
             raise SpoolError(f"{spool.root} has a scheduler already: {other}")
         spool.start()
@@ -61,7 +61,7 @@ def _schedule(options: argparse.Namespace, shared: list[str]) -> int:
             tell=say,
         )
         try:
-            (scheduler.run_in_turns if options.in_turns else scheduler.run)(heed)
+            (scheduler.run_in_turns if options.in_turns else scheduler.run)(check_interrupt)
         except StopRequestedError:
             scheduler.wait(options.grace)
             raise

@@ -70,7 +70,7 @@ class Adviser:
         self.history = History()
         self.given: dict[str, RunAdvice] = {}
 
-    def heed(self, metrics: Mapping[str, float | None]) -> list[RunAdvice]:
+    def observe(self, metrics: Mapping[str, float | None]) -> list[RunAdvice]:
         """Add the metrics of a step or an evaluation; return what they show for the first time.
 
         None, which stands for non-finite values, counts as missing.
@@ -102,7 +102,7 @@ def _no_signal(history: History) -> str | None:
         return None
     return (
         f"in the last {WINDOW} steps the responses to {share:.0%} of the prompts had equal rewards "
-        f"(mean reward {reward:.3f}): such prompts change nothing"
+        f"(mean reward {reward:.3f}): such prompts do not change the policy"
     )
 
 
@@ -115,8 +115,8 @@ def _entropy(history: History) -> str | None:
     if last > first / 5 or now > before + 0.01 or equal < 0.5:
         return None
     return (
-        f"entropy fell from {first:.3g} to {last:.3g} nats, the answers to {equal:.0%} of the "
-        f"prompts are worth the same, and the reward stands at {now:.3f}: nothing new is tried"
+        f"entropy fell from {first:.3g} to {last:.3g} nats, the responses to {equal:.0%} of the "
+        f"prompts have equal rewards, and the reward stays at {now:.3f}: exploration has stopped"
     )
 
 
@@ -142,14 +142,14 @@ def _cut(history: History) -> str | None:
     share = history.last("rollout/cut_fraction")
     if share is None or share < 0.2:
         return None
-    return f"{share:.0%} of the responses of the last {WINDOW} steps reached their longest length"
+    return f"{share:.0%} of the responses of the last {WINDOW} steps reached the maximum length"
 
 
 def _gap(history: History) -> str | None:
     first, last = history.first("logprob_gap/mean"), history.last("logprob_gap/mean")
     if first is None or last is None or last < 1e-4 or last < 5 * first:
         return None
-    return f"the mean gap of their log-probs grew from {first:.1e} to {last:.1e} nats"
+    return f"the mean log-prob gap grew from {first:.1e} to {last:.1e} nats"
 
 
 def _stale(history: History) -> str | None:
@@ -158,8 +158,8 @@ def _stale(history: History) -> str | None:
     if share is None or size is None or share < 0.3 or size > 0.5:
         return None
     return (
-        f"{share:.0%} of the tokens are of older weights, and all together they count like "
-        f"{size:.0%} of as many fresh ones (effective sample size)"
+        f"{share:.0%} of the tokens were generated with older weights, and the effective sample "
+        f"size is {size:.0%} of the tokens"
     )
 
 
@@ -175,8 +175,8 @@ def _slow_worker(history: History) -> str | None:
     if idle[slow] > 0.05 or others < 0.3:
         return None
     return (
-        f"worker {slow.removeprefix(_WORKER)} answers last: the others wait for {others:.0%} of "
-        f"the generation, it for {idle[slow]:.0%}"
+        f"worker {slow.removeprefix(_WORKER)} finishes last: it waits for {idle[slow]:.0%} of the "
+        f"generation time, the others for {others:.0%}"
     )
 
 
@@ -184,7 +184,7 @@ def _rewards(history: History) -> str | None:
     reward, step = history.last("seconds/reward"), history.last("seconds/step")
     if reward is None or step is None or reward < 0.3 * step:
         return None
-    return f"rewards take {reward:.1f} of the {step:.1f} s of a step"
+    return f"rewards take {reward:.1f} s of a step of {step:.1f} s"
 
 
 def _clipped(history: History) -> str | None:
@@ -195,56 +195,56 @@ def _clipped(history: History) -> str | None:
 
 
 def _small_cache(history: History) -> str | None:
-    taken_back, tokens = history.last("throughput/preemptions"), history.last(_TOKENS)
+    preemptions, tokens = history.last("throughput/preemptions"), history.last(_TOKENS)
     length = history.last("rollout/response_length_mean")
-    if not taken_back or not tokens or not length or taken_back < 0.05 * tokens / length:
+    if not preemptions or not tokens or not length or preemptions < 0.05 * tokens / length:
         return None
     return (
-        f"the KV cache was full {taken_back:.0f} times in each of the last {WINDOW} steps of "
-        f"{tokens / length:.0f} responses: an engine took a sequence back each time (preemption), "
-        "and computed its tokens again"
+        f"the KV cache was full {preemptions:.0f} times in each of the last {WINDOW} steps of "
+        f"{tokens / length:.0f} responses: each time the engine stopped a sequence (preemption) "
+        "and later computed its tokens again"
     )
 
 
 RULES = (
     AdviceRule(
         name="no_signal",
-        title="Nothing to learn from",
+        title="Most prompts have no signal",
         look=_no_signal,
         change=(
-            "rl_config.n_samples_per_prompt: more responses differ more often",
-            "rl_config.filter_groups_enable: true draws prompts until enough have a signal",
-            "the data: mindrl pass-rates finds rows neither solved nor out of reach",
-            "generate_config.sampling_config.temperature, where all responses read alike",
+            "increase rl_config.n_samples_per_prompt: more responses differ more often",
+            "set rl_config.filter_groups_enable=true: samples prompts until enough have a signal",
+            "select rows of medium difficulty: mindrl pass-rates measures each row",
+            "increase generate_config.sampling_config.temperature if all responses are similar",
         ),
     ),
     AdviceRule(
         name="entropy_collapse",
-        title="The policy tries nothing new",
+        title="The policy has stopped exploring",
         look=_entropy,
         change=(
-            "actor_config.lr or the number of updates a step: less",
-            "rl_config.clip_ratio_high above rl_config.clip_ratio_low (DAPO's clip-higher)",
-            "rl_config.entropy_coeff: a small bonus",
+            "decrease actor_config.lr or the number of updates per step",
+            "set rl_config.clip_ratio_high above rl_config.clip_ratio_low (DAPO's clip-higher)",
+            "set rl_config.entropy_coeff to a small bonus",
         ),
     ),
     AdviceRule(
         name="length_hacking",
-        title="Responses grow, the reward with them, the accuracy does not",
+        title="Length and reward grow, accuracy does not",
         look=_length,
         change=(
-            "the reward: it pays for length; look at the longest samples in the report",
-            "rl_config.overlong_buffer_enable: true lets length cost something near the limit",
+            "change the reward, which pays for length: see the longest samples in the report",
+            "set rl_config.overlong_buffer_enable=true: penalizes length near the limit",
         ),
     ),
     AdviceRule(
         name="truncation",
-        title="Many responses have no end",
+        title="Many responses are cut off",
         look=_cut,
         change=(
-            "generate_config.sampling_config.max_tokens: longer, where memory allows",
-            "rl_config.overlong_buffer_enable, so that length costs something before it is cut",
-            "the stop tokens in the model's generation_config.json, where responses go on too long",
+            "increase generate_config.sampling_config.max_tokens if memory allows",
+            "set rl_config.overlong_buffer_enable=true: penalizes length before the limit",
+            "check the stop tokens in the model's generation_config.json if responses do not stop",
         ),
     ),
     AdviceRule(
@@ -252,34 +252,34 @@ RULES = (
         title="Trainer and engine drift apart",
         look=_gap,
         change=(
-            "generate_config.verify_weights: always compares the weights of both",
-            "generate_config.dtype: as the trainer's",
-            "rollout_correction makes up for a gap that cannot be helped",
+            "set generate_config.verify_weights=always: compares the weights of both",
+            "set generate_config.dtype to the trainer's dtype",
+            "set rollout_correction to correct for a gap that cannot be avoided",
         ),
     ),
     AdviceRule(
         name="staleness",
-        title="Tokens are too old to count",
+        title="Tokens are too stale",
         look=_stale,
-        change=("rl_config.max_staleness: less", "rl_config.groups_in_flight: less"),
+        change=("decrease rl_config.max_staleness", "decrease rl_config.groups_in_flight"),
     ),
     AdviceRule(
         name="slow_worker",
-        title="All wait for one worker",
+        title="One worker delays the others",
         look=_slow_worker,
         change=(
-            "its machine: mindrl doctor on it; other programs on its devices",
-            "rl_config.partial_rollout: true ends a step before its longest response",
+            "run mindrl doctor on its machine: other programs may use its devices",
+            "set rl_config.partial_rollout=true: ends a rollout before its longest response",
         ),
     ),
     AdviceRule(
         name="slow_rewards",
-        title="Rewards hold the step up",
+        title="Rewards delay the step",
         look=_rewards,
         change=(
-            "rl_config.verifier_parallel: more processes",
-            "rl_config.blocking: false rates while the devices go on",
-            "rl_config.verifier_timeout: less, where single answers take long",
+            "increase rl_config.verifier_parallel: more processes",
+            "set rl_config.blocking=false: scores while the devices compute",
+            "decrease rl_config.verifier_timeout if single responses take long",
         ),
     ),
     AdviceRule(
@@ -287,18 +287,18 @@ RULES = (
         title="The KV cache is too small",
         look=_small_cache,
         change=(
-            "generate_config.gpu_memory_utilization, or generate_config.kv_cache_mib: more",
-            "generate_config.infer_tensor_parallel_size: more ranks share the cache of a sequence",
-            "generate_config.max_num_seqs: fewer at a time, which wait before they have begun",
+            "increase generate_config.gpu_memory_utilization or generate_config.kv_cache_mib",
+            "increase generate_config.infer_tensor_parallel_size: more ranks share the cache",
+            "decrease generate_config.max_num_seqs: sequences wait before their start instead",
         ),
     ),
     AdviceRule(
         name="clipping",
-        title="Updates go too far",
+        title="Updates are too large",
         look=_clipped,
         change=(
-            "actor_config.lr: less",
-            "rl_config.mini_batch_size: more, or rl_config.epochs: less; fewer updates a step",
+            "decrease actor_config.lr",
+            "increase rl_config.mini_batch_size or decrease rl_config.epochs: fewer updates",
         ),
     ),
 )

@@ -87,7 +87,7 @@ class RunState:
             self.last_step = max(self.last_step, row["step"])
             self.curves.add(row, self.position)
             self.planned.add(row)
-            self.adviser.heed(row)
+            self.adviser.observe(row)
         self._fault_rows.extend(_records(self._faults))
         self._moments.extend((self.position, row) for row in _records(self._memory, line_record))
         self.samples.update()
@@ -121,7 +121,7 @@ class RunState:
         summary, config = self._whole["summary"].read(), self.config
         yield "name", self.name
         yield "folder", str(self.folder)
-        yield "status", summary["status"] if summary else "no end on record"
+        yield "status", summary["status"] if summary else "no recorded end"
         yield "step", self.last_step
         yield "steps", config.get("megatron_training", {}).get("train_iters")
         yield "summary", summary

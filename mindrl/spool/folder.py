@@ -122,7 +122,7 @@ class Spool:
         """Return whether a signal has been sent."""
         return (self._signals / signal).exists()
 
-    def heed(self) -> None:
+    def check_interrupt(self) -> None:
         """Raise if a stop was requested.
 
         Raises:
@@ -131,8 +131,8 @@ class Spool:
         if self.heard("stop"):
             raise StopRequestedError(f"stopped by {self._signals / 'stop'}")
 
-    def wait(self, heed: Callable[[], None]) -> None:
-        """Wait for one interval; `heed` or a signal may raise instead."""
-        heed()
-        self.heed()
+    def wait(self, check_interrupt: Callable[[], None]) -> None:
+        """Wait for one interval; `check_interrupt` or a signal may raise instead."""
+        check_interrupt()
+        self.check_interrupt()
         time.sleep(self.limits.poll_seconds)

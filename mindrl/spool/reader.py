@@ -31,7 +31,7 @@ class StepReader:
         step: int,
         ids: Collection[tuple[int, int]],
         weights: str,
-        heed: Callable[[], None],
+        check_interrupt: Callable[[], None],
     ) -> list[Record]:
         """Wait until a step is complete; return its records in order.
 
@@ -42,7 +42,7 @@ class StepReader:
             step: From 1.
             ids: Uid and sample number of each response of the step.
             weights: Name of the folder of the required weights.
-            heed: Raises if the job must end.
+            check_interrupt: Raises if the job must end.
 
         Raises:
             StopRequestedError: The job ends here.
@@ -59,7 +59,7 @@ class StepReader:
             if not self.waits or spool.heard("drain"):
                 raise StopRequestedError(f"step {step} is not whole in {spool.root}: ended here")
             self._tell_of_nobody(step)
-            spool.wait(heed)
+            spool.wait(check_interrupt)
         records = [found[part] for part in range(self.parts)]
         got = [each for record in records for each in record.ids]
         if len({*got}) != len(got) or {*got} != {*ids}:

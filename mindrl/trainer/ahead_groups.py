@@ -56,19 +56,19 @@ class AheadGroups:
         """State after the last step and the one before it, which is restored if the last is
         abandoned."""
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Wait for enough groups, and let the replicas continue during training."""
         pool, bounds, answering = self.pool, self.bounds, self.answering
-        pool.open(step - 1, heed)
+        pool.open(step - 1, check_interrupt)
         began = self._begin(step, bounds.to_begin(step, len(pool.dealt.groups)), [])
         with answering.rewards.timer("rollout"):
-            pool.draw(lambda: self._taken(step) is not None, heed, step - 1)
+            pool.draw(lambda: self._taken(step) is not None, check_interrupt, step - 1)
         taken = self._taken(step)
         assert taken is not None, "it was drawn until there are enough"
         chosen = pool.dealt.pop(taken)
         self._begin(step, bounds.to_begin_behind(step, len(pool.dealt.groups)), began)
         pool.deal()
-        heed()
+        check_interrupt()
         prompts = [answering.prompts[group.index] for group in chosen]
         rollouts = self.open.rollouts(step, chosen)
         rating = answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
@@ -77,7 +77,7 @@ class AheadGroups:
             rollouts=rollouts,
             rating=rating,
             metrics=staleness(step, chosen, pool.dealt.under_way),
-            probed=pool.take_probed(heed),
+            probed=pool.take_probed(check_interrupt),
         )
 
     def learned(self, step: int) -> Metrics:

@@ -69,7 +69,7 @@ class SeparateEngines(Engines, Protocol):
         `publish` adds those that have started, and removes the lost.
         """
 
-    def heed(self) -> None:
+    def check_training(self) -> None:
         """Check the training processes while replicas are waited for.
 
         Raises:

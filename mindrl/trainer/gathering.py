@@ -31,8 +31,8 @@ class Gathered:
 class Gathering(Protocol):
     """Source of each step's data."""
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
-        """Return the data of a step; `heed` raises if the run was asked to stop."""
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
+        """Return the data of a step; `check_interrupt` raises if the run was asked to stop."""
 
     def learned(self, step: int) -> Metrics:
         """Record that a step was trained: the weights are new from now on."""
@@ -82,12 +82,12 @@ class StepGroups:
     blocking: bool
     """Whether to score before other work, not concurrently."""
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Draw the prompts of a step, and generate responses."""
         answering, count = self.answering, self.answering.per_step
         prompts = answering.draw((step - 1) * count, count)
         rollouts = answering.roll_out(prompts, step)
-        heed()
+        check_interrupt()
         rating = answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
         return Gathered(prompts=prompts, rollouts=rollouts, rating=rating)
 

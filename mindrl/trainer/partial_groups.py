@@ -40,7 +40,7 @@ class PartialGroups:
         """State after the last step and the one before it, which is restored if the last is
         abandoned."""
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Start groups, and generate until enough of all open groups are complete."""
         begin = self.behind[step - 1]
         count = self.bounds.to_begin(step, len(begin.groups))
@@ -51,7 +51,7 @@ class PartialGroups:
         left = tuple(group for place, group in enumerate(groups) if place not in {*taken})
         pool = GroupPool(place=begin.place + len(begun), groups=left)
         self.behind = {step - 1: begin, step: pool}
-        heed()
+        check_interrupt()
         chosen = [groups[place] for place in taken]
         prompts = [self.answering.prompts[group.index] for group in chosen]
         rollouts = self.open.rollouts(step, chosen)

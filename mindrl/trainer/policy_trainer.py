@@ -113,7 +113,7 @@ class PolicyTrainer(TrainingLoop):
     def step(self, step: int) -> tuple[Metrics, RatedBatch]:
         """Roll out, score, estimate and update once."""
         with self.timer("step"):
-            gathered = self.gathering.gather(step, self.heed)
+            gathered = self.gathering.gather(step, self.check_interrupt)
             learn = self.train_on if self.config.learns else self.rate
             computed, batch = learn(step, gathered)
             computed |= self.gathering.learned(step)
@@ -143,7 +143,7 @@ class PolicyTrainer(TrainingLoop):
             experience, estimated = self.estimation.of(rollouts, rewarded, baseline_B)
         scores = rewarded().scores
         self._note_failures(step, scores)
-        self.heed()
+        self.check_interrupt()
         learned, logprobs_BT = self.learn(step, experience)
         batch = RatedBatch(
             prompts=gathered.prompts,
@@ -229,7 +229,7 @@ class PolicyTrainer(TrainingLoop):
         metrics = update_metrics("update", updates)
         if (control := self.minibatches.entropy) is not None and "update/entropy" in metrics:
             metrics["update/entropy_coef"] = control.coef
-            control.heed(metrics["update/entropy"])
+            control.observe(metrics["update/entropy"])
         if not read:
             return metrics, experience.old_logprobs_BT
         first, correction = experience.rows(dealt[0]), self.config.rollout_correction

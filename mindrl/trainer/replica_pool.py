@@ -47,22 +47,24 @@ class ReplicaPool:
         self._seconds = dict.fromkeys(("began", "waited", "publish", "pause", "busy"), 0.0)
         self._replicas = self._thrown_away = 0
 
-    def open(self, version: int, heed: Callable[[], None]) -> None:
+    def open(self, version: int, check_interrupt: Callable[[], None]) -> None:
         """Start a step, with weights of this version on at least one replica."""
         self._seconds["began"] = time.perf_counter()
         if self.version != version:
             self.publish(version)
-        self._require_living(heed)
+        self._require_living(check_interrupt)
         self._replicas = len(self._living())
 
-    def draw(self, is_enough: Callable[[], bool], heed: Callable[[], None], version: int) -> None:
+    def draw(
+        self, is_enough: Callable[[], bool], check_interrupt: Callable[[], None], version: int
+    ) -> None:
         """Let the replicas generate until `is_enough`, with weights of a version."""
         assert self.version == version, "the replicas have the weights of the step"
         began = time.perf_counter()
         while not is_enough():
-            self._require_living(heed)
+            self._require_living(check_interrupt)
             self.deal()
-            self._hear(heed)
+            self._hear(check_interrupt)
         self._seconds["waited"] += time.perf_counter() - began
 
     def deal(self) -> None:
@@ -76,14 +78,14 @@ class ReplicaPool:
                 )
             self.threads[number].add([self._request(row) for row in rows])
 
-    def take_probed(self, heed: Callable[[], None]) -> Rollouts | None:
+    def take_probed(self, check_interrupt: Callable[[], None]) -> Rollouts | None:
         """Wait for the probes of all generating replicas; return their responses.
 
         None if no replica generates.
         """
         assert self.present is not None, "it is open"
         while self.threads.keys() - self.probed.keys():
-            self._hear(heed)
+            self._hear(check_interrupt)
         return self.present.rollouts(dict(sorted(self.probed.items())))
 
     def close(self, is_enough: Callable[[], bool]) -> None:
@@ -136,13 +138,13 @@ class ReplicaPool:
         living = {each.number: each for each in self.engines.living()}
         return {number: each for number, each in living.items() if number not in self.dead}
 
-    def _require_living(self, heed: Callable[[], None]) -> None:
+    def _require_living(self, check_interrupt: Callable[[], None]) -> None:
         """Wait for a new replica if none is left; the trainer can send it weights meanwhile."""
         while not self._living():
             if self.threads:
-                self._hear(heed)
+                self._hear(check_interrupt)
                 continue
-            heed()
+            check_interrupt()
             assert self.version is not None, "it is open"
             self.publish(self.version)
             if not self._living():
@@ -151,10 +153,10 @@ class ReplicaPool:
     def _request(self, row: DealtRow) -> Request:
         return self.request(self.dealt.groups[row.group], row.place)
 
-    def _hear(self, heed: Callable[[], None]) -> None:
+    def _hear(self, check_interrupt: Callable[[], None]) -> None:
         """Wait briefly for an event, and process it."""
-        heed()
-        self.engines.heed()
+        check_interrupt()
+        self.engines.check_training()
         try:
             event = self.events.get(timeout=_LOOK_SECONDS)
         except Empty:

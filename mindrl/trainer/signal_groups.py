@@ -58,14 +58,14 @@ class SignalGroups:
         abandoned."""
         self.has_told = False
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Roll out until the step is full or its limit is reached; then other groups fill it."""
         begin, parts, signal_G = self.behind[step - 1], list[RatedBatch](), list[bool]()
         while sum(signal_G) < self.per_step and len(signal_G) < self.most:
             count = self._likely(signal_G)
             parts.append(self._rolled_out(step, begin.place + len(signal_G), count, parts))
             signal_G += self._signals(parts[-1])
-            heed()
+            check_interrupt()
         groups, used = self._chosen(signal_G)
         self.behind = {step - 1: begin, step: self._after(begin, signal_G[:used])}
         if missing := self.per_step - sum(signal_G[group] for group in groups):

@@ -36,16 +36,16 @@ class SpoolGroups:
     answering: Answering
     committed: Callable[[], int]
     """Returns the last step that a checkpoint on disk contains."""
-    heed: Callable[[], None] = lambda: None
+    check_interrupt: Callable[[], None] = lambda: None
     """Raises if the run must end."""
     ready: bool = False
     """Whether the initial weights of the run are in the spool."""
     newest: Rollouts | None = None
     """Rollouts of the last step, published with the weights after it."""
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Wait for the records of a step."""
-        self.heed = heed
+        self.check_interrupt = check_interrupt
         if not self.ready:
             self.learned(step - 1)
             self.ready = True
@@ -53,7 +53,7 @@ class SpoolGroups:
         weights, prompts = self._weights(step), step_prompts(self.answering, step)
         ids = responses_of(prompts, self.answering.sampling.samples_per_prompt)
         with self.answering.rewards.timer("rollout"):
-            records = self.reader.take(step, ids, weights.name, heed)
+            records = self.reader.take(step, ids, weights.name, check_interrupt)
         batch, age = self._batch(records), step - 1 - weights.version
         rollouts = self.newest = batch.rollouts
         if age:
@@ -94,7 +94,7 @@ class SpoolGroups:
                 if str(error) not in told:
                     self.reader.tell(f"{error}; this job tries again until it can")
                 told.add(str(error))
-            spool.wait(self.heed)
+            spool.wait(self.check_interrupt)
 
     def confirm(self, step: int) -> None:
         """Delete what is not needed after a checkpoint contains a step."""

@@ -40,7 +40,7 @@ class SpoolRollouts:
         """The spool shared with the train job."""
         return self.duties.spool
 
-    def run(self, heed: Callable[[], None]) -> None:
+    def run(self, check_interrupt: Callable[[], None]) -> None:
         """Generate parts until the end.
 
         Raises:
@@ -49,25 +49,25 @@ class SpoolRollouts:
         """
         spool, said = self.spool, ""
         while not spool.progress().done and not spool.heard("drain"):
-            heed()
-            spool.heed()
+            check_interrupt()
+            spool.check_interrupt()
             duty = self.duties.take()
             if duty is not None:
-                self._do(duty, heed)
+                self._do(duty, check_interrupt)
                 continue
             if not self.trainer.config.spool_config.waits:
                 return
             if self.duties.why_none != said:
                 said = self.duties.why_none
                 self.tell(said)
-            spool.wait(heed)
+            spool.wait(check_interrupt)
 
-    def _do(self, duty: Duty, heed: Callable[[], None]) -> None:
+    def _do(self, duty: Duty, check_interrupt: Callable[[], None]) -> None:
         try:
             if self._load(duty.weights):
                 record = self._drawn(duty)
                 write = partial(self.spool.records.put, record)
-                when_there_is_room(write, self.tell, partial(self.spool.wait, heed))
+                when_there_is_room(write, self.tell, partial(self.spool.wait, check_interrupt))
                 self.records["written"] += 1
         finally:
             self.duties.finish(duty)

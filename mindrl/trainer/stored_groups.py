@@ -22,9 +22,9 @@ class StoredGroups:
 
     files: RolloutFiles
 
-    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Read the file of a step."""
-        heed()
+        check_interrupt()
         batch = self.files.read(step)
         rating: Rating = nullcontext(lambda: batch.rewarded)
         return Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)

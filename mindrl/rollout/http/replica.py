@@ -110,8 +110,8 @@ class HttpReplica:
         """Client of the server."""
         return self.server.client
 
-    def wait_until_up(self, seconds: float, heed: Callable[[], None]) -> None:
-        """Wait until the server answers; `heed` is called repeatedly meanwhile, and may raise.
+    def wait_until_up(self, seconds: float, check_interrupt: Callable[[], None]) -> None:
+        """Wait until the server answers; `check_interrupt` is called meanwhile and may raise.
 
         Raises:
             WorkerDiedError: It does not answer within `seconds`.
@@ -122,7 +122,7 @@ class HttpReplica:
                 raise WorkerDiedError(
                     f"{self.client.name} at {self.client.url} did not come up within {seconds:g} s"
                 )
-            heed()
+            check_interrupt()
             time.sleep(_LOOK_SECONDS)
 
     def receive_weights(self, version: int) -> None:

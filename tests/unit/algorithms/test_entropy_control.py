@@ -10,7 +10,7 @@ def test_the_weight_rises_below_the_target_falls_above_it_and_rests_at_0() -> No
     seen = []
     for entropy in (0.4, 0.3, 0.6, 0.7, 0.9, 0.5, 0.2):
         seen.append(control.coef)
-        control.heed(entropy)
+        control.observe(entropy)
     # Above the target there is no bonus, whatever the weight.
     assert seen == pytest.approx([0.005, 0.015, 0.025, 0, 0, 0, 0])
     assert control.coef == pytest.approx(0.01)

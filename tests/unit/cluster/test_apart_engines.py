@@ -93,9 +93,9 @@ class Run:
         self.fleet = ReplicaFleet(self.start, 2, restarts, self.told.append)
         self.training = Training()
 
-    def start(self, number: int, heed: Callable[[], None]) -> WorkerGroup:
+    def start(self, number: int, check_interrupt: Callable[[], None]) -> WorkerGroup:
         while not self.may_start.wait(0.01):
-            heed()
+            check_interrupt()
         workers = Workers(f"replica {number}.{len(self.started[number])}")
         self.started[number].append(workers)
         return cast("WorkerGroup", workers)

@@ -73,19 +73,19 @@ def test_a_second_signal_while_the_run_winds_down_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_a_first_signal_is_heeded_where_it_is_asked_for_and_a_second_one_at_once(
+def test_a_first_signal_stops_at_the_next_check_and_a_second_one_at_once(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = [signal.getsignal(each) for each in BOTH]
     reached: list[str] = []
 
     def run() -> None:
-        with signals_as_errors(), stop_requests() as heed:
-            heed()
+        with signals_as_errors(), stop_requests() as check_interrupt:
+            check_interrupt()
             os.kill(os.getpid(), number)
             reached.append("behind the first signal")
             with pytest.raises(StopRequestedError, match=rf"^stopped by {number.name}$"):
-                heed()
+                check_interrupt()
             os.kill(os.getpid(), signal.SIGTERM)
             reached.append("behind the second")
 
@@ -129,7 +129,7 @@ def test_another_system_error_stays_what_it_is() -> None:
         raise SystemError("bad call") from ValueError("not an interrupt")
 
 
-def test_who_does_not_heed_a_signal_within_the_grace_is_interrupted() -> None:
+def test_a_block_that_does_not_stop_within_the_grace_is_interrupted() -> None:
     def run() -> None:
         with signals_as_errors(), stop_requests(grace_seconds=0.3):
             began.append(time.monotonic())
@@ -142,12 +142,12 @@ def test_who_does_not_heed_a_signal_within_the_grace_is_interrupted() -> None:
     assert 0.3 <= time.monotonic() - began[0] < 10
 
 
-def test_who_heeds_it_within_the_grace_is_left_alone() -> None:
+def test_a_block_that_stops_within_the_grace_is_not_interrupted() -> None:
     with signals_as_errors():
-        with stop_requests(grace_seconds=0.3) as heed:
+        with stop_requests(grace_seconds=0.3) as check_interrupt:
             os.kill(os.getpid(), signal.SIGINT)
             with pytest.raises(StopRequestedError):
-                heed()
+                check_interrupt()
         time.sleep(0.5)
 
 
@@ -161,10 +161,10 @@ def test_each_sigusr1_is_a_request_that_stops_nothing() -> None:
 
 
 def lose_workers(error: MindrlError, *, asks: bool) -> None:
-    with signals_as_errors(), stop_requests() as heed:
+    with signals_as_errors(), stop_requests() as check_interrupt:
         if asks:
             os.kill(os.getpid(), signal.SIGTERM)
-        assert heed.is_asked() is asks
+        assert check_interrupt.is_asked() is asks
         raise error
 
 

@@ -46,11 +46,11 @@ def at_looks(*looks: int, do: Callable[[], None]) -> Callable[[], None]:
     """Do something at some of the moments at which the scheduler looks."""
     count = iter(range(1 << 30))
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if next(count) in looks:
             do()
 
-    return heed
+    return check_interrupt
 
 
 def test_jobs_that_are_killed_are_started_again_until_all_is_trained(tmp_path: Path) -> None:

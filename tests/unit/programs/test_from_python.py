@@ -134,7 +134,7 @@ def test_a_callback_sees_metrics_that_it_cannot_change_and_may_stop_the_run() ->
     with pytest.raises(TypeError):
         seen[0].metrics["reward/mean"] = 1.0  # type: ignore[index]
     with pytest.raises(StopRequestedError, match="behind step 2"):
-        callbacks.heed()
+        callbacks.check_interrupt()
 
 
 def test_a_callback_that_fails_is_named_once_its_record_is_written_and_none_is_called_again() -> (
@@ -151,7 +151,7 @@ def test_a_callback_that_fails_is_named_once_its_record_is_written_and_none_is_c
         callbacks.log(step, {"reward/mean": 0.5})
     assert [each.step for each in seen] == [1]
     said = r"judge raised KeyError behind step 2: 'reward/brevity'$"
-    for ends in (callbacks.heed, callbacks.require):
+    for ends in (callbacks.check_interrupt, callbacks.require):
         with pytest.raises(CallbackError, match=said) as error:
             ends()
         assert isinstance(error.value.__cause__, KeyError)

@@ -44,10 +44,10 @@ ILL: Mapping[str, Mapping[str, float]] = {
 
 def advised(second_half: Mapping[str, float], *, accuracy_after: float = 0.4) -> list[str]:
     adviser = Adviser()
-    adviser.heed({"step": 0, "evaluation/accuracy": 0.4})
+    adviser.observe({"step": 0, "evaluation/accuracy": 0.4})
     for step in range(4 * WINDOW):
-        adviser.heed(HEALTHY | (second_half if step >= 2 * WINDOW else {}))
-    adviser.heed({"step": 20, "evaluation/accuracy": accuracy_after})
+        adviser.observe(HEALTHY | (second_half if step >= 2 * WINDOW else {}))
+    adviser.observe({"step": 20, "evaluation/accuracy": accuracy_after})
     return [*adviser.given]
 
 
@@ -66,16 +66,16 @@ def test_longer_answers_that_are_right_more_often_are_no_fault() -> None:
 
 def test_a_finding_is_told_once_with_its_evidence() -> None:
     adviser = Adviser()
-    told = [adviser.heed(HEALTHY | ILL["truncation"]) for _ in range(3 * WINDOW)]
+    told = [adviser.observe(HEALTHY | ILL["truncation"]) for _ in range(3 * WINDOW)]
     (found,) = [each for step in told for each in step]
     assert told.index([found]) == WINDOW - 1
-    assert found.evidence == "25% of the responses of the last 5 steps reached their longest length"
+    assert found.evidence == "25% of the responses of the last 5 steps reached the maximum length"
 
 
 def test_what_was_not_finite_is_not_there() -> None:
     adviser = Adviser()
     for _ in range(3 * WINDOW):
-        assert adviser.heed(HEALTHY | {"update/entropy": None, "reward/mean": None}) == []
+        assert adviser.observe(HEALTHY | {"update/entropy": None, "reward/mean": None}) == []
 
 
 def test_each_key_that_is_to_change_is_a_key() -> None:

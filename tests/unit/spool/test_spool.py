@@ -218,17 +218,17 @@ def test_other_responses_than_the_trainers_are_refused(tmp_path: Path) -> None:
         reader(found, []).take(2, IDS, "v0", lambda: None)
 
 
-def test_a_train_job_says_once_that_nobody_rolls_out_and_heeds_signals(tmp_path: Path) -> None:
+def test_a_train_job_reports_missing_rollout_jobs_once_and_obeys_signals(tmp_path: Path) -> None:
     found, told = spool(tmp_path), list[str]()
     looks = iter(range(3))
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if next(looks) == 2:
             found.send("stop")
 
     taking = reader(found, told)
     with pytest.raises(StopRequestedError, match=r"stopped by .*signals/stop"):
-        taking.take(1, IDS, "v0", heed)
+        taking.take(1, IDS, "v0", check_interrupt)
     assert len(told) == 1
     assert "start one with mindrl job rollout" in told[0]
     found.start()

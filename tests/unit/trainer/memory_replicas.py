@@ -135,7 +135,7 @@ class MemoryEngines:
     def look(self) -> None:
         pass
 
-    def heed(self) -> None:
+    def check_training(self) -> None:
         pass
 
     def begin_replacing(self, number: int) -> None:

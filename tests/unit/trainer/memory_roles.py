@@ -261,11 +261,11 @@ def asked_at(moment: int) -> Callable[[], None]:
     """Ask to stop at one of the moments at which a run looks, counted from 0."""
     looks = count()
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if next(looks) == moment:
             raise StopRequestedError("stopped by SIGINT")
 
-    return heed
+    return check_interrupt
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

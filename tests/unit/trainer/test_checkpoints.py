@@ -106,12 +106,12 @@ def test_the_best_is_chosen_anew_where_the_best_so_far_is_not_there(tmp_path: Pa
 def test_a_run_that_is_stopped_leaves_the_state_behind_its_last_whole_step(tmp_path: Path) -> None:
     trainer = build(tmp_path, MemoryRoles())
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if trainer.run_log.summary.steps == 3:
             raise StopRequestedError("stopped by SIGTERM")
 
     with pytest.raises(StopRequestedError):
-        trainer.run(heed)
+        trainer.run(check_interrupt)
     assert commits(tmp_path).steps() == [3, 2]
 
 
@@ -126,7 +126,7 @@ def test_where_a_callback_raises_its_step_is_written_whole_saved_and_exported(
     trainer = build(tmp_path, roles)
     trainer.run_log.trackers = [callbacks, *trainer.run_log.trackers]
     with pytest.raises(CallbackError, match="ZeroDivisionError behind step 3") as caught:
-        trainer.run(callbacks.heed)
+        trainer.run(callbacks.check_interrupt)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert commits(tmp_path).steps() == [3, 2]
     assert (roles.records[-1], trainer.run_log.close()["model_step"]) == ({"step": 3}, 3)
@@ -142,12 +142,12 @@ def test_a_worker_that_dies_while_a_stopped_run_is_saved_leaves_it_stopped(
     monkeypatch.setattr(MemoryRoles, "export", die)
     trainer = build(tmp_path, MemoryRoles())
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if trainer.run_log.summary.steps == 1:
             raise StopRequestedError("stopped by SIGTERM")
 
     with pytest.raises(StopRequestedError) as caught:
-        trainer.run(heed)
+        trainer.run(check_interrupt)
     assert isinstance(caught.value.__cause__, WorkerDiedError)
     assert commits(tmp_path).steps() == [1]
 
@@ -211,12 +211,12 @@ def test_a_trainer_goes_on_with_the_prompts_the_deals_and_the_counts_of_the_firs
 
     first = build(tmp_path / "first", MemoryRoles(), shuffle_mini_batch=True, save_interval=3)
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if first.run_log.summary.steps == 3:
             raise StopRequestedError("stopped by SIGTERM")
 
     with pytest.raises(StopRequestedError):
-        first.run(heed)
+        first.run(check_interrupt)
     found = commits(tmp_path / "first").read(3)
     roles = MemoryRoles()
     second = build(tmp_path / "second", roles, shuffle_mini_batch=True)
@@ -238,12 +238,12 @@ def test_steps_without_an_update_are_counted_on(tmp_path: Path) -> None:
 
     first = build(tmp_path / "first", roles())
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if first.run_log.summary.steps == 2:
             raise StopRequestedError("stopped by SIGTERM")
 
     with pytest.raises(StopRequestedError):
-        first.run(heed)
+        first.run(check_interrupt)
     found = commits(tmp_path / "first").read(2)
     second = build(tmp_path / "second", roles())
     second.resume(found.step, found.state())

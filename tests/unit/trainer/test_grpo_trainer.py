@@ -356,11 +356,11 @@ def test_an_evaluation_of_a_step_that_is_not_exported_keeps_nothing(tmp_path: Pa
 def asked_in(calls: Sequence[str], moment: str, count: int) -> Callable[[], None]:
     """Ask to stop as soon as a call has been made so often."""
 
-    def heed() -> None:
+    def check_interrupt() -> None:
         if calls.count(moment) >= count:
             raise StopRequestedError("stopped by SIGINT")
 
-    return heed
+    return check_interrupt
 
 
 @pytest.mark.parametrize(

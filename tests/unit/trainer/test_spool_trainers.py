@@ -39,7 +39,7 @@ LIMITS = SpoolLimits(poll_seconds=0.01)
 
 
 def nothing() -> None:
-    """Heed nothing."""
+    """Do nothing."""
 
 
 def of_job(job: str, **changes: object) -> RunConfig:

@@ -13,8 +13,8 @@ engines   files that name Megatron or vLLM (code, docstring or comment) outside 
           engine; platform/, patches/, migrate/ and mindspeed_rl*.py may name all.
 cycles    sets of modules that import one another; every import counts, typing's too
 types     public classes and type aliases of one name in two folders of mindrl
-files     files that name a key, without those that read MindSpeed-RL's files; files with the
-          formula `/ (std + epsilon)`
+files     files that name a key, without those that read MindSpeed-RL's files and without generated
+          stubs (.pyi); files with the formula `/ (std + epsilon)`
 prose     phrases that plain English avoids, per 10,000 words of docstrings and comments
 modes     lines of code that ask which mode a run has
 documents words of README.md and docs/

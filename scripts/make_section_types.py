@@ -1,4 +1,4 @@
-"""Write or check the types of the sections, mindrl/config/*section_types.py.
+"""Write or check mindrl/config/section_types.pyi, the types of the sections.
 
 The types of the sections that `mindrl.train` takes as dictionaries: editors complete their keys,
 and a type checker refuses one that is not there.
@@ -14,51 +14,31 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from generated_page import write_or_check
 
-from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 
-CONFIG = Path(__file__).parents[1] / "mindrl" / "config"
-TEXT = """\
-Types of the sections that `mindrl.train` takes. Written by scripts/make_section_types.py.
+STUB = Path(__file__).parents[1] / "mindrl" / "config" / "section_types.pyi"
+HEAD = """\
+# Written by scripts/make_section_types.py; docs/reference/config.md explains the keys.
 
-docs/reference/config.md explains the keys.
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
 """
 
 
 def main() -> int:
-    """Write the files, or compare them, as the command line asks; returns the exit code."""
-    about = "Write the types of the sections that mindrl.train takes."
-    of_rl = dict.fromkeys(_needed(RLConfig))
-    others = dict.fromkeys(each for each in _needed(RunConfig) if each not in of_rl)
-    uses = "from mindrl.config.rl_section_types import RLKeys\n"
-    return max(
-        write_or_check(
-            CONFIG / name, _file(sections, head), source="mindrl/config/", description=about
-        )
-        for name, sections, head in (
-            ("rl_section_types.py", of_rl, ""),
-            ("section_types.py", others, f"\n{uses}"),
-        )
+    """Write the stub, or compare it, as the command line asks; returns the exit code."""
+    return write_or_check(
+        STUB,
+        _stub(dict.fromkeys(_needed(RunConfig))),
+        source="mindrl/config/",
+        description="Write the types of the sections that mindrl.train takes.",
     )
 
 
-def _file(sections: Iterable[type], head: str) -> str:
-    """Return a formatted file with the classes of some sections."""
-    body = "\n\n".join(map(_class, sections))
-    names = [each for each in ("Mapping", "Sequence") if f"{each}[" in body]
-    imports = (
-        f"from collections.abc import {', '.join(names)}\nfrom typing import Literal, TypedDict"
-    )
-    text = f'"""{TEXT}"""\n\n{imports}\n{head}\n\n{body}\n'
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "format",
-        "--stdin-filename",
-        str(CONFIG / "x.py"),
-        "-",
-    ]
+def _stub(sections: Iterable[type]) -> str:
+    """Return the formatted classes of some sections."""
+    text = "\n".join([HEAD, *map(_class, sections)])
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", STUB, "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
@@ -80,14 +60,7 @@ def _class(section: type) -> str:
     lines = [
         f"    {name}: {_spelled(hints[name])}" for name in vars(section).get("__annotations__", {})
     ]
-    text = (
-        '    """The sections of a run."""'
-        if section is RunConfig
-        else f'    """Keys of {section.__name__}."""'
-    )
-    return "\n".join(
-        [f"class {_name(section)}({', '.join(bases)}, total=False):", text, "", *lines]
-    )
+    return "\n".join([f"class {_name(section)}({', '.join(bases)}, total=False):", *lines, ""])
 
 
 def _name(section: type) -> str:

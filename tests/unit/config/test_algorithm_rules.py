@@ -13,7 +13,7 @@ GAE: dict[str, Any] = {"rl_config.adv_estimator": "gae", "critic_config.lr": 1e-
 
 
 def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
-    return [str(each) for each in findings(run_config(Path("model"), overrides))]
+    return [each.field for each in findings(run_config(Path("model"), overrides))]
 
 
 def test_an_update_finds_the_old_log_probs_where_nothing_needs_them_sooner_or_later(
@@ -23,18 +23,12 @@ def test_an_update_finds_the_old_log_probs_where_nothing_needs_them_sooner_or_la
     several = {BATCH: 8, MINI: 4}
     assert run_config(Path("model"), several).old_log_probs == "recompute"
     assert run_config(Path("model"), {BATCH: 8, MINI: 8}).old_log_probs == "from_update"
-    need = f"{ask}=from_update needs steps of one update that all train the actor, and nothing"
-    assert found(run_config, several | {ask: "from_update"}) == [
-        f"{need} that reads them before; found 2 updates a step"
-    ]
+    assert found(run_config, several | {ask: "from_update"}) == [ask]
     early = {BATCH: 8, MINI: 8, "rl_config.init_kl_coef": 0.1, "rl_config.use_kl_in_reward": True}
-    assert found(run_config, early | {ask: "from_update"}) == [
-        f"{need} that reads them before; found rl_config.use_kl_in_reward=true"
-    ]
+    assert found(run_config, early | {ask: "from_update"}) == [ask]
     assert found(run_config, early | {ask: "from_rollout"}) == []
-    (text,) = found(run_config, GAE | {"rl_config.critic_warmup": 1, ask: "from_rollout"})
-    need = "needs an update in each step; rl_config.critic_warmup=1 has steps without"
-    assert text == f"{ask}=from_rollout {need}"
+    warmup = GAE | {"rl_config.critic_warmup": 1, ask: "from_rollout"}
+    assert found(run_config, warmup) == [ask]
 
 
 FIX = "rl_config.rollout_correction"
@@ -59,13 +53,10 @@ def test_tokens_are_weighed_where_the_rollout_is_not_float32(run_config: MakeCon
 
 def test_a_correction_that_means_nothing_is_refused(run_config: MakeConfig) -> None:
     one = {"rl_config.old_log_probs": "from_rollout", f"{FIX}.level": "token"}
-    need = "compares the trainer with the engine; rl_config.old_log_probs=from_rollout has one"
-    assert found(run_config, one) == [f"{FIX}.level=token {need}"]
-    assert found(run_config, {f"{FIX}.min_weight": 0.5}) == [
-        f"{FIX}.min_weight=0.5 has a meaning only with {FIX}.beyond=mask, found truncate"
-    ]
+    assert found(run_config, one) == [f"{FIX}.level"]
+    assert found(run_config, {f"{FIX}.min_weight": 0.5}) == [f"{FIX}.min_weight"]
     assert found(run_config, {f"{FIX}.min_weight": 3, f"{FIX}.beyond": "mask"}) == [
-        f"{FIX}.min_weight=3 must be below {FIX}.max_weight=2"
+        f"{FIX}.min_weight"
     ]
 
 
@@ -73,14 +64,11 @@ def test_a_reference_that_is_reset_is_there_and_laid_out_as_the_actor(
     run_config: MakeConfig,
 ) -> None:
     interval = {"rl_config.ref_update_interval": 100}
-    field = "rl_config.ref_update_interval=100"
-    assert found(run_config, interval) == [
-        f"{field} needs a reference; rl_config.init_kl_coef=0 loads none"
-    ]
+    field = "rl_config.ref_update_interval"
+    assert found(run_config, interval) == [field]
     there = interval | {"rl_config.init_kl_coef": 0.1, "rl_config.actor_resource.num_npus": 2}
     config = run_config(Path("model"), there)
     assert (found(run_config, there), config.changing_roles) == ([], ("actor", "ref"))
     assert [step for step in range(1, 303) if config.resets_reference(step)] == [101, 201, 301]
-    need = "needs a reference that is laid out as the actor; ref_config has a layout of its own"
     own = there | {"ref_config.tensor_model_parallel_size": 2}
-    assert found(run_config, own) == [f"{field} {need}"]
+    assert found(run_config, own) == [field]

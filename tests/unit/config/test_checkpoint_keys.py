@@ -1,4 +1,4 @@
-"""Each rule between the keys of checkpoints, with its whole message."""
+"""Rules between the keys of checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ MakeConfig = Callable[..., RunConfig]
 
 
 def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
-    return [str(each) for each in findings(run_config(Path("model"), overrides))]
+    return [each.field for each in findings(run_config(Path("model"), overrides))]
 
 
 @pytest.mark.parametrize("name", ["finetune", "no_load_optim", "no_load_rng"])
@@ -22,9 +22,7 @@ def test_what_is_left_of_a_checkpoint_needs_a_folder_that_the_run_begins_from(
 ) -> None:
     field, resume = f"megatron_training.{name}", "megatron_training.resume"
     assert found(run_config, {field: True, resume: "outputs/run"}) == []
-    assert found(run_config, {field: True, resume: "never"}) == [
-        f"{field}=true has a meaning only where {resume} names a folder, found never"
-    ]
+    assert found(run_config, {field: True, resume: "never"}) == [field]
 
 
 @pytest.mark.parametrize(("saved", "judged"), [(0, 1), (2, 0), (3, 2), (2, 6)])
@@ -38,12 +36,6 @@ def test_a_best_checkpoint_needs_a_step_before_the_last_that_is_saved_and_evalua
         "megatron_training.save_interval": saved,
         "rl_config.test_freq": judged,
     }
-    assert found(run_config, keys) == [
-        (
-            "megatron_training.keep_best=true needs steps before the last that are saved and "
-            f"evaluated; megatron_training.save_interval={saved} and rl_config.test_freq={judged} "
-            "have none below train_iters=6"
-        )
-    ]
+    assert found(run_config, keys) == ["megatron_training.keep_best"]
     several = {"megatron_training.save_interval": 2, "rl_config.test_freq": 1}
     assert found(run_config, keys | several) == []

@@ -1,4 +1,4 @@
-"""Each rule of `data_config`, with its whole message; and what is just inside the rule."""
+"""Each rule of `data_config`, and what is just inside the rule."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,59 +21,39 @@ def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[Finding]:
     return findings(run_config(Path("model"), overrides))
 
 
-def texts(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
-    return [str(each) for each in found(run_config, overrides)]
+def fields(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
+    return [each.field for each in found(run_config, overrides)]
 
 
 def test_a_set_with_a_name_and_sampling_of_its_own_is_legal(run_config: MakeConfig) -> None:
-    assert texts(run_config, {SETS: [MATH], "data_config.best_by": "math"}) == []
-    assert texts(run_config, {SETS: [MATH], "rl_config.test_freq": 10}) == []
+    assert fields(run_config, {SETS: [MATH], "data_config.best_by": "math"}) == []
+    assert fields(run_config, {SETS: [MATH], "rl_config.test_freq": 10}) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "key"),
     [
-        (
-            {"temperature": 0.0},
-            (
-                "samples=8 of math needs a temperature above 0, found 0, at which all answers to a "
-                "prompt are one"
-            ),
-        ),
-        (
-            {"data_path": "math.tsv"},
-            "data_path=math.tsv must end in .jsonl, .json, .parquet or .csv, or be a folder",
-        ),
-        (
-            {"max_tokens": 33},
-            (
-                "max_tokens=33 plus rl_config.max_prompt_length=32 is above "
-                "generate_config.max_model_len=64; needs 32 or less"
-            ),
-        ),
+        ({"temperature": 0.0}, "samples"),
+        ({"data_path": "math.tsv"}, "data_path"),
+        ({"max_tokens": 33}, "max_tokens"),
     ],
 )
 def test_a_set_is_refused_with_its_place_and_the_nearest_legal_value_helps(
-    change: dict[str, Any], text: str, run_config: MakeConfig
+    change: dict[str, Any], key: str, run_config: MakeConfig
 ) -> None:
     [finding] = found(run_config, {SETS: [MATH | {"name": "a"}, MATH | change]})
-    assert str(finding) == f"{SETS}.1.{text}"
+    assert finding.field == f"{SETS}.1.{key}"
     if finding.legal:
         config = run_config(Path("model"), {SETS: [MATH | {"name": "a"}, MATH | change]})
         assert findings(with_value(config, finding.field, finding.legal[0])) == []
 
 
 def test_two_sets_of_one_name_are_refused(run_config: MakeConfig) -> None:
-    assert texts(run_config, {SETS: [MATH, MATH]}) == [
-        f"{SETS} has math more than once; each set needs a name of its own"
-    ]
+    assert fields(run_config, {SETS: [MATH, MATH]}) == [SETS]
 
 
 def test_the_best_is_chosen_by_a_set_that_is_there(run_config: MakeConfig) -> None:
     [finding] = found(run_config, {SETS: [MATH], "data_config.best_by": "maths"})
-    assert str(finding) == (
-        "data_config.best_by=maths is no set of data_config.eval_sets; there is math"
-    )
     assert finding.legal == ("math", None)
     assert finding.doc == "docs/reference/config.md#data_config"
 
@@ -91,13 +71,10 @@ OF_CODE = OF_GSM8K | {"data_source": "code"}
 
 
 def test_several_sets_train_in_the_place_of_one_file(run_config: MakeConfig) -> None:
-    assert texts(run_config, MIXED | {REWARDS: [OF_GSM8K, OF_CODE]}) == []
-    assert texts(run_config, {DATA: None}) == [
-        f"{DATA} is missing: name a file, or sets in {TRAIN}"
-    ]
+    assert fields(run_config, MIXED | {REWARDS: [OF_GSM8K, OF_CODE]}) == []
+    assert fields(run_config, {DATA: None}) == [DATA]
     [both] = found(run_config, MIXED | {DATA: "a.jsonl"})
-    assert str(both) == f"{DATA}=a.jsonl and {TRAIN} both say what trains; give one of them"
-    assert both.legal == (None,)
+    assert (both.field, both.legal) == (DATA, (None,))
 
 
 def test_a_weight_is_above_0(run_config: MakeConfig) -> None:
@@ -107,59 +84,39 @@ def test_a_weight_is_above_0(run_config: MakeConfig) -> None:
 
 def test_each_source_needs_a_reward_where_there_are_any(run_config: MakeConfig) -> None:
     [finding] = found(run_config, MIXED | {REWARDS: [OF_GSM8K, OF_CODE | {"data_source": "cod"}]})
-    assert str(finding) == (
-        f"{TRAIN}.1.name=code is no data_source of {REWARDS}; there is gsm8k, cod"
-    )
-    assert finding.legal == ("cod",)
+    assert (finding.field, finding.legal) == (f"{TRAIN}.1.name", ("cod",))
     named = [GSM8K, CODE | {"data_source": "gsm8k"}]
-    assert texts(run_config, {DATA: None, TRAIN: named, REWARDS: [OF_GSM8K]}) == []
+    assert fields(run_config, {DATA: None, TRAIN: named, REWARDS: [OF_GSM8K]}) == []
 
 
 def test_each_function_of_a_source_has_one_weight(run_config: MakeConfig) -> None:
     wrong = [OF_GSM8K | {"verifier_weight": [1.0, 2.0]}]
     [finding] = found(run_config, {REWARDS: wrong})
-    assert str(finding) == (
-        f"{REWARDS}.0.verifier_weight of gsm8k has 2 entries and verifier_function has 1; needed "
-        "are functions, each once, and a weight for each"
-    )
     config = run_config(Path("model"), {REWARDS: wrong})
     assert findings(with_value(config, finding.field, finding.legal[0])) == []
 
 
 def test_a_column_orders_where_the_order_is_by_a_column(run_config: MakeConfig) -> None:
     by_column = {"data_config.order": "by_column"}
-    assert texts(run_config, by_column) == [
-        "data_config.order_column is missing: data_config.order=by_column needs a column of numbers"
-    ]
-    assert texts(run_config, by_column | {"data_config.order_column": "level"}) == []
-    assert texts(run_config, {"data_config.order_stages": 3}) == [
-        (
-            "data_config.order_stages=3 has a meaning only with data_config.order=by_column, found "
-            "null"
-        )
-    ]
+    assert fields(run_config, by_column) == ["data_config.order_column"]
+    assert fields(run_config, by_column | {"data_config.order_column": "level"}) == []
+    assert fields(run_config, {"data_config.order_stages": 3}) == ["data_config.order_stages"]
 
 
 def test_pass_rates_have_a_column_and_some_between_them(run_config: MakeConfig) -> None:
     low, column = "data_config.pass_rate_low", "data_config.pass_rate_column"
-    assert texts(run_config, {low: 0.1, column: "rate"}) == []
-    assert texts(run_config, {low: 0.1}) == [
-        (f"{column} is missing: {low} and pass_rate_high need a column of pass rates")
-    ]
-    assert texts(run_config, {low: 0.6, "data_config.pass_rate_high": 0.5, column: "rate"}) == [
-        f"{low}=0.6 must not be above data_config.pass_rate_high=0.5"
+    assert fields(run_config, {low: 0.1, column: "rate"}) == []
+    assert fields(run_config, {low: 0.1}) == [column]
+    assert fields(run_config, {low: 0.6, "data_config.pass_rate_high": 0.5, column: "rate"}) == [
+        low
     ]
 
 
 def test_sequences_that_are_carried_over_need_seeds_of_their_own(run_config: MakeConfig) -> None:
     unseeded = {"rl_config.reproducible_sampling": False}
-    assert texts(run_config, unseeded) == []
+    assert fields(run_config, unseeded) == []
     [finding] = found(run_config, unseeded | {"rl_config.partial_rollout": True})
-    assert str(finding) == (
-        "rl_config.reproducible_sampling=false: with rl_config.partial_rollout=true each sequence "
-        "goes on by a seed of its own"
-    )
-    assert finding.legal == (True,)
+    assert (finding.field, finding.legal) == ("rl_config.reproducible_sampling", (True,))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +144,7 @@ def test_what_is_no_list_of_sets_is_refused(
 
 
 def test_a_path_of_data_is_one_or_several(run_config: MakeConfig) -> None:
-    assert texts(run_config, {DATA: ["a.csv", "more", "b-*.parquet"]}) == []
+    assert fields(run_config, {DATA: ["a.csv", "more", "b-*.parquet"]}) == []
     for wrong in ([], 5, ["a.csv", 5], [["a.csv"]]):
         with pytest.raises(ConfigError, match=r"data_path=.* must be a path, or a list of paths"):
             run_config(Path("model"), {DATA: wrong})
@@ -197,19 +154,14 @@ def test_a_path_of_data_is_one_or_several(run_config: MakeConfig) -> None:
 
 def test_each_reward_function_has_arguments_or_none_has(run_config: MakeConfig) -> None:
     key = "rl_config.verifier_kwargs"
-    assert texts(run_config, {key: [{}, {"limit": 4}]}) == []
-    assert texts(run_config, {key: [{}]}) == [
-        (
-            f"{key} has 1 entries and verifier_function has 2; each function needs one, {{}} where "
-            "it has no arguments"
-        )
-    ]
+    assert fields(run_config, {key: [{}, {"limit": 4}]}) == []
+    assert fields(run_config, {key: [{}]}) == [key]
     again = {
         "data_source": "sums",
         "verifier_function": ["boxed_format"],
         "verifier_weight": [1.0],
         "verifier_kwargs": [{"limit": 5}],
     }
-    assert texts(run_config, {key: [{}, {"limit": 4}], "data_config.rewards": [again]}) == [
-        "data_config.rewards.0.verifier_kwargs of boxed_format must be what it is elsewhere"
+    assert fields(run_config, {key: [{}, {"limit": 4}], "data_config.rewards": [again]}) == [
+        "data_config.rewards.0.verifier_kwargs"
     ]

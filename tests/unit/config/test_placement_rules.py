@@ -21,25 +21,18 @@ APART = {INTEGRATED: False, "rl_config.actor_resource.num_npus": 2, DEVICES: 6}
 
 
 def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
-    return [str(each) for each in findings(run_config(Path("model"), overrides))]
+    return [each.field for each in findings(run_config(Path("model"), overrides))]
 
 
 def test_replicas_fill_the_devices_of_the_rollout_alone(run_config: MakeConfig) -> None:
     config = run_config(Path("model"), APART | {ROLLOUT_TP: 3})
     assert not findings(config)
     assert (config.world_size, config.devices, config.rollout_layout.replicas) == (2, 8, 2)
-    assert found(run_config, APART | {ROLLOUT_TP: 4}) == [
-        f"{ROLLOUT_TP}=4 must divide {DEVICES}=6; nearest: 3, 6"
-    ]
+    assert found(run_config, APART | {ROLLOUT_TP: 4}) == [ROLLOUT_TP]
 
 
 def test_without_devices_of_its_own_the_rollout_cannot_be_apart(run_config: MakeConfig) -> None:
-    assert found(run_config, {INTEGRATED: False}) == [
-        (
-            f"{DEVICES} is missing: {INTEGRATED}=false needs the number of devices that generate, "
-            "here or as the ranks of generate_config.backend, such as vllm:d2t2"
-        )
-    ]
+    assert found(run_config, {INTEGRATED: False}) == [DEVICES]
 
 
 @pytest.mark.parametrize("key", [DEVICES, FIRST, ORDER])
@@ -47,8 +40,7 @@ def test_keys_of_a_rollout_apart_are_refused_where_devices_are_shared(
     key: str, run_config: MakeConfig
 ) -> None:
     value = {DEVICES: 4, FIRST: True, ORDER: "asynchronous"}[key]
-    (said,) = found(run_config, {key: value})
-    assert f" has a meaning only with {INTEGRATED}=false, found true" in said
+    assert found(run_config, {key: value}) == [key]
 
 
 @pytest.mark.parametrize(
@@ -111,13 +103,10 @@ def test_servers_are_the_replicas_and_no_processes_of_the_run(run_config: MakeCo
     assert placement_text(config) == (
         "training on 2; replica 0 at http://127.0.0.1:8000; replica 1 at http://localhost:8001"
     )
-    (told,) = found(run_config, SERVED | {SERVERS: TWO[:1]})
-    assert "one address for each of the 2 replicas" in told
-    (told,) = found(run_config, SERVED | {"generate_config.server_token_file": None})
-    assert told == f"generate_config.server_token_file is missing: {SERVERS} are asked with a token"
-    shared = {SERVERS: TWO, "generate_config.server_token_file": "token"}
-    (told,) = found(run_config, shared)
-    assert told.startswith(f"{INTEGRATED}=true must be false with {SERVERS}")
+    assert found(run_config, SERVED | {SERVERS: TWO[:1]}) == [SERVERS]
+    token = "generate_config.server_token_file"
+    assert found(run_config, SERVED | {token: None}) == [token]
+    assert found(run_config, {SERVERS: TWO, token: "token"}) == [INTEGRATED]
 
 
 def test_servers_of_sglang_are_named_by_the_string_of_the_rollout(run_config: MakeConfig) -> None:
@@ -126,30 +115,27 @@ def test_servers_of_sglang_are_named_by_the_string_of_the_rollout(run_config: Ma
     assert not findings(config)
     assert config.rollout_backend == "sglang"
     assert run_config(Path("model"), SERVED).rollout_backend == "vllm"
-    (told,) = found(run_config, served | {"generate_config.sampling_config.top_p": 0.9})
-    assert "top_p=0.9: sglang tells log-probs of the whole distribution" in told
+    sampling = "generate_config.sampling_config"
+    assert found(run_config, served | {f"{sampling}.top_p": 0.9}) == [sampling]
 
 
 def test_a_router_has_servers_of_vllm_behind_it(run_config: MakeConfig) -> None:
     router = {"generate_config.router": "vllm-router"}
     assert not findings(run_config(Path("model"), SERVED | router))
     for given in (APART, SERVED | {"generate_config.backend": "sglang:d2t3"}):
-        (told,) = found(run_config, given | router)
-        assert told.startswith("generate_config.router=vllm-router needs generate_config.servers")
+        assert found(run_config, given | router) == ["generate_config.router"]
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "engines.example", "0.0.0.0", "[2001:db8::1]"])
 def test_a_server_on_another_machine_has_to_be_asked_for(host: str, run_config: MakeConfig) -> None:
     remote = SERVED | {SERVERS: [TWO[0], f"http://{host}:8000"]}
-    (told,) = found(run_config, remote)
-    assert f"http://{host}:8000 is not on the loopback address" in told
+    assert found(run_config, remote) == [SERVERS]
     assert found(run_config, remote | {REMOTE: True}) == []
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "file:///x"])
 def test_what_is_no_address_of_a_server_is_refused(address: str, run_config: MakeConfig) -> None:
-    (told,) = found(run_config, SERVED | {SERVERS: [TWO[0], address]})
-    assert f"{address} must begin with http:// or https://" in told
+    assert found(run_config, SERVED | {SERVERS: [TWO[0], address]}) == [SERVERS]
 
 
 ACTORS = "rl_config.actor_resource.num_npus"
@@ -191,65 +177,3 @@ def test_without_devices_of_its_own_a_role_has_the_actors(run_config: MakeConfig
         range(1, 3),
         range(2),
     ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said", "legal"),
-    [
-        (
-            {f"{CRITICS}.first_npu": 5},
-            f"{CRITICS}.first_npu=5 leaves device 4 without a role; nearest: 4",
-            (4,),
-        ),
-        (
-            {"rl_config.actor_resource.first_npu": 2, f"{REFERENCES}.num_npus": 2},
-            "rl_config.actor_resource.first_npu=2 leaves device 0 to 1 without a role; nearest: 0",
-            (0,),
-        ),
-        (
-            {"critic_config.tensor_model_parallel_size": 3},
-            (
-                "critic_config.tensor_model_parallel_size=3 must divide "
-                f"{CRITICS}.num_npus=2; nearest: 2"
-            ),
-            (2, 1),
-        ),
-        (
-            {"generate_config.infer_tensor_parallel_size": 3},
-            (
-                "generate_config.infer_tensor_parallel_size=3 must divide the devices of all "
-                "roles=4; nearest: 2, 4"
-            ),
-            (4, 2, 1),
-        ),
-        (
-            {"rl_config.reward_resource.num_npus": 1},
-            (
-                "rl_config.reward_resource.num_npus=1 is of a role that this run does without: "
-                "reward_config brings it"
-            ),
-            (None,),
-        ),
-        (
-            {"rl_config.on_device_loss": "shrink"},
-            (
-                "rl_config.on_device_loss=shrink needs all roles on the same devices: "
-                "no others are sought for each"
-            ),
-            ("wait",),
-        ),
-        (
-            {"rl_config.ref_update_interval": 2},
-            (
-                "rl_config.ref_update_interval=2 needs a reference that is laid out as the actor; "
-                "rl_config.reference_resource has devices of its own"
-            ),
-            (0,),
-        ),
-    ],
-)
-def test_sets_of_devices_that_cannot_be_are_refused_with_the_nearest_that_can(
-    changes: dict[str, Any], said: str, legal: tuple[Any, ...], run_config: MakeConfig
-) -> None:
-    (finding,) = findings(run_config(Path("model"), HALVES | changes))
-    assert (str(finding), finding.legal) == (said, legal)

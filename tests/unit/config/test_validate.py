@@ -1,4 +1,4 @@
-"""Each rule between fields, with its whole message; and what is just inside the rule."""
+"""Each rule between fields, and what is just inside the rule."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from mindrl.config.finding import nearest_divisors
-from mindrl.config.rl import ESTIMATORS
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 
@@ -26,7 +25,7 @@ RESPONSE = "generate_config.sampling_config.max_tokens"
 
 
 def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
-    return [str(each) for each in findings(run_config(Path("model"), overrides))]
+    return [each.field for each in findings(run_config(Path("model"), overrides))]
 
 
 def test_the_base_configuration_of_these_tests_has_no_findings(run_config: MakeConfig) -> None:
@@ -35,12 +34,8 @@ def test_the_base_configuration_of_these_tests_has_no_findings(run_config: MakeC
 
 @pytest.mark.parametrize("field", [TRAIN_TP, ROLLOUT_TP])
 def test_a_tensor_parallel_size_must_divide_the_devices(field: str, run_config: MakeConfig) -> None:
-    assert found(run_config, {DEVICES: 8, field: 3}) == [
-        f"{field}=3 must divide {DEVICES}=8; nearest: 2, 4"
-    ]
-    assert found(run_config, {DEVICES: 8, field: 16}) == [
-        f"{field}=16 must divide {DEVICES}=8; nearest: 8"
-    ]
+    assert found(run_config, {DEVICES: 8, field: 3}) == [field]
+    assert found(run_config, {DEVICES: 8, field: 16}) == [field]
     assert found(run_config, {DEVICES: 8, field: 4}) == []
 
 
@@ -50,17 +45,13 @@ def test_all_that_shares_a_copy_of_the_model_must_divide_the_devices_together(
     sizes = {TRAIN_TP: 2, TRAIN_CP: 2, TRAIN_PP: 2, DEVICES: 8}
     assert found(run_config, sizes) == []
     assert run_config(Path("model"), sizes).layout("actor").dp == 1
-    assert found(run_config, sizes | {TRAIN_CP: 3}) == [
-        f"{TRAIN_TP} times {TRAIN_CP} times {TRAIN_PP}=12 must divide {DEVICES}=8; nearest: 8"
-    ]
+    assert found(run_config, sizes | {TRAIN_CP: 3}) == [TRAIN_CP]
 
 
 def test_the_experts_grid_is_one_of_each_pipeline_stage(run_config: MakeConfig) -> None:
     ep = "actor_config.expert_model_parallel_size"
     assert found(run_config, {DEVICES: 8, TRAIN_PP: 2, ep: 4}) == []
-    assert found(run_config, {DEVICES: 8, TRAIN_PP: 2, ep: 8}) == [
-        f"{ep}=8 must divide {DEVICES} per pipeline stage=4; nearest: 4"
-    ]
+    assert found(run_config, {DEVICES: 8, TRAIN_PP: 2, ep: 8}) == [ep]
 
 
 def test_a_token_budget_holds_the_longest_sequence_and_needs_packing(
@@ -71,16 +62,9 @@ def test_a_token_budget_holds_the_longest_sequence_and_needs_packing(
     budget = "rl_config.max_packing_token_size"
     assert found(run_config, dynamic | {budget: 64}) == []
     assert found(run_config, lengths | {budget: 63}) == []
-    assert found(run_config, dynamic | {budget: 63}) == [
-        (
-            f"{budget}=63 must hold the longest sequence, rl_config.max_prompt_length=24 plus "
-            "generate_config.sampling_config.max_tokens=40: 64 or more"
-        )
-    ]
-    (finding,) = found(run_config, dynamic | {"rl_config.ref_max_packing_token_size": 8})
-    assert finding.startswith("rl_config.ref_max_packing_token_size=8 must hold")
-    (finding,) = found(run_config, dynamic | {"rl_config.use_remove_padding": False})
-    assert finding.startswith("rl_config.use_remove_padding=false: ")
+    assert found(run_config, dynamic | {budget: 63}) == [budget]
+    for field, value in {"ref_max_packing_token_size": 8, "use_remove_padding": False}.items():
+        assert found(run_config, dynamic | {f"rl_config.{field}": value}) == [f"rl_config.{field}"]
 
 
 def test_full_recomputation_says_how_and_no_other_does(run_config: MakeConfig) -> None:
@@ -89,37 +73,22 @@ def test_full_recomputation_says_how_and_no_other_does(run_config: MakeConfig) -
     )
     assert found(run_config, {granularity: "selective"}) == []
     assert found(run_config, {granularity: "full", method: "block", layers: 1}) == []
-    assert found(run_config, {granularity: "full", layers: 1}) == [
-        f"{method} is missing: recompute_granularity=full needs uniform or block"
-    ]
-    assert found(run_config, {granularity: "selective", layers: 2}) == [
-        f"{layers}=2 has a meaning only with {granularity}=full, found selective"
-    ]
+    assert found(run_config, {granularity: "full", layers: 1}) == [method]
+    assert found(run_config, {granularity: "selective", layers: 2}) == [layers]
 
 
 def test_sequence_parallelism_needs_tensor_parallelism(run_config: MakeConfig) -> None:
     switch = {"megatron_training.sequence_parallel": True, DEVICES: 2}
-    assert found(run_config, switch) == [
-        (
-            "megatron_training.sequence_parallel=true needs a tensor_model_parallel_size of 2 or "
-            "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
-        )
-    ]
+    assert found(run_config, switch) == ["megatron_training.sequence_parallel"]
     assert found(run_config, switch | {TRAIN_TP: 2}) == []
 
 
 def test_the_experts_grid_must_divide_the_devices(run_config: MakeConfig) -> None:
     ep, etp = "actor_config.expert_model_parallel_size", "actor_config.expert_tensor_parallel_size"
     assert found(run_config, {DEVICES: 8, ep: 4, etp: 2, MINI: 2}) == []
-    assert found(run_config, {DEVICES: 8, ep: 3, MINI: 2}) == [
-        f"{ep}=3 must divide {DEVICES}=8; nearest: 2, 4"
-    ]
-    assert found(run_config, {DEVICES: 8, etp: 16, MINI: 2}) == [
-        f"{etp}=16 must divide {DEVICES}=8; nearest: 8"
-    ]
-    assert found(run_config, {DEVICES: 8, ep: 3, etp: 2, MINI: 2}) == [
-        f"{ep} times {etp}=6 must divide {DEVICES}=8; nearest: 4, 8"
-    ]
+    assert found(run_config, {DEVICES: 8, ep: 3, MINI: 2}) == [ep]
+    assert found(run_config, {DEVICES: 8, etp: 16, MINI: 2}) == [etp]
+    assert found(run_config, {DEVICES: 8, ep: 3, etp: 2, MINI: 2}) == [ep]
 
 
 def test_the_rollout_shares_experts_inside_a_replica_or_not_at_all(run_config: MakeConfig) -> None:
@@ -128,12 +97,7 @@ def test_the_rollout_shares_experts_inside_a_replica_or_not_at_all(run_config: M
     for size in (1, 4):
         assert found(run_config, on_8 | {ep: size}) == []
     for size in (2, 8):
-        assert found(run_config, on_8 | {ep: size}) == [
-            (
-                f"{ep}={size} must be 1 or equal to {ROLLOUT_TP}=4; experts that are shared "
-                "across replicas can be planned, not run"
-            )
-        ]
+        assert found(run_config, on_8 | {ep: size}) == [ep]
 
 
 def test_ranks_that_share_experts_get_equal_shares_of_every_update_and_so_of_every_step(
@@ -150,27 +114,18 @@ def test_ranks_that_share_experts_get_equal_shares_of_every_update_and_so_of_eve
 
 
 def test_the_mini_batch_must_divide_the_batch(run_config: MakeConfig) -> None:
-    assert found(run_config, {BATCH: 32, MINI: 12}) == [
-        f"{MINI}=12 must divide {BATCH}=32; nearest: 8, 16"
-    ]
-    assert found(run_config, {BATCH: 32, MINI: 64}) == [
-        f"{MINI}=64 must divide {BATCH}=32; nearest: 32"
-    ]
+    assert found(run_config, {BATCH: 32, MINI: 12}) == [MINI]
+    assert found(run_config, {BATCH: 32, MINI: 64}) == [MINI]
     assert found(run_config, {BATCH: 32, MINI: 8}) == []
 
 
 def test_a_huge_batch_is_judged_at_once(run_config: MakeConfig) -> None:
-    (finding,) = found(run_config, {BATCH: 10**6, MINI: 7})
-    assert finding == f"{MINI}=7 must divide {BATCH}=1000000; nearest: 5, 8"
+    assert found(run_config, {BATCH: 10**6, MINI: 7}) == [MINI]
 
 
 def test_the_sequences_of_an_update_must_divide_over_the_replicas(run_config: MakeConfig) -> None:
     uneven = {DEVICES: 8, MINI: 2, SAMPLES: 6}
-    (finding,) = found(run_config, uneven)
-    assert finding == (
-        f"{MINI}=2 times {SAMPLES}=6 gives 12 sequences per update, "
-        f"which 8 data-parallel replicas must divide; {MINI} needs a multiple of 4"
-    )
+    assert found(run_config, uneven) == [MINI]
     # Four replicas of two ranks each: 12 sequences are 3 for each.
     assert found(run_config, uneven | {TRAIN_TP: 2}) == []
 
@@ -180,9 +135,7 @@ def test_one_response_per_prompt_has_no_group_to_be_compared_with(
     name: str, run_config: MakeConfig
 ) -> None:
     chosen = {ESTIMATOR: name}
-    assert found(run_config, chosen | {SAMPLES: 1}) == [
-        f"{SAMPLES}=1: {ESTIMATOR}={name} compares the responses to one prompt and needs 2 or more"
-    ]
+    assert found(run_config, chosen | {SAMPLES: 1}) == [SAMPLES]
     assert found(run_config, chosen | {SAMPLES: 2}) == []
 
 
@@ -191,8 +144,7 @@ def test_an_estimator_without_a_group_does_with_one_response_a_wrong_name_with_n
 ) -> None:
     for name in ("reinforce_plus_plus", "own.package:estimator"):
         assert found(run_config, {ESTIMATOR: name, SAMPLES: 1}) == []
-    names = f"{', '.join(ESTIMATORS)}, or your own, package.module:function"
-    assert found(run_config, {ESTIMATOR: "nrom"}) == [f"{ESTIMATOR}=nrom must be one of {names}"]
+    assert found(run_config, {ESTIMATOR: "nrom"}) == [ESTIMATOR]
 
 
 @pytest.mark.parametrize("field", ["megatron_training.seq_length", "generate_config.max_model_len"])
@@ -201,16 +153,12 @@ def test_a_prompt_of_32_and_a_response_of_33_need_65_tokens(
 ) -> None:
     wide = {"megatron_training.seq_length": 65, "generate_config.max_model_len": 65}
     assert found(run_config, wide | {RESPONSE: 33}) == []
-    assert found(run_config, wide | {RESPONSE: 33, field: 64}) == [
-        f"{field}=64 is below rl_config.max_prompt_length=32 plus {RESPONSE}=33; needs 65 or more"
-    ]
+    assert found(run_config, wide | {RESPONSE: 33, field: 64}) == [field]
 
 
 def test_an_engine_step_must_hold_a_token_of_every_sequence(run_config: MakeConfig) -> None:
     tokens = "generate_config.max_num_batched_tokens"
-    assert found(run_config, {tokens: 63}) == [
-        f"{tokens}=63 must be at least generate_config.max_num_seqs=64"
-    ]
+    assert found(run_config, {tokens: 63}) == [tokens]
     assert found(run_config, {tokens: 64}) == []
 
 
@@ -221,25 +169,18 @@ def test_each_reward_needs_one_weight(
     functions: list[str], weights: list[float], run_config: MakeConfig
 ) -> None:
     overrides = {"rl_config.verifier_function": functions, "rl_config.verifier_weight": weights}
-    assert found(run_config, overrides) == [
-        (
-            f"rl_config.verifier_weight has {len(weights)} entries and rl_config.verifier_function "
-            f"has {len(functions)}; each function needs one weight"
-        )
-    ]
+    assert found(run_config, overrides) == ["rl_config.verifier_weight"]
 
 
 def test_a_reward_is_named_once(run_config: MakeConfig) -> None:
     functions = {"rl_config.verifier_function": ["f", "g", "f"]}
     weights = {"rl_config.verifier_weight": [1.0, 1.0, 1.0]}
-    assert found(run_config, functions | weights) == [
-        "rl_config.verifier_function=f,g,f names f more than once; raise its weight"
-    ]
+    assert found(run_config, functions | weights) == ["rl_config.verifier_function"]
 
 
 def test_the_learning_rate_may_not_decay_upwards(run_config: MakeConfig) -> None:
     assert found(run_config, {"actor_config.lr": 1e-6, "actor_config.min_lr": 2e-6}) == [
-        "actor_config.min_lr=2e-06 must not be above actor_config.lr=1e-06"
+        "actor_config.min_lr"
     ]
     assert found(run_config, {"actor_config.lr": 1e-6, "actor_config.min_lr": 1e-6}) == []
 
@@ -247,18 +188,13 @@ def test_the_learning_rate_may_not_decay_upwards(run_config: MakeConfig) -> None
 def test_experts_are_grouped_in_bfloat16_only(run_config: MakeConfig) -> None:
     grouped = {"actor_config.moe_grouped_gemm": True}
     assert found(run_config, grouped | {"megatron_training.bf16": False}) == [
-        (
-            "actor_config.moe_grouped_gemm=true needs megatron_training.bf16=true, found false: "
-            "Megatron multiplies grouped experts in bfloat16 only"
-        )
+        "actor_config.moe_grouped_gemm"
     ]
     assert found(run_config, grouped | {"megatron_training.bf16": True}) == []
 
 
 def test_evaluation_needs_held_out_prompts(run_config: MakeConfig) -> None:
-    assert found(run_config, {"rl_config.test_freq": 10}) == [
-        f"rl_config.test_freq=10 needs {HELD_OUT}, data_config.held_out_fraction or eval_sets"
-    ]
+    assert found(run_config, {"rl_config.test_freq": 10}) == ["rl_config.test_freq"]
     held_out = {HELD_OUT: "test.jsonl"}
     assert found(run_config, {"rl_config.test_freq": 10} | held_out) == []
 
@@ -275,12 +211,8 @@ GAE: dict[str, Any] = {"rl_config.adv_estimator": "gae", "critic_config.lr": 1e-
 
 def test_a_critic_is_there_exactly_where_advantages_come_from_one(run_config: MakeConfig) -> None:
     assert found(run_config, GAE) == []
-    assert found(run_config, {"rl_config.adv_estimator": "gae"}) == [
-        "critic_config is missing: rl_config.adv_estimator=gae needs one, empty or not"
-    ]
-    assert found(run_config, {"critic_config.lr": 1e-5}) == [
-        "critic_config is given: rl_config.adv_estimator=group_norm has no critic; use gae"
-    ]
+    assert found(run_config, {"rl_config.adv_estimator": "gae"}) == ["critic_config"]
+    assert found(run_config, {"critic_config.lr": 1e-5}) == ["critic_config"]
 
 
 def test_with_a_critic_one_response_per_prompt_is_enough(run_config: MakeConfig) -> None:
@@ -289,36 +221,25 @@ def test_with_a_critic_one_response_per_prompt_is_enough(run_config: MakeConfig)
 
 def test_what_only_a_critic_gives_a_meaning_is_refused_without_one(run_config: MakeConfig) -> None:
     choices = {"rl_config.critic_warmup": 1}
-    assert found(run_config, choices) == [
-        "rl_config.critic_warmup=1 needs rl_config.adv_estimator=gae, found group_norm",
-    ]
+    assert found(run_config, choices) == ["rl_config.critic_warmup"]
     assert found(run_config, GAE | choices) == []
 
 
 def test_the_actor_learns_in_the_last_step_at_least(run_config: MakeConfig) -> None:
     assert found(run_config, GAE | {"rl_config.critic_warmup": 2}) == []
-    assert found(run_config, GAE | {"rl_config.critic_warmup": 3}) == [
-        "rl_config.critic_warmup=3 must be below megatron_training.train_iters=3"
-    ]
+    assert found(run_config, GAE | {"rl_config.critic_warmup": 3}) == ["rl_config.critic_warmup"]
 
 
 def test_a_role_is_judged_by_its_own_sizes_and_by_the_actors_it_takes(
     run_config: MakeConfig,
 ) -> None:
     critic = GAE | {DEVICES: 8, TRAIN_TP: 4}
-    assert found(run_config, critic | {"critic_config.pipeline_model_parallel_size": 3}) == [
-        (
-            f"{TRAIN_TP} times critic_config.pipeline_model_parallel_size=12 must divide "
-            f"{DEVICES}=8; "
-            "nearest: 8"
-        )
-    ]
-    assert found(run_config, critic | {"critic_config.tensor_model_parallel_size": 3}) == [
-        f"critic_config.tensor_model_parallel_size=3 must divide {DEVICES}=8; nearest: 2, 4"
-    ]
+    for size in ("pipeline", "tensor"):
+        field = f"critic_config.{size}_model_parallel_size"
+        assert found(run_config, critic | {field: 3}) == [field]
     # Two roles take the actor's size: it is named once.
     both = critic | {TRAIN_TP: 3, "rl_config.init_kl_coef": 0.1}
-    assert found(run_config, both) == [f"{TRAIN_TP}=3 must divide {DEVICES}=8; nearest: 2, 4"]
+    assert found(run_config, both) == [TRAIN_TP]
 
 
 def test_a_reference_that_is_not_used_is_not_judged(run_config: MakeConfig) -> None:
@@ -331,42 +252,25 @@ def test_a_critic_shares_updates_and_a_reward_model_steps(run_config: MakeConfig
     """Eight devices, two replicas of the actor: 4 prompts x 1 response, in updates of 2."""
     small = GAE | {DEVICES: 8, TRAIN_TP: 4, BATCH: 4, MINI: 2, SAMPLES: 1, ROLLOUT_TP: 8}
     assert found(run_config, small) == []
-    assert found(run_config, small | {"critic_config.tensor_model_parallel_size": 1}) == [
-        (
-            f"{MINI}=2 times {SAMPLES}=1 gives 2 sequences per update, which 8 data-parallel "
-            f"replicas of critic_config must divide; {MINI} needs a multiple of 8"
-        )
-    ]
+    assert found(run_config, small | {"critic_config.tensor_model_parallel_size": 1}) == [MINI]
     reward = {"reward_config.load": "judge", "reward_config.tensor_model_parallel_size": 1}
-    assert found(run_config, small | reward) == [
-        (
-            f"{BATCH}=4 times {SAMPLES}=1 gives 4 sequences per step, which 8 data-parallel "
-            f"replicas of reward_config must divide; {BATCH} needs a multiple of 8"
-        )
-    ]
+    assert found(run_config, small | reward) == [BATCH]
     assert found(run_config, small | reward | {BATCH: 8}) == []
 
 
 def test_a_critics_schedule_and_recomputation_are_judged_as_the_actors(
     run_config: MakeConfig,
 ) -> None:
-    assert found(run_config, GAE | {"critic_config.min_lr": 1e-4}) == [
-        "critic_config.min_lr=0.0001 must not be above critic_config.lr=1e-05"
-    ]
+    assert found(run_config, GAE | {"critic_config.min_lr": 1e-4}) == ["critic_config.min_lr"]
     assert found(run_config, GAE | {"critic_config.recompute_num_layers": 2}) == [
-        (
-            "critic_config.recompute_num_layers=2 has a meaning only with "
-            "critic_config.recompute_granularity=full, found None"
-        )
+        "critic_config.recompute_num_layers"
     ]
 
 
 def test_two_names_of_the_references_folder_must_agree(run_config: MakeConfig) -> None:
     theirs = "rl_config.integrated_mode_config.ref_model_load_path"
     assert found(run_config, {theirs: "a", "ref_config.load": "a"}) == []
-    assert found(run_config, {theirs: "a", "ref_config.load": "b"}) == [
-        f"ref_config.load=b and {theirs}=a are two names of one folder; give one of them"
-    ]
+    assert found(run_config, {theirs: "a", "ref_config.load": "b"}) == ["ref_config.load"]
 
 
 def test_a_reward_model_may_judge_alone_where_nothing_is_evaluated(run_config: MakeConfig) -> None:
@@ -377,10 +281,7 @@ def test_a_reward_model_may_judge_alone_where_nothing_is_evaluated(run_config: M
     }
     assert found(run_config, alone) == []
     assert found(run_config, alone | {"megatron_training.test_data_path": "test.jsonl"}) == [
-        (
-            "rl_config.verifier_function is empty: its first entry measures the accuracy on "
-            "megatron_training.test_data_path=test.jsonl; name one, or evaluate nothing"
-        )
+        "rl_config.verifier_function"
     ]
 
 

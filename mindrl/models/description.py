@@ -142,9 +142,8 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         raise ModelError(
             f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
-            + "; to add a family, follow docs/how-to/add-a-model.md; with a network of your own "
-            "for archon, docs/how-to/add-an-archon-model.md; where fsdp trains every role, "
-            "models may be of any: docs/how-to/train-any-hugging-face-model.md"
+            + "; to add a family or a network of your own, follow docs/how-to/add-a-model.md; fsdp "
+            "trains models of any family (docs/how-to/train-with-archon.md#any-hugging-face-model)"
         )
     unsupported = () if to_plan else _unsupported(values)
     return described(path, _sizes, values, unsupported)

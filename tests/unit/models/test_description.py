@@ -16,9 +16,8 @@ from mindrl.models.description import ModelDescription, read_description
 MODELS = Path(__file__).parents[3] / "configs" / "models"
 MakeModel = Callable[[bool], Path]
 OTHERS = (
-    "; with a network of your own for archon, docs/how-to/add-an-archon-model.md"
-    "; where fsdp trains every role, models may be of any: "
-    "docs/how-to/train-any-hugging-face-model.md"
+    "; to add a family or a network of your own, follow docs/how-to/add-a-model.md; fsdp trains "
+    "models of any family (docs/how-to/train-with-archon.md#any-hugging-face-model)"
 )
 FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"
 QWEN_7B: dict[str, Any] = {
@@ -241,22 +240,16 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
             {"model_type": "qwen3_next"},
             (
                 f"model_type='qwen3_next' is not supported; supported: {FAMILIES}; "
-                "nearest: qwen3_moe; to add a family, follow docs/how-to/add-a-model.md" + OTHERS
+                "nearest: qwen3_moe" + OTHERS
             ),
         ),
         (
             {"model_type": "bloom"},
-            (
-                f"model_type='bloom' is not supported; supported: {FAMILIES}; "
-                "to add a family, follow docs/how-to/add-a-model.md" + OTHERS
-            ),
+            (f"model_type='bloom' is not supported; supported: {FAMILIES}" + OTHERS),
         ),
         (
             {"model_type": None},
-            (
-                f"model_type=None is not supported; supported: {FAMILIES}; "
-                "to add a family, follow docs/how-to/add-a-model.md" + OTHERS
-            ),
+            (f"model_type=None is not supported; supported: {FAMILIES}" + OTHERS),
         ),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},

@@ -40,7 +40,7 @@ def test_any_other_engine_refuses_it_and_names_fsdp(
     config = run_config(random_model_of("stablelm"), {"actor_config.backend": engine})
     _, (finding,) = describe_models(config)
     assert "model_type='stablelm' is not supported" in str(finding)
-    assert "where fsdp trains every role" in str(finding)
+    assert "fsdp trains models of any family" in str(finding)
 
 
 def test_a_critic_of_such_a_family_has_a_value_head_in_the_place_of_the_other(

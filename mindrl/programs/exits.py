@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from mindrl.errors import ConfigError, InterruptedRunError, MindrlError
+from mindrl.errors import ClusterError, ConfigError, InterruptedRunError, MindrlError
 from mindrl.observability.terminal import printable
 
 FAILED = 1
@@ -29,8 +29,9 @@ def exit_code(
 ) -> int:
     """Run `action`; an expected error is printed and becomes an exit code.
 
-    `bad_input` are further errors about the program's input, besides `ConfigError`. The first ten
-    reasons are printed, or all with `shows_all`.
+    `bad_input` are further errors about the program's input, besides `ConfigError`. Of these the
+    first ten reasons are printed, or all with `shows_all`. An error of the cluster is one reason,
+    which may end with the last lines of a log.
     """
     try:
         return action()
@@ -41,7 +42,11 @@ def exit_code(
         elif isinstance(error, (ConfigError, *bad_input)):
             code = BAD_CONFIG
         reasons = str(error).splitlines()
-        return report(reasons if shows_all else first_reasons(reasons), code)
+        if isinstance(error, ClusterError):
+            reasons = [*reasons[:1], *(f" {line}" for line in reasons[1:])]
+        elif code == BAD_CONFIG and not shows_all:
+            reasons = first_reasons(reasons)
+        return report(reasons, code)
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:

@@ -1,9 +1,19 @@
 """What several tests of whole runs look at, made once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import KEEPS, Program, start_program
+from program import KEEPS, STARTED, Program, end, start_program
+
+
+@pytest.fixture(autouse=True)
+def _programs_end_with_their_test() -> Iterator[None]:
+    """End programs that a failed test has left running: they would slow down all later tests."""
+    before = len(STARTED)
+    yield
+    for program in STARTED[before:]:
+        end(program)
 
 
 @pytest.fixture(scope="session")

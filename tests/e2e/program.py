@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ KEEPS = (
     f"megatron_training.train_iters={STEPS}",
 )
 """Of a run that can be gone on with, and run again."""
+STARTED: list["Program"] = []
+"""All programs that these tests have started."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,17 @@ def start_program(
             env=os.environ | {"COLUMNS": "200"} | dict(environment or {}),
             start_new_session=True,
         )
-    return Program(process=process, folder=folder, output=output)
+    STARTED.append(Program(process=process, folder=folder, output=output))
+    return STARTED[-1]
+
+
+def end(program: Program) -> None:
+    """Kill a program that still runs, and all processes below it."""
+    if program.process.poll() is None:
+        for each in [*program.descendants(), psutil.Process(program.process.pid)]:
+            with suppress(psutil.Error):
+                each.kill()
+        program.process.wait(timeout=60)
 
 
 def piped(
@@ -138,7 +151,8 @@ def workers_below(pid: int) -> list[psutil.Process]:
     """Return the worker processes below any process, in the order that they were started."""
     below = psutil.Process(pid).children(recursive=True)
     found = [each for each in below if "WorkerProcess" in " ".join(_words(each))]
-    return sorted(found, key=lambda process: process.pid)
+    # Process ids start again at 1 when they run out.
+    return sorted(found, key=lambda process: (process.create_time(), process.pid))
 
 
 def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:

@@ -1,0 +1,40 @@
+"""Exit codes and printed errors that all programs share."""
+
+import pytest
+
+from mindrl.errors import ClusterError, ConfigError, ModelError, WorkerDiedError
+from mindrl.programs.exits import BAD_CONFIG, FAILED, exit_code
+
+LINES = [f"line {at}" for at in range(30)]
+
+
+def printed(error: Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    def fail() -> int:
+        raise error
+
+    code = exit_code(fail)
+    return code, capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("kind", [ClusterError, WorkerDiedError])
+def test_the_log_of_a_lost_worker_is_printed_to_its_last_line_as_one_error(
+    kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = printed(kind("\n".join(LINES)), capsys)
+    assert code == FAILED
+    assert lines == ["error: line 0", *(f"        {line}" for line in LINES[1:])]
+
+
+def test_of_a_wrong_configuration_the_first_ten_reasons_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, lines = printed(ConfigError("\n".join(LINES)), capsys)
+    assert code == BAD_CONFIG
+    assert lines[:10] == [f"error: {line}" for line in LINES[:10]]
+    (rest,) = lines[10:]
+    assert rest == "        and 20 more; mindrl check --all shows them"
+
+
+def test_reasons_of_other_errors_are_all_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines = printed(ModelError("\n".join(LINES)), capsys)
+    assert (code, lines) == (FAILED, [f"error: {line}" for line in LINES])

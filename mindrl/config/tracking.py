@@ -17,7 +17,7 @@ class Tracking:
 
     trackers: tuple[str, ...] = ()
     """`wandb`, `swanlab`, `mlflow`, or your own function; several are possible. A tracker never
-    blocks or stops a run: [Trackers](../how-to/trackers.md)."""
+    blocks or stops a run: [Trackers](../how-to/watch-a-run.md#trackers)."""
     project: str = "mindrl"
     """Project at the tracker; MLflow's experiment."""
     experiment: str | None = None

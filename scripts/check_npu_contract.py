@@ -21,7 +21,7 @@ from npu_contract.contract import ENTRIES
 from npu_contract.sources import CHECKED_PINS, contract_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
+PAGE = ROOT / "docs" / "reference" / "npu-contract.md"
 RESULT = ROOT / "tests" / "unit" / "npu_contract" / "npu_contract.json"
 
 MISSING = 1
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--index", help="address of the package index (default: pip's)")
     made.add_argument("--json", action="store_true", help="print the rows as JSON")
     made.add_argument(
-        "--write", action="store_true", help="renew the matrix of docs/how-to/install-npu.md"
+        "--write", action="store_true", help="renew the matrix of docs/reference/npu-contract.md"
     )
     return made
 

@@ -24,7 +24,8 @@ SCRIPT = ROOT / "scripts" / "check_npu_contract.py"
 PYTHON_VERSIONS = ("3.11", "3.12")
 """Those of mindrl that torch_npu has wheels for."""
 RESULT = Path(__file__).with_name("npu_contract.json")
-PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
+PAGE = ROOT / "docs" / "reference" / "npu-contract.md"
+INSTALLATION = ROOT / "docs" / "how-to" / "install-npu.md"
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,12 @@ def test_the_kept_result_is_of_this_contract_and_nothing_is_missing(
     assert [row["name"] for row in kept if row["finding"] or not row["evidence"]] == []
 
 
-def test_the_page_shows_the_kept_result_and_every_pinned_version(
+def test_the_pages_show_the_kept_result_and_every_pinned_version(
     kept: list[dict[str, Any]],
 ) -> None:
     page = PAGE.read_text("utf-8")
     assert page == with_matrix(page, [Row(**row) for row in kept])
+    page = INSTALLATION.read_text("utf-8")
     for pin in PINS:
         assert f"| {pin.distribution} | {pin.version} |" in page
     assert f"| CANN: toolkit, kernels, NNAL | {CANN_VERSION} |" in page

@@ -64,7 +64,7 @@ def test_json_stands_alone_on_stdout_whatever_packages_print() -> None:
         assert said in done.stderr
 
 
-@pytest.mark.parametrize("name", ["doctor.md", "first-run-on-an-npu.md"])
+@pytest.mark.parametrize("name", ["doctor.md", "ascend.md"])
 def test_each_trial_is_explained(name: str) -> None:
     explained = {
         word
@@ -75,7 +75,7 @@ def test_each_trial_is_explained(name: str) -> None:
 
 
 def test_the_runs_of_the_first_half_hour_have_no_findings() -> None:
-    text = page("first-run-on-an-npu.md").replace("\\\n", " ")
+    text = page("ascend.md").replace("\\\n", " ")
     commands = re.findall(r"^    (python cli/train.*)$", text, re.MULTILINE)
     runs = [shlex.split(command)[4:] for command in commands]
     runs.append(["hydra.run.dir=a", "megatron_training.train_iters=3"])

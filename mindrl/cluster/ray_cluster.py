@@ -84,7 +84,7 @@ class RayCluster:
         training = self.devices - self.rollout_devices
         said = f"rl_config.actor_resource.num_npus={training}"
         if self.is_spread:
-            said = f"roles on {training} devices in all (rl_config.*_resource)"
+            said = f"roles on {training} devices in total (rl_config.*_resource)"
         return said + (apart if self.rollout_devices else "")
 
     @property
@@ -117,8 +117,7 @@ class RayCluster:
         if (why := self.calls.lost(at_once=True)) is not None:
             if not self.started_here:
                 raise ClusterError(
-                    f"RAY_ADDRESS={self.address}: the cluster that this run has joined is lost: "
-                    f"{why}"
+                    f"RAY_ADDRESS={self.address}: lost the cluster that this run has joined: {why}"
                 )
             self.stop()
             self._connect()
@@ -146,7 +145,7 @@ class RayCluster:
         try:
             self.calls.within(_STOP_SECONDS, ray.shutdown)
         except WorkerDiedError as error:
-            logger.warning("Ray was left as it is: %s", error)
+            logger.warning("Ray was not stopped: %s", error)
             # It would wait again.
             atexit.unregister(ray.shutdown)
         self._end_started()
@@ -154,7 +153,7 @@ class RayCluster:
     def revive_stem(self, tell: Callable[[str], None]) -> None:
         """Restart the stem if it was killed: without it each worker does its own imports."""
         if self.stem is not None and (how := self.stem.revived()) is not None:
-            tell(f"warning: the process that workers are forked off {how}; it was started again")
+            tell(f"warning: the process from which workers are forked {how}; it was restarted")
 
     def _end_started(self) -> None:
         """End the remaining processes of Ray that this run has started."""
@@ -197,22 +196,24 @@ class RayCluster:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
-        folder = _session_folder()
+        # Owned before Ray writes to it: the next run removes what a killed one leaves.
+        self.session = session = _session_folder()
         try:
             with nullcontext() if self.stem is None else self.stem.serving():
-                self.session = self._begin(namespace, folder)
+                self._begin(namespace, str(session.folder))
         except MindrlError:
             # For example Ctrl-C.
             raise
         except Exception as error:
-            # Ray raises a plain one if its processes do not start in time.
+            # Ray raises a plain one if its processes do not start in time. Its logs stay.
+            self.session = None
             raise ClusterError(
-                f"Ray did not start on this machine: {error!r}; one that was too busy may do it at "
-                f"another time. Its logs are in {folder or 'its own folder for sessions'}"
+                f"Ray did not start on this machine: {error!r}. Try again if the machine was busy; "
+                f"see the logs in {session.folder}"
             ) from error
 
-    def _begin(self, namespace: str, folder: str | None) -> Scratch:
-        """Start a cluster on this machine; return the folder of its session."""
+    def _begin(self, namespace: str, folder: str) -> None:
+        """Start a cluster on this machine, with its sockets and logs in a folder."""
         ray_on_loopback.install()
         ray_without_services.install()
         if self.stem is not None:
@@ -237,7 +238,6 @@ class RayCluster:
         )
         self.calls.watch(context.address_info, is_ours=True)
         self.started += self.calls.family()
-        return Scratch(Path(context["session_dir"]))
 
     def _check_local_devices(self) -> None:
         if not self.started_here:
@@ -276,7 +276,7 @@ class RayCluster:
                 continue
             self.calls(remove_placement_group, placement)
             raise ClusterError(
-                f"{self.asked}: {resource} devices are there, but other jobs hold them"
+                f"{self.asked}: other jobs use the {resource} devices of the cluster"
             )
         return placement
 
@@ -298,12 +298,11 @@ def _devices_of_nodes(resource: str) -> list[int]:
     return sorted((int(there.get(resource, 0)) for there in alive), reverse=True)
 
 
-def _session_folder() -> str | None:
-    """Return the folder of Ray's sockets and logs; None (Ray's default) if its path is too long."""
+def _session_folder() -> Scratch:
+    """Create a folder for Ray's sockets and logs, where the paths of sockets are not too long."""
     folder = ray_session_folder()
-    if not has_room_for_sockets(folder):
-        logger.warning("%s is too long a path for sockets; Ray uses its own folder", folder)
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_unowned(folder, "session_*")
-    return str(folder)
+    if has_room_for_sockets(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return Scratch.made("", folder)
+    logger.warning("the path %s is too long for Ray's sockets: using /tmp", folder)
+    return Scratch.made("mindrl-ray-", Path("/tmp"))  # noqa: S108 - readable by its owner alone

@@ -30,7 +30,7 @@ _ENOUGH_DISK = 20 * GIB
 def limits(facts: Facts) -> Iterator[Observation]:
     """Check the limits on processes and open files; a run that starts Ray raises the latter."""
     host = facts.machine.host
-    number = "any number of" if host.open_files == _ANY else f"{host.open_files:,}"
+    number = "unlimited" if host.open_files == _ANY else f"{host.open_files:,}"
     verdict: Verdict = "ok"
     advice = ""
     if not _is_enough(host.open_files, _ENOUGH_FILES):
@@ -39,8 +39,7 @@ def limits(facts: Facts) -> Iterator[Observation]:
         verdict = "note" if _is_enough(reached, _LEAST_FILES) else "problem"
         advice = f"ulimit -n {_ENOUGH_FILES} before the run, and before `ray start`"
         if not _is_enough(host.open_files_hard, _ENOUGH_FILES):
-            hard = f"the hard limit of {host.open_files_hard:,}"
-            advice += f"; {hard} has to be raised first (nofile)"
+            advice += f"; raise the hard limit of {host.open_files_hard:,} (nofile) first"
     yield Observation("limits", f"{number} open files", verdict, advice)
     if not _is_enough(host.processes, _ENOUGH_PROCESSES):
         found = f"{host.processes} processes and threads"
@@ -52,9 +51,9 @@ def shared_memory(facts: Facts) -> Iterator[Observation]:
     free = facts.machine.host.shared_memory
     advice = "in a container: --shm-size=16g or --ipc=host"
     if free is None:
-        yield Observation(_SHARED, "not there", "problem", advice)
+        yield Observation(_SHARED, "missing", "problem", advice)
     elif free < _ENOUGH_SHARED:
-        found = f"{gib_text(free)} free; a run gives Ray 1 GiB of it"
+        found = f"{gib_text(free)} free; Ray uses 1 GiB of it in a run"
         yield Observation(_SHARED, found, "problem" if free < _LEAST_SHARED else "note", advice)
     else:
         yield Observation(_SHARED, f"{gib_text(free)} free")
@@ -66,7 +65,7 @@ def host_memory(facts: Facts) -> Iterator[Observation]:
     limit = min(host.memory, host.container_memory or host.memory)
     found = f"{gib_text(host.memory_available)} available of {gib_text(host.memory)}"
     if min(host.memory_available, limit) < _LEAST_MEMORY:
-        advice = "end other programs: workers keep on the host what is off their devices"
+        advice = "end other programs: workers keep offloaded memory on the host"
         yield Observation("host memory", found, "problem", advice)
     else:
         yield Observation("host memory", found)
@@ -74,15 +73,15 @@ def host_memory(facts: Facts) -> Iterator[Observation]:
         found = (
             f"a control group limits this process to {gib_text(limit)} of {gib_text(host.memory)}"
         )
-        advice = f"say --host-memory-gib {limit // GIB} to `mindrl check`; beyond it the system "
-        yield Observation("host memory", found, "note", advice + "kills the worker")
+        advice = f"check a run with `mindrl check --host-memory-gib {limit // GIB}`; the system "
+        yield Observation("host memory", found, "note", advice + "kills workers above this limit")
 
 
 def swap(facts: Facts) -> Iterator[Observation]:
     """Check swap: a worker that is swapped out delays all others."""
     used = facts.machine.host.swap_used
     if used > _MUCH_SWAP:
-        advice = "end the programs that need it, or turn swap off for the run"
+        advice = "end the programs that use it, or turn swap off for the run"
         yield Observation("swap", f"{gib_text(used)} in use", "note", advice)
 
 
@@ -104,7 +103,7 @@ def proxies(facts: Facts) -> Iterator[Observation]:
     """Find proxies that would also be used for the loopback address."""
     names = facts.machine.network.proxies
     if names:
-        found = f"{', '.join(names)} set, and no_proxy does not except 127.0.0.1"
+        found = f"{', '.join(names)} set, and no_proxy does not contain 127.0.0.1"
         yield Observation("proxy", found, "note", "export no_proxy=127.0.0.1,localhost")
 
 
@@ -114,7 +113,7 @@ def group_ports(facts: Facts) -> Iterator[Observation]:
     if ports is None or all(_is_kept(port, network) for port in ports):
         return
     text = f"{ports[0]}-{ports[-1]}"
-    found = f"{text}, where the ranks find each other, may be given to any program"
+    found = f"the system may assign the rendezvous ports {text} to other programs"
     advice = f"as root: sysctl -w net.ipv4.ip_local_reserved_ports={text}"
     yield Observation("ports", found, "note", advice)
 
@@ -125,7 +124,7 @@ def asked_port(facts: Facts) -> Iterator[Observation]:
     if facts.port_is_free:
         yield Observation("ports", f"{port} is free")
     elif facts.port_is_free is False:
-        advice = "take another, or end the program that has it: ss -ltnp"
+        advice = "use another port, or end the program that uses it: ss -ltnp"
         yield Observation("ports", f"{port} is in use or forbidden", "problem", advice)
 
 
@@ -136,7 +135,7 @@ def asked_head(facts: Facts) -> Iterator[Observation]:
     address = "{}:{}".format(*facts.head)
     if facts.head_error:
         found = f"{address} cannot be reached: {facts.head_error}"
-        advice = "start the head with --node-ip-address of that network; open the port to this node"
+        advice = "start the head with a --node-ip-address in this network, and open its port"
         yield Observation("ray head", found, "problem", advice)
     else:
         yield Observation("ray head", f"{address} answers")
@@ -146,10 +145,10 @@ def token(facts: Facts) -> Iterator[Observation]:
     """Check the token for joining a cluster; a run that starts Ray makes its own."""
     found, address = facts.machine.token, facts.machine.ray_address
     if address is None and facts.head is None:
-        yield Observation("ray", "a run starts its own on 127.0.0.1, with a token of its own")
+        yield Observation("ray", "a run starts its own Ray on 127.0.0.1 with a new token")
     elif found.source is None:
         advice = "ray get-auth-token --generate on one node, then copy ~/.ray/auth_token to each"
-        yield Observation("ray token", "none here", "problem", advice)
+        yield Observation("ray token", "missing", "problem", advice)
     elif found.readable_by_others:
         text = f"{found.source} can be read by other users"
         yield Observation("ray token", text, "note", f"chmod 600 {found.source}")
@@ -159,10 +158,10 @@ def token(facts: Facts) -> Iterator[Observation]:
 
 def disks(facts: Facts) -> Iterator[Observation]:
     """Check the disks of the runs, and of Ray's sockets and logs."""
-    yield _disk("outputs", facts.outputs, "say --outputs DIR and hydra.run.dir=DIR/...")
+    yield _disk("outputs", facts.outputs, "use --outputs DIR and hydra.run.dir=DIR/...")
     yield _disk("ray session", facts.session, "set XDG_CACHE_HOME")
     if not facts.session_fits:
-        found = f"{facts.session.path} is too long a path for sockets; Ray uses /tmp/ray"
+        found = f"the path {facts.session.path} is too long for sockets; Ray uses /tmp"
         yield Observation("ray session", found, "note", "set XDG_CACHE_HOME to a shorter path")
 
 
@@ -171,9 +170,9 @@ def _disk(what: str, disk: DiskFacts, other: str) -> Observation:
         return Observation(what, f"{disk.path} cannot be written", "problem", other)
     found = f"{disk.path}, {gib_text(disk.free)} free"
     if disk.free < _LEAST_DISK:
-        return Observation(what, found, "problem", f"make room, or {other}")
+        return Observation(what, found, "problem", f"free disk space, or {other}")
     if what == "outputs" and disk.free < _ENOUGH_DISK:
-        return Observation(what, found, "note", f"an exported model may not fit; {other}")
+        return Observation(what, found, "note", f"an exported model may be too large; {other}")
     return Observation(what, found)
 
 

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-_LONGEST_SESSION_PATH = 70
-"""Ray creates sockets in subfolders, and a socket path has at most 107 bytes."""
+_SOCKET_BYTES = 107
+"""Maximum length of the path of a Unix socket."""
+_SESSION_BYTES = len("/12345678/session_2026-12-31_23-59-59_999999_1234567/sockets/plasma_store")
+"""Length of a run's folder in the folder of sessions, with the longest path that Ray creates."""
 
 
 def ray_address() -> str | None:
@@ -34,7 +36,7 @@ def ray_session_folder() -> Path:
 
 def has_room_for_sockets(folder: Path) -> bool:
     """Return whether the paths of Ray's sockets in the folder are short enough."""
-    return len(str(folder)) <= _LONGEST_SESSION_PATH - len("ray")
+    return len(os.fsencode(folder)) + _SESSION_BYTES <= _SOCKET_BYTES
 
 
 def prepare_driver() -> None:

@@ -33,10 +33,14 @@ class Scratch:
             unready.rename(folder / _LOCK)
 
     @classmethod
-    def made(cls, prefix: str) -> Self:
-        """Create a temporary folder, and remove those of ended owners with this prefix."""
-        remove_unowned(Path(tempfile.gettempdir()), f"{prefix}*")
-        return cls(Path(tempfile.mkdtemp(prefix=prefix)))
+    def made(cls, prefix: str, parent: Path | None = None) -> Self:
+        """Create a folder, and remove those of ended owners with this prefix.
+
+        It is in the folder for temporary files, unless another is given.
+        """
+        where = parent or Path(tempfile.gettempdir())
+        remove_unowned(where, f"{prefix}*")
+        return cls(Path(tempfile.mkdtemp(prefix=prefix, dir=where)))
 
     def keep_over_exec(self) -> None:
         """Let the program that replaces this process own the folder, until it ends."""

@@ -1,6 +1,11 @@
 """What a cluster refuses before it is started, and what it asks of Ray."""
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +48,7 @@ def test_devices_of_spread_roles_are_not_said_to_be_the_actors(
     with pytest.raises(ClusterError) as caught:
         replace(asked, rollout_devices=1, is_spread=True).start()
     assert str(caught.value).startswith(
-        f"roles on {CORES + 1} devices in all (rl_config.*_resource) and "
+        f"roles on {CORES + 1} devices in total (rl_config.*_resource) and "
         f"rl_config.rollout_resource.num_npus=1: this machine has {CORES} CPU device(s); "
     )
 
@@ -151,10 +156,8 @@ def test_nodes_may_give_what_the_worlds_of_a_run_take_of_them() -> None:
 def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Where the cache folder's path is too long for sockets, Ray takes its own folder. There a
-    # user's `ray start` has left its address.
+    # A user's `ray start` has left its address in Ray's own folder.
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 80)))
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("192.0.2.9:6379")
@@ -167,6 +170,42 @@ def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError):
         cluster_of(PLATFORMS["cpu"], devices=1).start()
-    assert asked["_temp_dir"] is None
     assert canonicalize_bootstrap_address(None, None) == "192.0.2.9:6379"
     assert canonicalize_bootstrap_address(asked.get("address"), asked["_temp_dir"]) is None
+
+
+@pytest.mark.parametrize("below", ["", "x" * 80], ids=["short", "too long"])
+def test_what_a_run_killed_while_ray_starts_has_left_is_removed_by_the_next_one(
+    below: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tempfile.mkdtemp(prefix="c")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path(cache) / below))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    told = tmp_path / "folder"
+    code = f"""
+import os, pathlib, ray, signal
+
+def init(**options):
+    folder = pathlib.Path(options["_temp_dir"])
+    (folder / "session_latest").write_text("sockets and logs")
+    pathlib.Path({str(told)!r}).write_text(str(folder))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+ray.init = init
+from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.platform.device import PLATFORMS
+RayCluster(PLATFORMS["cpu"], devices=1, devices_per_node=1, timeout_seconds=1).start()
+"""
+    try:
+        ended = subprocess.run([sys.executable, "-c", code], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        left = Path(told.read_text())
+        assert (left / "session_latest").exists()
+        # Ray's longest socket path, with the longest process id.
+        session = "session_2026-12-31_23-59-59_999999_4194304/sockets/plasma_store"
+        assert len(str(left / session)) <= 107
+        subprocess.run([sys.executable, "-c", code], check=False)
+        assert not left.exists()
+    finally:
+        for each in (Path(told.read_text()), Path(cache)):
+            shutil.rmtree(each, ignore_errors=True)

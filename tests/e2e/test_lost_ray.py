@@ -12,8 +12,9 @@ from program import Program, gone, start_program
 from test_resume import outcome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
-STEPS = 5
-STOPPED = "did not run, stopped by a signal, for 10 s (rl_config.heartbeat_timeout_seconds)"
+STEPS = 24
+"""A run lasts longer than a stopped process may be silent."""
+STOPPED = "was suspended by a signal for 10 s (rl_config.heartbeat_timeout_seconds)"
 
 
 def overrides(model: Path, *more: str) -> list[str]:
@@ -25,6 +26,14 @@ def overrides(model: Path, *more: str) -> list[str]:
         "rl_config.test_freq=0",
         *more,
     ]
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """Return an undisturbed run."""
+    program = start_program(tmp_path_factory.mktemp("straight") / "run", overrides(tiny_model))
+    assert program.process.wait(timeout=600) == 0, program.text()
+    return program
 
 
 def hit(program: Program, name: str, kind: signal.Signals) -> psutil.Process:
@@ -45,10 +54,13 @@ def hit(program: Program, name: str, kind: signal.Signals) -> psutil.Process:
     ],
 )
 def test_a_run_goes_on_with_a_ray_of_its_own_that_is_started_again(
-    name: str, kind: signal.Signals, said: str, tiny_model: Path, tmp_path: Path
+    name: str,
+    kind: signal.Signals,
+    said: str,
+    straight: Program,
+    tiny_model: Path,
+    tmp_path: Path,
 ) -> None:
-    straight = start_program(tmp_path / "straight", overrides(tiny_model))
-    assert straight.process.wait(timeout=600) == 0, straight.text()
     asked = overrides(tiny_model, "rl_config.heartbeat_timeout_seconds=10")
     program = start_program(tmp_path / "run", asked)
     lost, began = hit(program, name, kind), time.time()
@@ -100,7 +112,7 @@ def test_a_joined_cluster_that_loses_its_head_ends_the_run_in_words_and_is_left_
         server.kill()
         assert program.process.wait(timeout=90) == 1, program.text()
         assert "error: " in program.text()
-        assert "the cluster that this run has joined is lost: " in program.text()
+        assert "lost the cluster that this run has joined: " in program.text()
         assert program.summary()["status"] == "failed"
         assert other.poll() is None
 

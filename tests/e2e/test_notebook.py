@@ -32,7 +32,7 @@ def test_the_notebook_trains_to_where_its_callback_stops_it_and_shows_what_it_go
     assert (summary["status"], summary["steps"]) == ("stopped", 4)
     assert summary["model"].endswith("model")
     last = printed(notebook.cells[-1])
-    assert last.splitlines()[0] == "stopped behind step 4"
+    assert last.splitlines()[0] == "stopped after step 4"
     assert len(last.splitlines()) == 5
     rows = (folder / "data/train_dataset.jsonl").read_text("utf-8").splitlines()
     assert len(rows) == 268

@@ -16,12 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from npu_contract.check import Checked, as_values, check_contract, matrix, with_matrix
+from npu_contract.check import as_values, check_contract, matrix
 from npu_contract.contract import ENTRIES
 from npu_contract.sources import CHECKED_PINS, contract_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "npu-contract.md"
 RESULT = ROOT / "tests" / "unit" / "npu_contract" / "npu_contract.json"
 
 MISSING = 1
@@ -61,17 +60,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--index", help="address of the package index (default: pip's)")
     made.add_argument("--json", action="store_true", help="print the rows as JSON")
-    made.add_argument(
-        "--write", action="store_true", help="renew the matrix of docs/reference/npu-contract.md"
-    )
+    made.add_argument("--write", action="store_true", help=f"renew {RESULT.relative_to(ROOT)}")
     return made
-
-
-def write(checked: Checked) -> None:
-    """Keep the result for the tests, and put it into the page."""
-    RESULT.write_text(json.dumps(as_values(checked.rows), indent=1) + "\n", encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_matrix(page, checked.rows), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if checked.not_checked:
         return NOT_CHECKED
     if options.write:
-        write(checked)
+        RESULT.write_text(json.dumps(as_values(checked.rows), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Holds the NPU contract against published sources: rows, findings, and the matrix as a page."""
+"""Compare the NPU contract with published sources: rows, findings, and the rows as tables."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,9 +8,6 @@ from npu_contract.entry import Entry
 from npu_contract.evidence import Evidence, MissingError
 from npu_contract.published_python import PublishedPython
 from npu_contract.sources import Sources
-
-BEGIN = "<!-- Written by scripts/check_npu_contract.py --write. Do not edit. -->"
-END = "<!-- End of what is written. -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +98,6 @@ def _table(package: str, rows: Sequence[Row]) -> Iterator[str]:
         if row.package == package:
             said = row.evidence or f"**MISSING**: {row.finding}"
             yield f"| `{row.name}` | {row.kind} | {said} | `{row.needed_by}` |"
-
-
-def with_matrix(page: str, rows: Sequence[Row]) -> str:
-    """Return a page with its matrix renewed; the page has both marks once."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n\n{matrix(rows)}\n\n{END}{after}"
 
 
 def as_values(rows: Iterable[Row]) -> list[dict[str, str]]:

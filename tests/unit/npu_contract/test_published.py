@@ -1,4 +1,4 @@
-"""The NPU contract holds in the published packages, and the page shows what was found there.
+"""The NPU contract holds in the published packages.
 
 Packages are downloaded once, to .cache/npu-contract. Where one cannot be had its part is skipped.
 MindSpeed comes from its repository; .cache/npu-contract/mindspeed-COMMIT.zip may be put there too.
@@ -9,10 +9,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from npu_contract.check import Checked, Row, as_values, check_contract, with_matrix
+from npu_contract.check import Checked, as_values, check_contract
 from npu_contract.check import described as described_entry
 from npu_contract.contract import ENTRIES
 from npu_contract.sources import CHECKED_PINS, contract_sources
@@ -24,13 +23,12 @@ SCRIPT = ROOT / "scripts" / "check_npu_contract.py"
 PYTHON_VERSIONS = ("3.11", "3.12")
 """Those of mindrl that torch_npu has wheels for."""
 RESULT = Path(__file__).with_name("npu_contract.json")
-PAGE = ROOT / "docs" / "reference" / "npu-contract.md"
-INSTALLATION = ROOT / "docs" / "how-to" / "install-npu.md"
+PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
 
 
 @pytest.fixture(scope="module")
 def kept() -> list[dict[str, str]]:
-    """The result that the page was written from."""
+    """Return the stored result."""
     rows: list[dict[str, str]] = json.loads(RESULT.read_text("utf-8"))
     return rows
 
@@ -64,12 +62,8 @@ def test_the_kept_result_is_of_this_contract_and_nothing_is_missing(
     assert [row["name"] for row in kept if row["finding"] or not row["evidence"]] == []
 
 
-def test_the_pages_show_the_kept_result_and_every_pinned_version(
-    kept: list[dict[str, Any]],
-) -> None:
+def test_the_page_shows_every_pinned_version() -> None:
     page = PAGE.read_text("utf-8")
-    assert page == with_matrix(page, [Row(**row) for row in kept])
-    page = INSTALLATION.read_text("utf-8")
     for pin in PINS:
         assert f"| {pin.distribution} | {pin.version} |" in page
     assert f"| CANN: toolkit, kernels, NNAL | {CANN_VERSION} |" in page

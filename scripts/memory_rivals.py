@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from mindrl.memory.schedule import NEEDS, ROLLOUT_REGIONS, Move, MoveKind, Phase, Region, after
+from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 from mindrl.workers.device_regions import StoredRegion
-from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
 
 Regions = dict[Region, StoredRegion]
@@ -61,7 +61,7 @@ class Clocked(ShardingManager):
 class Schedule(Clocked):
     """Ours: a phase lasts until another begins."""
 
-    def __init__(self, worker: IntegratedWorker) -> None:
+    def __init__(self, worker: ActorHybridWorker) -> None:
         """Take over the device of a worker."""
         device, resharder = worker.device, worker.sharding_manager.resharder
         super().__init__(
@@ -125,7 +125,7 @@ class CopiedRegion:
 class CallByCall(Clocked):
     """Loads what a call needs, and takes it off the device behind the call."""
 
-    def __init__(self, worker: IntegratedWorker, habits: Habits) -> None:
+    def __init__(self, worker: ActorHybridWorker, habits: Habits) -> None:
         """Take over the device of a worker, whose regions are copied ones already."""
         device, resharder = worker.device, worker.sharding_manager.resharder
         super().__init__(
@@ -177,7 +177,7 @@ class CallByCall(Clocked):
 class Ways:
     """Hands the device of one worker from a manager to another."""
 
-    def __init__(self, worker: IntegratedWorker) -> None:
+    def __init__(self, worker: ActorHybridWorker) -> None:
         """Remember what our own schedule works with."""
         self.worker = worker
         ledger = worker.device.ledger

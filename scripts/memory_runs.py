@@ -33,7 +33,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Sampling
-from mindrl.workers.integrated_worker import IntegratedWorker
+from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 
 Numbers = dict[str, float]
 
@@ -131,7 +131,7 @@ def join() -> None:
 class Course:
     """The steps of a training, on random prompts."""
 
-    def __init__(self, worker: IntegratedWorker, size: Size) -> None:
+    def __init__(self, worker: ActorHybridWorker, size: Size) -> None:
         """Take the worker that all ways share."""
         self.worker = worker
         self.vocabulary = size.vocabulary
@@ -143,9 +143,9 @@ class Course:
         rollouts = self._rollouts()
         manager.leave()
         sequences, mask_BT = rollouts.sequences(), rollouts.response_mask_BT
-        reference = self.worker.compute_ref_logprobs(sequences)
+        reference = self.worker.compute_ref_log_prob(sequences)
         manager.leave()
-        scored = self.worker.compute_logprobs(sequences)
+        scored = self.worker.compute_log_prob(sequences)
         manager.leave()
         assert reference is not None, "one rank has the last stage"
         assert scored is not None, "the same"

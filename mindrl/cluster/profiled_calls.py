@@ -11,8 +11,8 @@ from mindrl.platform.device import DeviceKind
 _STAGE_OF: Mapping[str, Stage | None] = {
     "generate_sequences": "actor_generate",
     "advance_sequences": "actor_generate",
-    "compute_logprobs": "actor_compute_log_prob",
-    "compute_ref_logprobs": "reference_compute_log_prob",
+    "compute_log_prob": "actor_compute_log_prob",
+    "compute_ref_log_prob": "reference_compute_log_prob",
     "compute_values": "critic_compute_values",
     "compute_rewards": None,
     "update": "actor_update",

@@ -65,4 +65,4 @@ def _parts(shardings: RunShardings, platform: Platform, asked: MemoryPlan) -> di
     ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))
     ledger.add(Region.KV_CACHE, RolloutRegion(engine, "kv_cache"))
     vocabulary = plan.models["actor"].vocab_size
-    return {"rollout": engine, "ledger": ledger, "plan": memory, "vocabulary": vocabulary}
+    return {"inference_model": engine, "ledger": ledger, "plan": memory, "vocabulary": vocabulary}

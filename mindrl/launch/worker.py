@@ -33,10 +33,10 @@ from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.training.engine_in_world import EngineInWorld
 from mindrl.training.settings import EngineSettings
+from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 from mindrl.workers.broadcast_links import BroadcastEnd
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
-from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.training_worker import RoleModel, RoleUpdates, TrainingWorker
 from mindrl.workers.weight_links import LinkEnd, TrainingEnd, WeightLinks
@@ -52,15 +52,15 @@ _IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
 def build_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
     """Build all roles of this rank, and its engine unless rollout is separate.
 
-    Raises as `build_integrated_worker`.
+    Raises as `build_actor_hybrid_worker`.
     """
     if not plan.config.rolls_out:
         return TrainingWorker(**_Parts.of(plan, platform).of_worker(None))
-    make = build_training_worker if plan.config.is_apart else build_integrated_worker
+    make = build_training_worker if plan.config.is_apart else build_actor_hybrid_worker
     return make(plan, platform)
 
 
-def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
+def build_actor_hybrid_worker(plan: RunPlan, platform: Platform) -> ActorHybridWorker:
     """Build all roles of this rank and its engine. A collective over the default process group.
 
     Raises:
@@ -75,13 +75,13 @@ def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWork
     rollout = rollout_engine(plan, platform, kv_cache_bytes)
     parts.device.place_rollout(rollout)
     sync = _weight_sync(parts.shardings, parts.engines.get("actor"), rollout, parts.device)
-    return IntegratedWorker(rollout=rollout, **parts.of_worker(sync))
+    return ActorHybridWorker(inference_model=rollout, **parts.of_worker(sync))
 
 
 def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
     """Build all roles of this rank, with a separate rollout. A collective, as above.
 
-    Raises as `build_integrated_worker`.
+    Raises as `build_actor_hybrid_worker`.
     """
     parts = _Parts.of(plan, platform)
     actor, shardings = parts.engines.get("actor"), parts.shardings

@@ -123,7 +123,7 @@ class SelfTest:
             samples_per_prompt=config.rl_config.n_samples_per_prompt,
         )
         rollouts = actor.generate_sequences(prompts, sampling, step=0)
-        read = actor.compute_logprobs(rollouts.sequences())
+        read = actor.compute_log_prob(rollouts.sequences())
         gap = logprob_gap(rollouts, read.logprobs_BT)
         return {
             "tokens": float(rollouts.response_mask_BT.sum()),

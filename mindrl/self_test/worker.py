@@ -11,7 +11,7 @@ from torch import Tensor
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.errors import ResidueError
-from mindrl.launch.worker import build_integrated_worker
+from mindrl.launch.worker import build_actor_hybrid_worker
 from mindrl.memory.schedule import Phase, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.copies import Copies
@@ -20,9 +20,9 @@ from mindrl.platform.device_memory import device_account, give_back_unused
 from mindrl.platform.host_arena import HostArena
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rollout.engine import Sampling
+from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.device_regions import StoredRegion
-from mindrl.workers.integrated_worker import IntegratedWorker
 
 Figures = dict[str, float]
 """By name; the suffix is the unit."""
@@ -34,7 +34,7 @@ _PART, _REPEATS = MIB, 3
 class TestedWorker:
     """A rank that tests its device's parts first, and builds a worker on request."""
 
-    worker: IntegratedWorker
+    worker: ActorHybridWorker
 
     def __init__(self, plan: RunPlan, platform: Platform) -> None:
         """Store what to build; the process group already exists."""
@@ -110,7 +110,7 @@ class TestedWorker:
 
     def build(self) -> Figures:
         """Build trainer and engine as a run does. A collective."""
-        self.worker = build_integrated_worker(self.plan, self.platform)
+        self.worker = build_actor_hybrid_worker(self.plan, self.platform)
         return {}
 
     def reshard(self) -> Figures:
@@ -127,12 +127,12 @@ class TestedWorker:
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Generate responses: see `IntegratedWorker`."""
+        """Generate responses: see `ActorHybridWorker`."""
         return self.worker.generate_sequences(prompts, sampling, seeds)
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Compute log-probs: see `IntegratedWorker`."""
-        return self.worker.compute_logprobs(sequences)
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs | None:
+        """Compute log-probs: see `ActorHybridWorker`."""
+        return self.worker.compute_log_prob(sequences)
 
     def _pattern(self, device: torch.device) -> Tensor:
         """Return bytes in which every 4-byte word differs; the device may still be writing them."""

@@ -152,14 +152,14 @@ class ColocatedActor:
         for batch in batches:
             self.begun[method].append(self._begin(method, role, batch))
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         """Compute log-probs with the actor's current weights."""
-        return self._asked("compute_logprobs", "actor", sequences, Logprobs)
+        return self._asked("compute_log_prob", "actor", sequences, Logprobs)
 
-    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
+    def compute_ref_log_prob(self, sequences: Sequences) -> Logprobs:
         """Compute log-probs with the reference, which may be the actor's base."""
         role: Role = "ref" if "ref" in self.layouts else "actor"
-        return self._asked("compute_ref_logprobs", role, sequences, Logprobs)
+        return self._asked("compute_ref_log_prob", role, sequences, Logprobs)
 
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference."""
@@ -260,12 +260,18 @@ class ColocatedActor:
         self.group.begin(method, calls, (), first=layout.first_rank).wait()
 
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:
-        """Distribute sequences to the replicas of a role; return the results in batch order."""
-        replies, dealt = self._ask(method, role, sequences)
+        """Distribute sequences to the replicas of a role; return the results in batch order.
+
+        The first sequence fills up the shares of the replicas; its further results are dropped.
+        """
+        rows = [*range(len(sequences))]
+        rows += [0] * (-len(rows) % self.layouts[role].replicas)
+        filled = sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))
+        replies, dealt = self._ask(method, role, filled)
         columns = {}
         for name in (column.name for column in fields(kind)):
             parts = [getattr(reply, name) for reply in replies]
-            columns[name] = _joined(parts, dealt, sequences.tokens_BT.shape)
+            columns[name] = _joined(parts, dealt, filled.tokens_BT.shape)[: len(sequences)]
         return kind(**columns)
 
     def _ask(self, method: str, role: Role, sequences: Sequences) -> tuple[list[Any], list[Tensor]]:

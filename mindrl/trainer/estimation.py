@@ -97,8 +97,8 @@ class Estimation:
         """Let models on separate devices run concurrently."""
         config, sequences = self.config, rollouts.sequences()
         reads: dict[str, tuple[Role, bool]] = {
-            "compute_ref_logprobs": ("ref", "ref" in config.roles),
-            "compute_logprobs": ("actor", config.old_log_probs == "recompute"),
+            "compute_ref_log_prob": ("ref", "ref" in config.roles),
+            "compute_log_prob": ("actor", config.old_log_probs == "recompute"),
             "compute_values": ("critic", config.critic_config is not None),
         }
         for method, (role, is_asked) in reads.items():
@@ -113,9 +113,9 @@ class Estimation:
         sequences, ref_logprobs_BT = rollouts.sequences(), None
         if self.config.uses_reference:
             with self.timer("ref_log_prob"):
-                ref_logprobs_BT = self.workers.compute_ref_logprobs(sequences).logprobs_BT
+                ref_logprobs_BT = self.workers.compute_ref_log_prob(sequences).logprobs_BT
         if self.config.old_log_probs == "recompute":
             with self.timer("log_prob"):
-                return self.workers.compute_logprobs(sequences).logprobs_BT, ref_logprobs_BT
+                return self.workers.compute_log_prob(sequences).logprobs_BT, ref_logprobs_BT
         by_engine = self.config.old_log_probs == "from_rollout"
         return rollouts.rollout_logprobs_BT if by_engine else None, ref_logprobs_BT

@@ -99,7 +99,7 @@ class SupervisedTrainer(TrainingLoop):
         count, total, targets = self.rl.mini_batch_size, 0.0, 0
         for first in range(0, len(prompts), count):
             batch = sequences_of(prompts[first : first + count])
-            logprobs_BT = self.workers.compute_logprobs(self._filled(batch)).logprobs_BT
+            logprobs_BT = self.workers.compute_log_prob(self._filled(batch)).logprobs_BT
             total -= logprobs_BT[: len(batch)].double().sum().item()
             targets += int(batch.response_mask_BT.sum())
         return total / targets

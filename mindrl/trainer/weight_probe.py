@@ -129,7 +129,7 @@ def _read(workers: ColocatedActor, sequences: Sequences, rows: Sequence[int]) ->
     """Return the actor's log-probs of some rows, padded to the full width, [B, T]."""
     # A batch must divide over the training replicas.
     more = [*rows[:1]] * (-len(rows) % workers.layouts["actor"].replicas)
-    read_BT = workers.compute_logprobs(sequences.rows(torch.tensor([*rows, *more]))).logprobs_BT
+    read_BT = workers.compute_log_prob(sequences.rows(torch.tensor([*rows, *more]))).logprobs_BT
     return pad(read_BT[: len(rows)], (0, sequences.tokens_BT.size(1) - read_BT.size(1)))
 
 

@@ -108,6 +108,10 @@ class TrainingEngine(Protocol):
         """Yield the tensors of one part of the state; several may share a storage."""
 
     @property
+    def optimizer(self) -> object | None:
+        """The library's optimizer; None for a model that does not learn."""
+
+    @property
     def updates(self) -> int:
         """Optimizer steps taken so far; 0 for a model that does not learn."""
 

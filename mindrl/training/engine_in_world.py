@@ -29,6 +29,11 @@ class EngineInWorld:
         return self.engine.adapters
 
     @property
+    def optimizer(self) -> object | None:
+        """The engine's optimizer."""
+        return self.engine.optimizer
+
+    @property
     def updates(self) -> int:
         """Optimizer steps taken so far."""
         return self.engine.updates

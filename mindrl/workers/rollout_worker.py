@@ -29,7 +29,7 @@ class RolloutWorker:
     and after a failed transfer.
     """
 
-    rollout: RolloutEngine
+    inference_model: RolloutEngine
     table: ShardingTable
     """Sharding of the weights in this rank's engine."""
     end: ReceivingEnd | None = None
@@ -93,7 +93,7 @@ class RolloutWorker:
         self._require_weights()
         self.sampling, self.most = sampling, [sampling.section.max_tokens] * len(prompts)
         with self.timer("generate"):
-            return self._noted(self.rollout.generate(prompts, sampling, seeds))
+            return self._noted(self.inference_model.generate(prompts, sampling, seeds))
 
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
         """Return the log-prob of the last token of each row, as `RolloutEngine.next_logprobs`.
@@ -102,7 +102,7 @@ class RolloutWorker:
             ReshardError: There are no weights.
         """
         self._require_weights()
-        return self.rollout.next_logprobs(rows, temperature)
+        return self.inference_model.next_logprobs(rows, temperature)
 
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start this replica's requests, which `advance_sequences` completes.
@@ -113,7 +113,7 @@ class RolloutWorker:
         self._require_weights()
         self.sampling, self.most = sampling, []
         self._expect(requests)
-        self.rollout.begin(requests, sampling)
+        self.inference_model.begin(requests, sampling)
 
     def advance_sequences(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
         """Add requests and run steps of the engine.
@@ -124,13 +124,13 @@ class RolloutWorker:
         self._require_weights()
         self._expect(more)
         with self.timer("generate"):
-            whole = self.rollout.advance(steps, more)
-            responses = self.rollout.answers(whole)
+            whole = self.inference_model.advance(steps, more)
+            responses = self.inference_model.answers(whole)
         return whole, self._sound(responses, [self.most[place] for place in whole])
 
     def take_sequences(self) -> Responses:
         """Return the tokens sampled for this replica's requests, in order; raises like above."""
-        return self._noted(self.rollout.take_back(), are_whole=False)
+        return self._noted(self.inference_model.take_back(), are_whole=False)
 
     def memory_plan(self) -> MemoryPlan:
         """Return the memory plan of this replica's devices."""
@@ -144,7 +144,7 @@ class RolloutWorker:
             **metrics,
             "seconds/generate": 0.0,
             **self.timer.flush(),
-            "throughput/preemptions": self.rollout.flush_preemptions(),
+            "throughput/preemptions": self.inference_model.flush_preemptions(),
             "memory/device_peak_bytes": float(self.ledger.flush_peak()),
             "memory/rss_bytes": float(memory.rss_bytes),
             "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
@@ -155,8 +155,8 @@ class RolloutWorker:
         """Load new weights in the body; set the version if it succeeds."""
         began, self.version = time.perf_counter(), None
         # The KV cache belongs to the old weights.
-        self.rollout.forget()
-        sink = self.rollout.weight_sink()
+        self.inference_model.forget()
+        sink = self.inference_model.weight_sink()
         yield sink
         sink.finish()
         self.version = version

@@ -108,14 +108,14 @@ class TrainingWorker:
         with self.sharding_manager.sending(self._ways.in_flight_bytes):
             return self._ways.send(replicas)
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs | None:
         """Return log-probs of this replica's sequences under the current weights.
 
         None on ranks without the head, for every model.
         """
         return self._logprobs("actor", Phase.FORWARD, sequences)
 
-    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs | None:
+    def compute_ref_log_prob(self, sequences: Sequences) -> Logprobs | None:
         """Return log-probs under the reference, or the actor's base model."""
         own = Region.REFERENCE_WEIGHTS in self.device.held
         return self._logprobs("ref", Phase.REFERENCE if own else Phase.FORWARD, sequences)

@@ -37,7 +37,9 @@ class PlantedWorker:
             model.engine.forward = self._reading(role, model.engine.forward)
         for role, updates in self.worker.updates.items():
             self.worker.updates[role] = replace(updates, loss=self._losing(role, updates.loss))
-        self.worker.rollout.generate = self._generating(self.worker.rollout.generate)
+        self.worker.inference_model.generate = self._generating(
+            self.worker.inference_model.generate
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.worker, name)

@@ -73,7 +73,7 @@ class LinkedReplica(_Obeying):
 
     def ask(self, prompts: Prompts) -> list[Answer]:
         """Ask the engine itself, greedily."""
-        return _ask(self.worker.rollout.llm, prompts)
+        return _ask(self.worker.inference_model.llm, prompts)
 
     def region_bytes(self) -> dict[str, int]:
         found = self.worker.ledger.region_bytes()
@@ -81,7 +81,7 @@ class LinkedReplica(_Obeying):
 
     def die_in_next_transfer(self, tensors: int) -> None:
         """Be killed as soon as so many tensors have arrived."""
-        make, left = self.worker.rollout.weight_sink, [tensors]
+        make, left = self.worker.inference_model.weight_sink, [tensors]
 
         def dying() -> Any:
             sink = make()
@@ -96,7 +96,7 @@ class LinkedReplica(_Obeying):
             sink.close = closing
             return sink
 
-        self.worker.rollout.weight_sink = dying
+        self.worker.inference_model.weight_sink = dying
 
 
 def loaded_answers(case: Case, folders: list[str], prompts: Prompts) -> list[list[Answer]]:

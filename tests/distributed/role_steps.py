@@ -51,8 +51,8 @@ def take_step(
         trace.rewards_B = actor.compute_rewards(sequences).rewards_B
     ref_logprobs_BT = None
     if "ref" in config.roles:
-        ref_logprobs_BT = actor.compute_ref_logprobs(sequences).logprobs_BT
-    old_logprobs_BT = actor.compute_logprobs(sequences).logprobs_BT
+        ref_logprobs_BT = actor.compute_ref_log_prob(sequences).logprobs_BT
+    old_logprobs_BT = actor.compute_log_prob(sequences).logprobs_BT
     wanted_B = (rollouts.tokens_BT % 3 == 0).float().mean(1)
     common: dict[str, Any] = {
         "tokens_BT": sequences.tokens_BT,

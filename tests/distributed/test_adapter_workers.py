@@ -100,7 +100,7 @@ def test_the_reference_is_the_base_in_the_memory_that_was_planned(
         # Of the first step's sequences, whatever is drawn later.
         both = [
             ask(first.sequences()).logprobs_BT
-            for ask in (actor.compute_ref_logprobs, actor.compute_logprobs)
+            for ask in (actor.compute_ref_log_prob, actor.compute_log_prob)
         ]
         read.append(both)
         mask_BT = first.response_mask_BT

@@ -56,7 +56,7 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     for step in range(3):
         rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
         trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
-        old_logprobs_BT = actor.compute_logprobs(rollouts.sequences()).logprobs_BT
+        old_logprobs_BT = actor.compute_log_prob(rollouts.sequences()).logprobs_BT
         gap_N = (old_logprobs_BT - rollouts.rollout_logprobs_BT)[rollouts.response_mask_BT]
         wanted_B = (rollouts.tokens_BT % 3 == 0).float().mean(1)
         experience = rollouts.into(

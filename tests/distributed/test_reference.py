@@ -59,16 +59,16 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
     group = forked_workers.start(plan)
     actor = colocated_actor(group, plan)
     sequences = actor.generate_sequences(PROMPTS, SAMPLING, step=0).sequences()
-    before = actor.compute_ref_logprobs(sequences).logprobs_BT
-    own = actor.compute_logprobs(sequences).logprobs_BT
+    before = actor.compute_ref_log_prob(sequences).logprobs_BT
+    own = actor.compute_log_prob(sequences).logprobs_BT
     metrics = actor.update(pushed_up(sequences, own, before)).metrics
-    after = actor.compute_ref_logprobs(sequences).logprobs_BT
-    moved = actor.compute_logprobs(sequences).logprobs_BT
+    after = actor.compute_ref_log_prob(sequences).logprobs_BT
+    moved = actor.compute_log_prob(sequences).logprobs_BT
     group.stop()
 
     alone = unordered_shardings(run_config(random_model(True), TWO_RANKS)).ordered.plan
     group = forked_workers.start(alone)
-    expected = colocated_actor(group, alone).compute_logprobs(sequences).logprobs_BT
+    expected = colocated_actor(group, alone).compute_log_prob(sequences).logprobs_BT
     group.stop()
 
     assert torch.equal(before, expected)
@@ -98,7 +98,7 @@ def test_the_reference_takes_over_the_actors_weights_and_a_checkpoint_has_them(
 
     def asked() -> tuple[Tensor, Tensor]:
         """Return the log-probs of the reference, and of the actor."""
-        found = actor.compute_ref_logprobs(sequences), actor.compute_logprobs(sequences)
+        found = actor.compute_ref_log_prob(sequences), actor.compute_log_prob(sequences)
         return found[0].logprobs_BT, found[1].logprobs_BT
 
     sequences = actor.generate_sequences(PROMPTS, SAMPLING, step=0).sequences()

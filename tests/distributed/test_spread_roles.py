@@ -93,8 +93,8 @@ def trained(actor: ColocatedActor, folder: Path, resumed: Path | None = None) ->
             actor.restore(resumed, {"actor": 1, "critic": 1})
             continue
         sequences = rollouts.sequences()
-        said.append(actor.compute_ref_logprobs(sequences).logprobs_BT)
-        said.append(actor.compute_logprobs(sequences).logprobs_BT)
+        said.append(actor.compute_ref_log_prob(sequences).logprobs_BT)
+        said.append(actor.compute_log_prob(sequences).logprobs_BT)
         said.append(actor.compute_values(sequences).values_BT)
         metrics.append(actor.update_critic(critic_minibatch))
         metrics.append(actor.update(minibatch).metrics)

@@ -26,12 +26,12 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "prune": ("driver", "mindrl.checkpoint.commits:Commits.prune"),
 }
 """Of a step: who makes a call in it, and which."""
-_WORKER = "mindrl.workers.integrated_worker:IntegratedWorker"
+_WORKER = "mindrl.workers.actor_hybrid_worker:ActorHybridWorker"
 CRITIC_PHASES: Mapping[str, tuple[str, str]] = {
-    "values": ("worker", "mindrl.workers.integrated_worker:IntegratedWorker.compute_values"),
+    "values": ("worker", "mindrl.workers.actor_hybrid_worker:ActorHybridWorker.compute_values"),
     "critic's update": (
         "worker",
-        "mindrl.workers.integrated_worker:IntegratedWorker.update_critic",
+        "mindrl.workers.actor_hybrid_worker:ActorHybridWorker.update_critic",
     ),
 }
 

@@ -26,8 +26,8 @@ ONE_WORKER = (
 PLACES = (
     ("swap to rollout begins", "generate_sequences"),
     ("phase rollout begins", "generate_sequences"),
-    ("swap to reference begins", "compute_ref_logprobs"),
-    ("phase forward begins", "compute_logprobs"),
+    ("swap to reference begins", "compute_ref_log_prob"),
+    ("phase forward begins", "compute_log_prob"),
     ("phase train begins", "update"),
 )
 

@@ -11,7 +11,7 @@ from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.device_memory import free_bytes, give_back_unused
 from mindrl.preflight.run_shardings import RunPlan
-from mindrl.workers.integrated_worker import IntegratedWorker
+from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 
 PAGE = 2 << 20
 
@@ -69,7 +69,7 @@ def refusal(plan: RunPlan) -> str:
     return ""
 
 
-def _round(worker: IntegratedWorker) -> None:
+def _round(worker: ActorHybridWorker) -> None:
     """Go through a step, from the rollout to the update."""
     for phase in worker.memory_plan().phases:
         worker.sharding_manager.enter(phase)

@@ -102,6 +102,11 @@ class ArchonEngine:
         return iter(weights if part is StatePart.PARAMETERS else ())
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """AdamW, or None for a model that does not learn."""
+        return None if self.learning is None else self.learning.optimizer
+
+    @property
     def updates(self) -> int:
         """Optimizer steps taken so far."""
         return 0 if self.learning is None else self.learning.updates
@@ -265,7 +270,7 @@ class ArchonEngine:
         for name, parameter in parameters.items():
             found, entry = tuple(parameter.to_local().shape), self.table.get(name)
             wanted = entry.shape if entry else found if 0 in found else None
-            assert found == wanted, f"{name}: the network has {found}, the table {wanted}"
+            assert found == wanted, f"{name}: the network has {found}, the table has {wanted}"
         drawn_head = None if head_seed is None else (self.description.hidden_size, head_seed)
         whence = self.folder if source is None else source
         first_weights(self.local_tensors(), self.table, whence, drawn_head)

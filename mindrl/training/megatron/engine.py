@@ -13,6 +13,7 @@ from itertools import cycle, islice
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from torch import Tensor, nn
 
@@ -126,6 +127,11 @@ class MegatronEngine:
             if self.training_state is None:
                 return iter(list(state_slices(made_tensors(self.chunks), table, None)))
             return iter(list(self.training_state.slices(table)))
+
+    @property
+    def optimizer(self) -> MegatronOptimizer | None:
+        """Megatron's optimizer, or None for a model that does not learn."""
+        return None if self.training_state is None else self.training_state.optimizer
 
     @property
     def updates(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from mindrl.cluster.profiled_calls import ProfiledCalls
 from mindrl.config.profiler import ProfilerConfig
 
-METHODS = ("generate_sequences", "compute_logprobs", "update", "flush_metrics")
+METHODS = ("generate_sequences", "compute_log_prob", "update", "flush_metrics")
 
 
 def profiled(folder: Path, rank: int = 0, **keys: object) -> list[str]:
@@ -28,7 +28,7 @@ def test_the_calls_of_the_steps_that_are_named_have_a_profile_each(tmp_path: Pat
     files = profiled(tmp_path)
     assert files == [
         f"profile/worker_0/step-2/{method}-1/trace.json.gz"
-        for method in ("compute_logprobs", "generate_sequences", "update")
+        for method in ("compute_log_prob", "generate_sequences", "update")
     ]
     for file in files:
         events = json.loads(gzip.decompress((tmp_path / file).read_bytes()))["traceEvents"]

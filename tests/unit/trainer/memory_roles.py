@@ -96,11 +96,11 @@ class MemoryRoles:
         )
         return Rollouts.from_responses([prompt.token_ids for prompt in prompts], responses, group)
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("log-probs")
         return self._scored(sequences, ROLLOUT_LOGPROB - self.gap)
 
-    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
+    def compute_ref_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("reference log-probs")
         return self._scored(sequences, -3.0)
 

@@ -228,7 +228,7 @@ def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
         tokens_BT=tokens_BT, lengths_B=torch.tensor([2, 2, 4, 3]), response_mask_BT=mask_BT
     )
 
-    scored = actor.compute_logprobs(sequences)
+    scored = actor.compute_log_prob(sequences)
 
     # The first replica's share was cut to its longest sequence, 2 tokens, and padded again.
     assert group.given[0][0][0].tokens_BT.shape == (2, 2)
@@ -251,7 +251,7 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
     tokens_BT = tokens_BT * (torch.arange(6) < lengths_B[:, None])
     sequences = Sequences(tokens_BT=tokens_BT, lengths_B=lengths_B, response_mask_BT=tokens_BT > 30)
 
-    scored = actor.compute_logprobs(sequences)
+    scored = actor.compute_log_prob(sequences)
 
     shares = [part.lengths_B.tolist() for (part,) in group.given[0]]
     assert sorted(shares) == [[2, 1, 2], [2, 1, 2], [6], [6]]
@@ -296,7 +296,7 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     )
     sequences = four_sequences()
 
-    scored = actor.compute_ref_logprobs(sequences)
+    scored = actor.compute_ref_log_prob(sequences)
     values = actor.compute_values(sequences)
     rewards = actor.compute_rewards(sequences)
 
@@ -352,16 +352,16 @@ def test_a_role_is_asked_on_its_own_ranks_and_what_was_begun_ahead_is_asked_for_
     engines = ColocatedEngines(group, RolloutLayout(dp=4))
     actor = ColocatedActor(group, layouts, engines, seed=1, engine_rows=8)
     batch = four_sequences()
-    actor.begin("compute_ref_logprobs", "ref", [batch])
+    actor.begin("compute_ref_log_prob", "ref", [batch])
     actor.begin("compute_values", "critic", [batch])
     assert group.firsts == [0, 2]
     assert [len(each) for each in group.given] == [4, 2]
     values = actor.compute_values(batch).values_BT
     assert torch.equal(values, batch.tokens_BT / 2)
-    assert torch.equal(actor.compute_ref_logprobs(batch).logprobs_BT, batch.tokens_BT.float())
+    assert torch.equal(actor.compute_ref_log_prob(batch).logprobs_BT, batch.tokens_BT.float())
     assert len(group.given) == 2
     actor.compute_values(batch)
-    actor.compute_logprobs(batch)
+    actor.compute_log_prob(batch)
     assert group.firsts == [0, 2, 2, 0]
     assert [len(part) for (part,) in group.given[2]] == [2, 2]
     # Both ranks of the actor have all.

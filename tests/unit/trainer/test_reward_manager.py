@@ -105,8 +105,8 @@ class SlowRules(MemoryRoles):
         self.scored = threading.Event()
         self.in_time = False
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
-        found = super().compute_logprobs(sequences)
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs:
+        found = super().compute_log_prob(sequences)
         self.scored.set()
         return found
 

@@ -49,9 +49,9 @@ def test_a_step_all_of_whose_tokens_are_of_earlier_steps_says_nothing_of_the_gap
 
 def test_a_step_within_the_limit_begins_a_new_row(tmp_path: Path) -> None:
     class Healing(MemoryRoles):
-        def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+        def compute_log_prob(self, sequences: Sequences) -> Logprobs:
             self.gap = 0.0 if len(self.asked) % 3 == 0 else 0.5
-            return super().compute_logprobs(sequences)
+            return super().compute_log_prob(sequences)
 
     build(tmp_path, Healing(), train_iters=6).run()
     steps = lines(tmp_path / "metrics.jsonl")
@@ -83,8 +83,8 @@ def test_one_token_without_a_log_prob_is_told_and_the_gap_is_measured_at_the_oth
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Once(MemoryRoles):
-        def compute_logprobs(self, sequences: Sequences) -> Logprobs:
-            found = super().compute_logprobs(sequences)
+        def compute_log_prob(self, sequences: Sequences) -> Logprobs:
+            found = super().compute_log_prob(sequences)
             if len(self.asked) == 2:
                 found.logprobs_BT[0, -1] = float("inf")
             return found

@@ -36,7 +36,7 @@ class TwoReplicas(MemoryRoles):
 
     layouts: ClassVar = {"actor": SimpleNamespace(replicas=2)}
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("log-probs")
         assert len(sequences) % 2 == 0, "validated: a batch divides over its replicas"
         logprobs_BT = sequences.response_mask_BT * sequences.tokens_BT / -10.0

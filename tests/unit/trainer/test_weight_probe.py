@@ -12,7 +12,7 @@ import pytest
 import torch
 from memory_replicas import MemoryEngines
 from memory_roles import MemoryRoles, config, data, rewards, run_log
-from test_ahead_groups import ahead, length_of, train
+from test_replicas_ahead import ahead, length_of, train
 
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences
@@ -32,7 +32,7 @@ class Reading(MemoryRoles):
         self.known = known
         self.read: list[Sequences] = []
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+    def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         self.read.append(sequences)
         logprobs_BT = sequences.response_mask_BT * torch.tensor(self.known)
         return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
@@ -68,8 +68,8 @@ def test_each_replica_that_draws_is_probed_with_the_weights_that_the_trainer_has
 def test_a_probe_is_a_few_tokens_of_the_whole_distribution_with_seeds_of_its_own() -> None:
     groups = ahead(MemoryEngines(1, length_of), train_iters=2)
     cut = SamplingConfig(temperature=0.7, max_tokens=100, top_p=0.9, top_k=5, min_p=0.1)
-    sampling = replace(groups.answering.sampling, section=cut, is_seeded=False)
-    answering = replace(groups.answering, sampling=sampling)
+    sampling = replace(groups.pool.answering.sampling, section=cut, is_seeded=False)
+    answering = replace(groups.pool.answering, sampling=sampling)
     probe, again, later = (WeightProbe.of(answering, 1, version) for version in (3, 3, 4))
     assert probe.sampling.section == SamplingConfig(temperature=0.7, max_tokens=8)
     assert probe.sampling.is_seeded
@@ -78,7 +78,7 @@ def test_a_probe_is_a_few_tokens_of_the_whole_distribution_with_seeds_of_its_own
     assert [request.token_ids[0] - 1 for request in probe.requests] == [*range(6, 14)]
     seeds = [request.seed for each in (probe, later) for request in each.requests]
     assert len({*seeds}) == 16
-    short = replace(groups.answering.sampling, section=SamplingConfig(max_tokens=5))
+    short = replace(groups.pool.answering.sampling, section=SamplingConfig(max_tokens=5))
     assert WeightProbe.of(replace(answering, sampling=short), 1, 0).sampling.section.max_tokens == 5
 
 
@@ -89,10 +89,10 @@ def test_the_gap_of_a_probe_is_that_of_the_worst_replica_and_equal_tokens_are_re
     assert found == pytest.approx(
         {"logprob_gap/mean": 0.5 / 3, "logprob_gap/max": 0.4, "logprob_gap/probe_tokens": 12}
     )
-    # Three different responses, and one more for the second training replica.
+    # Three different responses.
     (read,) = roles.read
     assert sorted(read.tokens_BT[:3].tolist()) == [[7, 8, 1, 2], [7, 8, 3, 0], [7, 8, 4, 0]]
-    assert len(read) == 4
+    assert len(read) == 3
     assert probed_gap(roles, None) == {}
 
 
@@ -121,9 +121,9 @@ def test_a_run_whose_replica_keeps_old_weights_ends_with_its_third_step_in_a_row
     """From the second sync on the trainer's log-probs are another policy's."""
 
     class Learning(Reading):
-        def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+        def compute_log_prob(self, sequences: Sequences) -> Logprobs:
             self.known = -1.5 if self.calls.count("update") >= 2 else -1.0
-            return super().compute_logprobs(sequences)
+            return super().compute_log_prob(sequences)
 
     chosen = config(
         step_order=order,
@@ -137,6 +137,6 @@ def test_a_run_whose_replica_keeps_old_weights_ends_with_its_third_step_in_a_row
     roles.keeps_logprobs = old == "from_update"
     log = run_log(tmp_path, 8)
     trainer = PolicyTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1)
-    trainer.gathering.pool.engines = MemoryEngines(2, lambda _: 2)
+    trainer.source.generation.engines = MemoryEngines(2, lambda _: 2)
     with pytest.raises(LogprobGapError, match=r"^step 5: .* 0\.5 nats on average"):
         trainer.run()

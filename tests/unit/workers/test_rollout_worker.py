@@ -48,7 +48,7 @@ def engine() -> Garbled:
 @pytest.fixture
 def worker(engine: Garbled) -> RolloutWorker:
     return RolloutWorker(
-        rollout=cast("Any", engine),
+        inference_model=cast("Any", engine),
         table={},
         ledger=DeviceLedger(None),
         plan=cast("Any", None),

@@ -8,17 +8,32 @@ from mindrl.batch.rollouts import Responses
 from mindrl.memory.schedule import Phase
 from mindrl.observability.timing import StageTimer
 from mindrl.rollout.engine import Request, RolloutEngine, Sampling
+from mindrl.training.engine import TrainingEngine
 from mindrl.workers.training_worker import TrainingWorker
 
 
 @dataclass(kw_only=True)
-class IntegratedWorker(TrainingWorker):
-    """Generates, scores and trains on one device; see `TrainingWorker`."""
+class ActorHybridWorker(TrainingWorker):
+    """Generates, scores and trains on one device; see `TrainingWorker`.
 
-    rollout: RolloutEngine
+    `sharding_manager` copies the weights of `model` into `inference_model`, and gives the device to
+    one of them at a time.
+    """
+
+    inference_model: RolloutEngine
     """Generates responses with the actor's weights."""
     timer: StageTimer = field(default_factory=StageTimer)
     """Times the engine's generation."""
+
+    @property
+    def model(self) -> TrainingEngine:
+        """The actor's training engine on this rank."""
+        return self.models["actor"].engine
+
+    @property
+    def optimizer(self) -> object:
+        """The optimizer of the actor's weights on this rank."""
+        return self.model.optimizer
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
@@ -26,14 +41,14 @@ class IntegratedWorker(TrainingWorker):
         """Generate a response to each of this replica's prompts, in order."""
         self._begin_rollout()
         with self.timer("generate"):
-            responses = self.rollout.generate(prompts, sampling, seeds)
+            responses = self.inference_model.generate(prompts, sampling, seeds)
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start this replica's requests, which `advance_sequences` completes."""
         self._begin_rollout()
-        self.rollout.begin(requests, sampling)
+        self.inference_model.begin(requests, sampling)
 
     def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
         """Add requests and run steps of the engine.
@@ -41,11 +56,11 @@ class IntegratedWorker(TrainingWorker):
         Returns the indices of requests that were completed.
         """
         with self.timer("generate"):
-            return self.rollout.advance(steps, more)
+            return self.inference_model.advance(steps, more)
 
     def take_sequences(self) -> Responses:
         """Return the tokens sampled for this replica's requests, in order."""
-        responses = self.rollout.take_back()
+        responses = self.inference_model.take_back()
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
@@ -62,7 +77,7 @@ class IntegratedWorker(TrainingWorker):
             **super().flush_metrics(),
             "seconds/generate": 0.0,
             **self.timer.flush(),
-            "throughput/preemptions": self.rollout.flush_preemptions(),
+            "throughput/preemptions": self.inference_model.flush_preemptions(),
         }
 
     def _begin_rollout(self) -> None:

@@ -21,6 +21,8 @@ documents words of README.md and docs/
 executed  lines of the functions that two steps of the quickstart enter (GRPO with a reference; in
           the driver, the workers and the reward processes), in percent of those of all functions.
           Outermost functions and methods count, each from `def` to its last line, entered or not.
+union     the same for two steps of each of eight runs: GRPO, PPO, a mixture of experts, SFT, LoRA,
+          PyTorch's engine, DAPO with checkpoints, and asynchronous
 calls     calls of each planner function in these two steps: the most that one process makes
 check     CPU seconds (user and system, the least of 3) of the check of a shipped run, and the ratio
           of a refusal by cli/train_grpo.py to one of the same values by cli/check.py
@@ -42,8 +44,8 @@ from rich.table import Table
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 OF_TEXT = ("lines", "rooms", "engines", "cycles", "types", "files", "prose", "modes", "documents")
-OF_A_RUN = ("executed", "calls")
-GROUPS = (*OF_TEXT, *OF_A_RUN, "check")
+OF_RUNS = ("executed", "calls", "union")
+GROUPS = (*OF_TEXT, *OF_RUNS, "check")
 
 
 def main() -> None:
@@ -82,7 +84,7 @@ def _measured(code: Path, work: Path, groups: Sequence[str]) -> Iterator[Figure]
     sources = read_sources(code)
     figures = (*text_figures(sources), *prose_figures(sources, code))
     yield from (figure for figure in figures if figure.group in groups)
-    if {*groups} & {*OF_A_RUN}:
+    if {*groups} & {*OF_RUNS}:
         yield from run_figures(code, work, groups)
     if "check" in groups:
         yield from check_figures(code, work)

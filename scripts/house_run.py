@@ -1,10 +1,12 @@
 """Figures of the house that runs give: what they execute, how often they plan, what they cost."""
 
 import ast
+import re
 import resource
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from house_entries.entered_functions import COUNTED, FOLDER, outermost_functions
@@ -26,6 +28,22 @@ PLANNERS = (
 )
 """Each with the name that a later revision may give it."""
 STEPS = 2
+QUICKSTART = "grpo"
+CANONICAL_RUNS: Mapping[str, Sequence[str]] = {
+    QUICKSTART: ("train_grpo", "grpo_tiny_cpu"),
+    "ppo": ("train_ppo", "ppo_tiny_cpu"),
+    "mixture": ("train_grpo", "grpo_tiny_moe_cpu"),
+    "sft": ("train_sft", "sft_tiny_cpu"),
+    "lora": ("train_grpo", "grpo_tiny_cpu", "actor_config.lora.r=4", "actor_config.lora.alpha=8"),
+    "archon": ("train_grpo", "grpo_tiny_cpu", "actor_config.backend=archon:d2"),
+    "dapo": ("train_grpo", "grpo_tiny_cpu", "+recipe=dapo", "megatron_training.save_interval=1"),
+    "asynchronous": (
+        *("train_grpo", "grpo_tiny_cpu", "rl_config.use_integrated_worker=false"),
+        *("rl_config.actor_resource.num_npus=1", "rl_config.rollout_resource.num_npus=1"),
+        "rl_config.step_order=asynchronous",
+    ),
+}
+"""Program, configuration and overrides of the runs that users start most."""
 SHIPPED_RUN = ("--config-name", "grpo_qwen25_7b", "--elsewhere")
 REFUSED_RUN = ("--config-name", "grpo_tiny_cpu", "actor_config.tensor_model_parallel_size=3")
 Definitions = Mapping[tuple[str, int], int]
@@ -53,28 +71,39 @@ def definitions(sources: Sources) -> Definitions:
 
 
 def run_figures(code: Path, work: Path, groups: Sequence[str]) -> Iterator[Figure]:
-    """Make two steps of the quickstart and yield what the processes did in them.
+    """Make two steps of the quickstart, or of all canonical runs, and yield what they executed.
 
     Raises:
-        SystemExit: The run did not end well.
+        SystemExit: A run failed.
     """
-    processes = _watched_run(code, work)
+    processes = _watched_run(code, work, QUICKSTART)
     sources = read_sources(code)
     if "executed" in groups:
-        yield executed_figure(definitions(sources), processes)
+        name = "function lines that a GRPO run executes"
+        yield executed_figure(definitions(sources), processes, "executed", name, "65")
     if "calls" in groups:
         yield from call_figures(sources, processes)
+    if "union" in groups:
+        others = [name for name in CANONICAL_RUNS if name != QUICKSTART]
+        every = [
+            *processes,
+            *chain.from_iterable(_watched_run(code, work, each) for each in others),
+        ]
+        name = f"function lines that one of {len(CANONICAL_RUNS)} canonical runs executes"
+        yield executed_figure(definitions(sources), every, "union", name, "85")
 
 
-def _watched_run(code: Path, work: Path) -> list[Process]:
-    folder = work / f"{code.name}-entries"
+def _watched_run(code: Path, work: Path, name: str) -> list[Process]:
+    folder = work / f"{code.name}-{name}-entries"
     folder.mkdir()
-    log = work / f"{code.name}-run.txt"
+    log = work / f"{code.name}-{name}.txt"
+    program, config, *overrides = CANONICAL_RUNS[name]
     command = [
-        *("cli/train_grpo.py", "--config-name", "grpo_tiny_cpu"),
-        *tiny_paths(),
+        *(f"cli/{program}.py", "--config-name", config),
+        *tiny_paths("moe_model" if name == "mixture" else "model"),
         f"megatron_training.train_iters={STEPS}",
-        f"hydra.run.dir={work / f'{code.name}-run'}",
+        f"hydra.run.dir={work / f'{code.name}-{name}'}",
+        *overrides,
     ]
     counted = ",".join(name for names in PLANNERS for name in names)
     ended = run_program(
@@ -85,7 +114,7 @@ def _watched_run(code: Path, work: Path) -> list[Process]:
         environment={FOLDER: str(folder), COUNTED: counted},
     )
     if ended:
-        raise SystemExit(f"{log.read_text()}\nthe run of {code} ended with {ended}")
+        raise SystemExit(f"{log.read_text()}\nthe run {name} of {code} ended with {ended}")
     return read_processes(folder, code)
 
 
@@ -118,7 +147,7 @@ def _started(lines: Sequence[Sequence[str]]) -> int:
 
 def _kind(command: str, entered: Collection[str]) -> str:
     """Name a process by its command, and by the files whose functions it has entered."""
-    if "train_grpo.py" in command:
+    if re.search(r"\btrain_\w+\.py\b", command):
         return "driver"
     if "stem_process" in command:
         # Workers are forked off it, and have its command.
@@ -127,7 +156,9 @@ def _kind(command: str, entered: Collection[str]) -> str:
     return "worker" if "default_worker.py" in command else "rewards"
 
 
-def executed_figure(defined: Definitions, processes: Sequence[Process]) -> Figure:
+def executed_figure(
+    defined: Definitions, processes: Sequence[Process], group: str, name: str, target: str
+) -> Figure:
     """Return the share of the lines of all functions whose function some process entered."""
     entered = set[tuple[str, int]]().union(*(process.entered for process in processes))
     lines: Counter[str] = Counter()
@@ -137,10 +168,10 @@ def executed_figure(defined: Definitions, processes: Sequence[Process]) -> Figur
         lines[room] += length
         executed[room] += length * (place in entered)
     return Figure(
-        group="executed",
-        name="function lines that a GRPO run executes",
+        group=group,
+        name=name,
         value=round(100 * executed.total() / lines.total(), 1),
-        target="65",
+        target=target,
         unit=" %",
         details=(
             f"{executed.total()} of {lines.total()} lines in {len(processes)} processes",

@@ -187,7 +187,9 @@ def test_a_process_writes_down_what_it_enters_once_and_every_call_of_a_planner(
     assert [name for name, *_ in process.calls] == ["plan"] * 3
     digests = [digest for _, digest, _ in process.calls]
     assert digests[0] == digests[1] != digests[2]
-    figure = run.executed_figure(run.definitions({"mindrl/a.py": WATCHED}), [process])
+    figure = run.executed_figure(
+        run.definitions({"mindrl/a.py": WATCHED}), [process], "executed", "lines", "65"
+    )
     assert figure.value == round(100 * 12 / 14, 1)
 
 

@@ -19,17 +19,20 @@ def adapter_findings(config: RunConfig) -> Iterator[Finding]:
     if not lora.r:
         for name, value in asdict(lora).items():
             if value != usual[name]:
-                need = f"has a meaning only with {SECTION}.r of 1 or more, found 0"
+                need = f"has an effect only with {SECTION}.r of 1 or more, found 0"
                 yield broken(f"{SECTION}.{name}", value, need, usual[name])
         return
     backend = config.training_backend("actor")
     if backend != TRAINING_BACKEND:
-        need = f"needs the engine {TRAINING_BACKEND}, and actor_config.backend names {backend}"
+        need = f"needs the engine {TRAINING_BACKEND}, found {backend} in actor_config.backend"
         yield broken(f"{SECTION}.r", lora.r, need, 0)
     yield from _unknown_layers(lora.target_modules)
     interval = config.rl_config.ref_update_interval
     if interval:
-        need = f": with {SECTION}.r={lora.r} the reference stays what the adapters were put on"
+        need = (
+            f": must be 0 with {SECTION}.r={lora.r}, where the reference is the model without "
+            "adapters"
+        )
         yield broken("rl_config.ref_update_interval", interval, need, 0)
 
 
@@ -37,7 +40,10 @@ def adapter_warnings(config: RunConfig) -> Iterator[Finding]:
     """Yield a warning if adapters have a learning rate for full fine-tuning."""
     actor = config.actor_config
     if actor.lora.r and actor.lr < _LOW_RATE:
-        need = f": with {SECTION}.r={actor.lora.r} adapters hardly learn; 1e-5 to 1e-3 are usual"
+        need = (
+            f": too low to train adapters ({SECTION}.r={actor.lora.r}); usual values are 1e-5 "
+            "to 1e-3"
+        )
         yield broken("actor_config.lr", actor.lr, need)
 
 
@@ -48,8 +54,11 @@ def _unknown_layers(names: tuple[str, ...]) -> Iterator[Finding]:
         if name in LINEARS:
             continue
         meant = OF_MEGATRON.get(name) or get_close_matches(name, LINEARS, n=1)
-        text = f"{field}: {name} is none of {', '.join(LINEARS)}{did_you_mean(name, LINEARS)}"
+        text = (
+            f"{field}: unknown layer {name}; known layers: "
+            f"{', '.join(LINEARS)}{did_you_mean(name, LINEARS)}"
+        )
         if name in OF_MEGATRON:
-            text = f"{field}: {name} is a name of Megatron's; here it is {','.join(meant)}"
+            text = f"{field}: {name} is Megatron's name; write {','.join(meant)}"
         legal = [each for given in names for each in (meant if given == name else (given,))]
         yield Finding(text, field, names, (tuple(dict.fromkeys(legal)),) if meant else ())

@@ -26,7 +26,7 @@ def _option(value: object) -> str:
     """Convert a number to its text, and check the option."""
     text = str(value)
     if text != "op" and not (text.isdecimal() and int(text)):
-        raise PydanticCustomError("option", "must be op, or a number of layers of 1 or more")
+        raise PydanticCustomError("option", "must be op or a number of layers from 1")
     return text
 
 

@@ -15,10 +15,10 @@ from mindrl.config.run import RunConfig
 
 _Learner = Literal["actor", "critic"]
 _MEGATRONS: dict[str, tuple[Value, str]] = {
-    "recompute_granularity": (None, "say what is made again by archon.ac_mode"),
-    "recompute_method": (None, "say what is made again by archon.ac_mode"),
-    "recompute_num_layers": (None, "say what is made again by archon.ac_mode"),
-    "moe_grouped_gemm": (False, "all experts of a layer are multiplied at once as it is"),
+    "recompute_granularity": (None, "choose recomputation with archon.ac_mode"),
+    "recompute_method": (None, "choose recomputation with archon.ac_mode"),
+    "recompute_num_layers": (None, "choose recomputation with archon.ac_mode"),
+    "moe_grouped_gemm": (False, "the experts of a layer are always multiplied together"),
 }
 """Keys of a role that only Megatron reads: the neutral value, and a hint."""
 
@@ -45,7 +45,10 @@ def _fully_sharded(config: RunConfig, role: Role) -> Iterator[Finding]:
     for name in ("pp", "vpp", "ep", "etp"):
         if (size := getattr(layout, name)) > 1:
             yield broken(
-                keys[name], size, f"needs archon: {_named(config, role)} has d, t and c", 1
+                keys[name],
+                size,
+                f"needs archon: {_named(config, role)} has only d, t and c",
+                1,
             )
 
 
@@ -54,7 +57,7 @@ def _unread(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     usual = asdict(ArchonConfig())
     for name, value in asdict(_section(config, role)).items():
         if value != usual[name]:
-            need = f"has a meaning only with {role}_config.backend=archon:... or fsdp:..."
+            need = f"has an effect only with {role}_config.backend=archon:... or fsdp:..."
             yield broken(f"{role}_config.archon.{name}", value, need, usual[name])
 
 
@@ -63,10 +66,15 @@ def _megatrons_own(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     for name, (off, hint) in _MEGATRONS.items():
         field = f"{role}_config.{name}"
         if (value := config.value_of(field)) != off:
-            yield broken(field, value, f"is Megatron's; with {_named(config, role)} {hint}", off)
+            yield broken(
+                field, value, f"is a Megatron option; with {_named(config, role)} {hint}", off
+            )
     field = "megatron_training.use_distributed_optimizer"
     if not config.value_of(field):
-        need = f": {_named(config, role)} shares it; {role}_config.archon.fsdp_size=1 does not"
+        need = (
+            f": {_named(config, role)} shards the optimizer; set "
+            f"{role}_config.archon.fsdp_size=1 to keep it whole"
+        )
         yield broken(field, False, need, True)
 
 
@@ -84,7 +92,7 @@ def _pipeline(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     if exact is not None and layout.vpp != exact:
         yield broken(field, asked, f"needs {keys['vpp']}={exact}, found {layout.vpp}", None)
     elif exact is None and layout.vpp == 1:
-        yield broken(field, asked, f"has two chunks a stage or more, found {chunks}", None)
+        yield broken(field, asked, f"needs 2 or more chunks per stage, found {chunks}", None)
 
 
 def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
@@ -97,18 +105,21 @@ def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     }.items():
         value, usual = getattr(section, name), getattr(ArchonConfig(), name)
         if value != usual and mode != needed:
-            need = f"has a meaning only with {at}.ac_mode={needed}, found {mode}"
+            need = f"has an effect only with {at}.ac_mode={needed}, found {mode}"
             yield broken(f"{at}.{name}", value, need, usual)
     if section.ac_debug and mode == "none":
-        need = f"has a meaning only where {at}.ac_mode makes something again, found none"
+        need = f"needs recomputation; set {at}.ac_mode to full, found none"
         yield broken(f"{at}.ac_debug", True, need, False)
     if mode == "memory_budget" and not section.enable_compile:
-        need = f"needs {at}.enable_compile=true, found false: the compiler chooses"
+        need = f"needs {at}.enable_compile=true, because the compiler chooses; found false"
         yield broken(f"{at}.ac_mode", mode, need, "full", "none")
     by_op = mode == "selective" and section.selective_ac_option == "op"
     if by_op and config.layout(role).pp > 1 and section.schedule(chunks) in ZERO_BUBBLE:
-        need = f"does not go with {at}.pp_schedule={section.pp_schedule}, which goes backward twice"
-        yield broken(f"{at}.selective_ac_option", "op", f"{need}; 1 or more is legal", "1", "2")
+        need = (
+            f"cannot be used with {at}.pp_schedule={section.pp_schedule}, which runs two "
+            "backward passes"
+        )
+        yield broken(f"{at}.selective_ac_option", "op", f"{need}; use a number from 1", "1", "2")
 
 
 def _sharing(config: RunConfig, role: _Learner) -> Iterator[Finding]:

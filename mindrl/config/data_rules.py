@@ -40,15 +40,15 @@ def data_findings(config: RunConfig) -> Iterator[Finding]:
         for path in paths_of(config.value_of(field)):
             if is_address(path):
                 need = (
-                    "is an address; needs a path of this machine, or a name on the Hugging Face "
-                    "hub: openai/gsm8k/main/train*"
+                    "is an address; use a path on this machine or a name on the Hugging "
+                    "Face hub, such as openai/gsm8k/main/train*"
                 )
                 yield broken(field, path, need)
                 continue
             suffix = Path(path).suffix.lower()
             # A folder may have any suffix or none.
             if not (suffix in ("", *SUFFIXES) or is_pattern(path) or Path(path).is_dir()):
-                need = f"must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or be a folder"
+                need = f"must be a folder or a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file"
                 yield broken(field, path, need)
     for rule in (
         _training,
@@ -69,10 +69,10 @@ def _training(config: RunConfig) -> Iterator[Finding]:
     field, sets = "megatron_training.data_path", config.data_config.train_sets
     path = config.megatron_training.data_path
     if path is None and not sets:
-        text = f"{field} is missing: name a file, or sets in data_config.train_sets"
+        text = f"{field} is missing: give a file, or sets in data_config.train_sets"
         yield Finding(text, field)
     if path is not None and sets:
-        need = "and data_config.train_sets both say what trains; give one of them"
+        need = "and data_config.train_sets both name training data; remove one"
         yield broken(field, path, need, None)
     yield from _named("data_config.train_sets", [each.name for each in sets])
 
@@ -83,7 +83,8 @@ def _plain_text(config: RunConfig) -> Iterator[Finding]:
     if training.takes_plain_text and training.system_prompt is not None:
         field = "megatron_training.system_prompt"
         text = (
-            f"{field} has no place with megatron_training.chat_template={PLAIN}: put it into rows"
+            f"{field} cannot be used with megatron_training.chat_template={PLAIN}; put "
+            "the text into the rows"
         )
         yield Finding(text, field, training.system_prompt, (None,))
 
@@ -92,7 +93,7 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
     """Only one of two keys may define the held-out data."""
     field, share = "data_config.held_out_fraction", config.data_config.held_out_fraction
     if share and config.megatron_training.test_data_path is not None:
-        need = "and megatron_training.test_data_path both say what is held out; give one of them"
+        need = "and megatron_training.test_data_path both define the held-out data; remove one"
         yield broken(field, share, need, 0)
 
 
@@ -101,10 +102,10 @@ def _order(config: RunConfig) -> Iterator[Finding]:
     data, field = config.data_config, "data_config.order_column"
     if data.order == "by_column":
         if data.order_column is None:
-            text = f"{field} is missing: data_config.order=by_column needs a column of numbers"
+            text = f"{field} is missing: data_config.order=by_column needs a column with numbers"
             yield Finding(text, field)
         return
-    need = f"has a meaning only with data_config.order=by_column, found {spelled(data.order)}"
+    need = f"has an effect only with data_config.order=by_column, found {spelled(data.order)}"
     alone = {"order_column": None, "order_descending": False, "order_stages": None}
     for name, unset in alone.items():
         if (value := getattr(data, name)) != unset:
@@ -120,7 +121,7 @@ def _pass_rates(config: RunConfig) -> Iterator[Finding]:
     if data.pass_rate_column is None and (low, high) != (0.0, 1.0):
         text = (
             "data_config.pass_rate_column is missing: data_config.pass_rate_low and "
-            "pass_rate_high need a column of pass rates"
+            "pass_rate_high need a column with pass rates"
         )
         yield Finding(text, "data_config.pass_rate_column")
 
@@ -132,8 +133,8 @@ def _evaluations(config: RunConfig) -> Iterator[Finding]:
         field = f"data_config.eval_sets.{place}"
         if each.samples > 1 and each.temperature == 0:
             need = (
-                f"of {each.name} needs a temperature above 0, found 0, at which all answers to a "
-                "prompt are one"
+                f"of {each.name} needs a temperature above 0, found 0; at 0 all answers "
+                "to a prompt are the same"
             )
             yield broken(f"{field}.samples", each.samples, need, 1)
         yield from _answer_length(config, f"{field}.max_tokens", each.max_tokens)
@@ -149,8 +150,9 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         field = f"data_config.rewards.{place}.verifier_weight"
         if not names or len(names) != len(weights) or len({*names}) < len(names):
             text = (
-                f"{field} of {reward.data_source} has {len(weights)} entries and verifier_function "
-                f"has {len(names)}; needed are functions, each once, and a weight for each"
+                f"{field} of {reward.data_source} has {len(weights)} entries and "
+                f"verifier_function has {len(names)}; list each function once and give "
+                "one weight for each"
             )
             yield Finding(text, field, weights, ((*weights, *(1.0,) * len(names))[: len(names)],))
     for key in ("train_sets", "eval_sets") if rewarded and data.source_column is None else ():
@@ -172,13 +174,14 @@ def _arguments(config: RunConfig) -> Iterator[Finding]:
         field, given = f"{section}.verifier_kwargs", config.value_of(f"{section}.verifier_kwargs")
         if given and len(given) != len(names):
             text = (
-                f"{field} has {len(given)} entries and verifier_function has {len(names)}; "
-                "each function needs one, {} where it has no arguments"
+                f"{field} has {len(given)} entries and verifier_function has "
+                f"{len(names)}; give one for each function, {{}} for a function without "
+                "arguments"
             )
             yield Finding(text, field)
         for name, own in zip(names, given or ({},) * len(names), strict=False):
             if seen.setdefault(name, own) != own:
-                yield Finding(f"{field} of {name} must be what it is elsewhere", field)
+                yield Finding(f"{field} of {name} must be the same in all sections", field)
 
 
 def _rewarded(field: str, source: str, rewarded: list[str]) -> Iterator[Finding]:
@@ -190,7 +193,7 @@ def _named(field: str, names: list[str]) -> Iterator[Finding]:
     """Names of sets must be unique."""
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
-        text = f"{field} has {', '.join(twice)} more than once; each set needs a name of its own"
+        text = f"{field} has {', '.join(twice)} more than once; give each set its own name"
         yield Finding(text, field, tuple(names))
 
 
@@ -199,8 +202,8 @@ def _answer_length(config: RunConfig, field: str, longest: int | None) -> Iterat
     prompt, limit = config.rl_config.max_prompt_length, config.generate_config.max_model_len
     if longest is not None and prompt + longest > limit:
         need = (
-            f"plus rl_config.max_prompt_length={prompt} is above "
-            f"generate_config.max_model_len={limit}; needs {limit - prompt} or less"
+            f"plus rl_config.max_prompt_length={prompt} exceeds "
+            f"generate_config.max_model_len={limit}; use {limit - prompt} or less"
         )
         yield broken(field, longest, need, *([limit - prompt] if limit > prompt else []))
 
@@ -217,4 +220,4 @@ def unknown(field: str, name: str, names: Iterable[str], where: str) -> Finding:
     """Return a finding that lists the known names and the nearest one."""
     known = [*names]
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return broken(field, name, f"is no {where}; there is {', '.join(known) or 'none'}", *near)
+    return broken(field, name, f"is not a {where}; known: {', '.join(known) or 'none'}", *near)

@@ -103,16 +103,16 @@ def suggest(path: Sequence[str], key: str) -> str:
     """Return a suggestion for an unknown key: the probable one, or the three nearest."""
     known = field_names(path)
     if not known:
-        return f"{'.'.join(path)} has no keys"
+        return f"{'.'.join(path)} has no keys below it"
     if (there := same_name(key)) is not None:
         return f"did you mean {there}?"
     near = sorted(known, key=lambda name: _likeness(key, name), reverse=True)
     if _likeness(key, near[0]) > _LIKE_ENOUGH:
         return f"did you mean {'.'.join([*path, near[0]])}?"
     if not path:
-        return f"each key has a section, as rl_config.device has; sections: {', '.join(known)}"
+        return f"write the section first, as in rl_config.device; sections: {', '.join(known)}"
     nearest = ", ".join(".".join([*path, name]) for name in near[:3])
-    return f"the nearest are {nearest}; `mindrl train-grpo --cfg job` prints all keys"
+    return f"nearest: {nearest}; `mindrl train-grpo --cfg job` prints all keys"
 
 
 def _unreadable(value: Any, path: str = "") -> Iterator[str]:
@@ -124,7 +124,7 @@ def _unreadable(value: Any, path: str = "") -> Iterator[str]:
         for each in value:
             yield from _unreadable(each, path)
     elif isinstance(value, bytes) or (isinstance(value, str) and _SURROGATE.search(value)):
-        yield f"{path}={value!r} must be text that UTF-8 can say, a number, true, false or null"
+        yield f"{path}={value!r} must be UTF-8 text, a number, true, false or null"
 
 
 def _likeness(typed: str, name: str) -> float:

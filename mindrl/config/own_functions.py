@@ -36,14 +36,15 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
         return builtins[name]
     if ":" not in name:
         raise ConfigError(
-            f"{field}={quoted(name)} is no builtin {kind}; builtins: {', '.join(builtins)}; "
-            "your own: 'package.module:function' or 'path/to/file.py:function'"
-            f"{did_you_mean(name, builtins, cutoff=0.5)}"
+            f"{field}={quoted(name)} is not a built-in {kind}; built-ins: "
+            f"{', '.join(builtins)}; your own: 'package.module:function' or "
+            f"'path/to/file.py:function'{did_you_mean(name, builtins, cutoff=0.5)}"
         )
     found = named_object(field, name)
     if not callable(found):
         raise ConfigError(
-            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
+            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need "
+            "a function"
         )
     return found
 
@@ -73,9 +74,9 @@ def named_object(field: str, name: str) -> object:
     if inspect.isclass(holder) and inspect.isfunction(inspect.getattr_static(holder, part)):
         owner = attribute.rpartition(".")[0]
         raise ConfigError(
-            f"{field}={name!r} is a method, which needs an object; write `made = {owner}()` into "
-            f"the file and name it '{place}:made.{part}', or give {owner} a __call__ and name it "
-            f"'{place}:{owner}'"
+            f"{field}={name!r} is a method and needs an object; add `made = {owner}()` to "
+            f"the file and write '{place}:made.{part}', or give {owner} a __call__ and "
+            f"write '{place}:{owner}'"
         )
     return found
 
@@ -99,7 +100,8 @@ def trial(field: str, name: str, called_with: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ConfigError(
-            f"{field}={name!r}: called with {called_with} it gave {type(error).__name__}: {error}"
+            f"{field}={name!r} raised {type(error).__name__} when called with "
+            f"{called_with}: {error}"
         ) from error
 
 
@@ -119,8 +121,8 @@ def _imported(field: str, name: str, place: str) -> ModuleType:
         return importlib.import_module(place) if path is None else _executed(path)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{field}={name!r}: {shown} does not import: {type(error).__name__}: {error}"
-            f"{_beside(path, error)}"
+            f"{field}={name!r}: cannot import {shown}: {type(error).__name__}: "
+            f"{error}{_beside(path, error)}"
         ) from error
     finally:
         _importing.pop()

@@ -13,22 +13,22 @@ def profiler_findings(config: RunConfig) -> Iterator[Finding]:
     asked, last = config.profiler_config, config.megatron_training.train_iters
     start, end = asked.profile_step_start, asked.profile_step_end
     if end <= start:
-        need = f"must be more than {_SECTION}.profile_step_start={start}: it is not profiled itself"
+        need = f"must be above {_SECTION}.profile_step_start={start}; the last step is not included"
         yield broken(f"{_SECTION}.profile_step_end", end, need, start + 1)
     if asked.profile and start > last:
-        need = f"is behind the last step, megatron_training.train_iters={last}"
+        need = f"is after the last step, megatron_training.train_iters={last}"
         yield broken(f"{_SECTION}.profile_step_start", start, need, last)
     is_host = config.rl_config.device == "cpu"
     if not asked.profile_with_cpu and (is_host or not asked.profile_with_npu):
         also = "rl_config.device=cpu" if is_host else f"{_SECTION}.profile_with_npu=false"
-        need = f"leaves nothing to profile with {also}"
+        need = f"disables all profiling with {also}; set one of them to true"
         yield broken(f"{_SECTION}.profile_with_cpu", False, need, True)
     if asked.profile and config.spool_config.job == "rollout":
-        need = "has no meaning for a rollout job, which has records in the place of steps"
+        need = "cannot be used in a rollout job, which has no steps"
         yield broken(f"{_SECTION}.profile", True, need, False)
     for key in ("profile_ranks", "stage"):
         if getattr(asked, key) == ():
-            need = "names nothing; null is all"
+            need = "is empty; use null for all"
             yield broken(f"{_SECTION}.{key}", (), need, None)
     yield from _ranks(config)
 
@@ -37,6 +37,6 @@ def _ranks(config: RunConfig) -> Iterator[Finding]:
     ranks = config.profiler_config.profile_ranks or ()
     there = config.world_size
     if too_large := [rank for rank in ranks if rank >= there]:
-        need = f": there is no rank {max(too_large)}; {there} worker(s) count from 0"
+        need = f": rank {max(too_large)} does not exist; ranks are 0 to {there - 1}"
         legal = tuple(rank for rank in ranks if rank < there)
         yield broken(f"{_SECTION}.profile_ranks", ranks, need, legal or (0,))

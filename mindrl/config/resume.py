@@ -65,7 +65,7 @@ def resume_findings(
         if was != value and not may_differ(key):
             shown = tuple(value) if isinstance(value, list) else value
             need = (
-                f"differs from the run that is resumed, which had {json.dumps(was)}; name the key "
-                "in megatron_training.resume_allow to go on all the same"
+                f"differs from the resumed run, which had {json.dumps(was)}; list the key "
+                "in megatron_training.resume_allow to continue anyway"
             )
             yield broken(key, shown, need, was)

@@ -87,7 +87,8 @@ class RewardSignature:
         if unknown and columns is not None:
             hint = did_you_mean(unknown[0], [*self._known, *there])
             raise ValueError(
-                f"takes {unknown[0]!r}, which is no column of the rows{hint}; need {_NEED}"
+                f"has the parameter {unknown[0]!r}, which is not a column of the "
+                f"rows{hint}; need {_NEED}"
             )
         places = {each.name for each in self.parameters if each.kind in _BY_PLACE}
         order = [name for name in self._names if name in found]
@@ -179,7 +180,7 @@ def signature_of(target: Callable[..., object], given: Collection[str] = ()) -> 
     called = target
     if inspect.isclass(target):
         if all("__call__" not in vars(each) for each in target.__mro__):
-            raise ValueError("is a class whose objects cannot be called; need a __call__")
+            raise ValueError("is a class without __call__; add one")
         called = target.__call__
     elif not inspect.isroutine(target) and not isinstance(target, partial):
         called = type(target).__call__

@@ -1,6 +1,7 @@
 """Common settings and types of the configuration sections."""
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -44,18 +45,25 @@ def is_path(text: str) -> str:
     path = text.encode()
     longest = max(map(len, path.split(b"/")))
     if "\0" in text:
-        raise PydanticCustomError("path", "must be a path, without a zero byte")
+        raise PydanticCustomError("path", "must be a path without a zero byte")
     if longest > _LONGEST_NAME or len(path) > _LONGEST_PATH:
         raise PydanticCustomError(
             "path",
-            "must be a path of at most {most} bytes with names of at most {name}; "
-            "it has {bytes}, with a name of {longest}",
+            (
+                "must be a path of at most {most} bytes with names of at most {name}; found "
+                "{bytes}, with a name of {longest}"
+            ),
             {"most": _LONGEST_PATH, "name": _LONGEST_NAME, "bytes": len(path), "longest": longest},
         )
     return text
 
 
 PathText = Annotated[str, AfterValidator(is_path)]
+
+
+def inherited_values(section: Any, base: type) -> dict[str, Any]:
+    """Return the values that a section has for the keys of one of its base sections, by name."""
+    return {each.name: getattr(section, each.name) for each in fields(base)}
 
 
 def documented_fields(section: type) -> dict[str, FieldInfo]:

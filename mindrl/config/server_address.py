@@ -8,13 +8,13 @@ def unfit_server(address: str, *, allow_remote: bool) -> str:
     """Return why a run must not use a server at an address; empty if it may."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "must begin with http:// or https:// and name a host"
+        return "must be a URL such as http://127.0.0.1:8000"
     if allow_remote or is_loopback(parts.hostname):
         return ""
     return (
-        "is not on the loopback address: the control routes of a server take no token, so whoever "
-        "reaches it commands it; generate_config.servers_are_remote=true says that only machines "
-        "of the run do"
+        "is not a loopback address, and anyone who can reach the server can control it; "
+        "set generate_config.servers_are_remote=true if only machines of the run can "
+        "reach it"
     )
 
 

@@ -13,16 +13,19 @@ def spool_findings(config: RunConfig) -> Iterator[Finding]:
     spool, rl = config.spool_config, config.rl_config
     if spool.job is None:
         if spool.folder is not None:
-            need = "has a meaning only for the jobs of mindrl job; leave it out"
+            need = "has an effect only in a job of mindrl job; remove it"
             yield broken("spool_config.folder", spool.folder, need, None)
         return
     if spool.folder is None:
-        text = "spool_config.folder is missing: it joins the train job and the rollout jobs"
+        text = (
+            "spool_config.folder is missing: the train job and the rollout jobs exchange "
+            "files in it"
+        )
         yield Finding(text, "spool_config.folder")
     if spool.publish_every > rl.max_staleness + 1:
         need = (
-            f"must be at most {_STALENESS}={rl.max_staleness} plus 1: a response is as many steps "
-            "old as the weights that drew it"
+            f"must be at most {_STALENESS}={rl.max_staleness} plus 1, because a response "
+            "is as old as the weights that generated it"
         )
         yield broken("spool_config.publish_every", spool.publish_every, need, rl.max_staleness + 1)
     if (part := spool.prompts_per_record) is not None:
@@ -37,26 +40,29 @@ def spool_findings(config: RunConfig) -> Iterator[Finding]:
 def _steps(config: RunConfig) -> Iterator[Finding]:
     """The prompts of a step must follow from its number."""
     rl = config.rl_config
-    whole = ": a job that rolls out knows the prompts of a step by its number alone; needs false"
+    whole = "must be false: a rollout job finds the prompts of a step by its number"
     for name in ("partial_rollout", "filter_groups_enable"):
         if getattr(rl, name):
             yield broken(f"rl_config.{name}", True, whole, False)
     if rl.has_baseline:
-        need = ": its greedy answers are not in the spool"
+        need = "is not supported with a spool, which has no greedy answers"
         yield broken("rl_config.adv_estimator", rl.adv_estimator, need)
     if rl.debug is not None:
-        need = ": mindrl job runs one half of each step already"
+        need = "is not supported in a job of mindrl job, which already runs one half of each step"
         yield broken("rl_config.debug", rl.debug, need, None)
 
 
 def _train(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
     if not training.save_interval:
-        need = "must be 1 or more: records stay in the spool until a checkpoint holds their step"
+        need = "must be 1 or more: records stay in the spool until a checkpoint includes their step"
         yield broken("megatron_training.save_interval", 0, need, 1)
     if training.on_save_failure == "skip":
-        need = ": records stay in the spool until a checkpoint holds their step"
+        need = (
+            "is not supported with a spool: records stay there until a checkpoint includes "
+            "their step"
+        )
         yield broken("megatron_training.on_save_failure", "skip", need, "stop")
     if training.begins_from is not None and not training.finetune:
-        need = ": the steps of a spool count from 1; needs megatron_training.finetune=true"
+        need = "needs megatron_training.finetune=true, because the steps of a spool start at 1"
         yield broken("megatron_training.resume", training.resume, need, "auto")

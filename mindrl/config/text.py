@@ -46,7 +46,7 @@ def write_new(path: str, text: str) -> None:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise OutputError(f"-o {path}: there is a file already") from error
+        raise OutputError(f"-o {path}: file exists already") from error
     except OSError as error:
         raise OutputError(f"-o {path}: {error.strerror or error}") from error
 
@@ -58,7 +58,7 @@ def needs_yaml_suffix(path: str) -> None:
         ConfigError: It does not end in .yaml.
     """
     if Path(path).suffix != ".yaml":
-        raise ConfigError(f"-o {path}: needs the suffix .yaml")
+        raise ConfigError(f"-o {path}: must end in .yaml")
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

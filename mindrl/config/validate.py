@@ -18,6 +18,7 @@ from mindrl.config.finding import (
     must_divide,
     nearest_divisors,
     once,
+    spelled,
 )
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
 from mindrl.config.placement_rules import placement_findings
@@ -60,7 +61,10 @@ def findings(config: RunConfig) -> list[Finding]:
 
 def learning_warnings(config: RunConfig) -> Iterator[Finding]:
     """Yield warnings: legal settings that are almost always mistakes."""
-    need = ": an update of Adam moves a weight by up to about this much; 1e-7 to 1e-3 are usual"
+    need = (
+        "is unusual: Adam changes a weight by about this much per update; usual values are "
+        "1e-7 to 1e-3"
+    )
     for section, learner in _learners(config).items():
         yield from _judged(config, (learner.lr > _HIGH_RATE, f"{section}.lr", need))
     yield from adapter_warnings(config)
@@ -123,8 +127,8 @@ def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
     # Without trained models there are no training layouts.
     uncut = config.learns and all(config.layout(role).tp == 1 for role in config.roles)
     need = (
-        "needs a tensor_model_parallel_size of 2 or "
-        "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
+        "needs a tensor_model_parallel_size of 2 or more, such as "
+        "actor_config.tensor_model_parallel_size=2"
     )
     yield from _judged(config, (config.value_of(field) and uncut, field, need, False))
 
@@ -138,8 +142,7 @@ def _rollout(config: RunConfig) -> Iterator[Finding]:
     # 0 means missing, which has its own finding.
     yield from must_divide(_ROLLOUT_TP, tensor, key, devices or tensor)
     need = (
-        f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; experts that are shared across "
-        "replicas can be planned, not run"
+        f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; a run cannot share experts across replicas"
     )
     field = "generate_config.infer_expert_parallel_size"
     yield from _judged(config, (expert not in (1, tensor), field, need, tensor, 1))
@@ -160,9 +163,9 @@ def _shares(config: RunConfig) -> Iterator[Finding]:
         multiple = replicas // gcd(replicas, samples)
         owner = "" if role == "actor" else f" of {role}_config"
         need = (
-            f"times {_SAMPLES}={samples} gives {value * samples} sequences per {step}, which "
-            f"{replicas} data-parallel replicas{owner} must divide; "
-            f"{field} needs a multiple of {multiple}"
+            f"times {_SAMPLES}={samples} gives {value * samples} sequences per {step}, "
+            f"which must be divisible by the {replicas} data-parallel replicas{owner}; "
+            f"{field} must be a multiple of {multiple}"
         )
         below = value // multiple * multiple
         yield broken(field, value, need, *(size for size in (below, below + multiple) if size))
@@ -176,7 +179,7 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
     words = f"rl_config.max_prompt_length={prompt} plus {_RESPONSE}={response}"
     some = f"must be at least 1 and less than {_RESPONSE}={response}"
     for field, limit in sequence_limits(config).items():
-        need = f"is below {words}; needs {longest} or more"
+        need = f"is below {words}; use {longest} or more"
         yield from _judged(config, (longest > limit, field, need, longest))
     yield from _judged(
         config,
@@ -197,13 +200,13 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
         (
             rl.use_dynamic_bsz and not rl.use_remove_padding,
             "rl_config.use_remove_padding",
-            ": rl_config.use_dynamic_bsz=true counts the tokens of packed sequences and needs true",
+            "must be true with rl_config.use_dynamic_bsz=true, which packs sequences",
             True,
         ),
     )
     for whose in ("", "actor_", "ref_", "update_") if rl.use_dynamic_bsz else ():
         field = f"rl_config.{whose}max_packing_token_size"
-        need = f"must hold the longest sequence, {words}: {longest} or more"
+        need = f"must hold the longest sequence, {words}; use {longest} or more"
         budget = config.value_of(field)
         small = budget is not None and budget < longest
         yield from _judged(config, (small, field, need, longest))
@@ -217,10 +220,13 @@ def _learners(config: RunConfig) -> dict[str, LearningConfig]:
 
 def _learning(config: RunConfig) -> Iterator[Finding]:
     """Full recomputation needs its method, other modes must not have one; min_lr <= lr."""
-    grouped = f"{TRAINING_ENGINE} multiplies grouped experts in bfloat16 only"
+    grouped = f"{TRAINING_ENGINE} multiplies grouped experts only in bfloat16"
     for section, learner in _learners(config).items():
         granularity = learner.recompute_granularity
-        only = f"has a meaning only with {section}.recompute_granularity=full, found {granularity}"
+        only = (
+            f"has an effect only with {section}.recompute_granularity=full, found "
+            f"{spelled(granularity)}"
+        )
         for name, (need, legal) in _RECOMPUTE.items():
             field, value = f"{section}.{name}", getattr(learner, name)
             if granularity == "full" and value is None:
@@ -252,17 +258,20 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
     yield from _function(_ESTIMATOR, name, ESTIMATORS)
     yield from _function("rl_config.policy_loss", rl.policy_loss, POLICY_LOSSES)
     if wanted and not there:
-        text = f"critic_config is missing: {_ESTIMATOR}=gae needs one, empty or not"
+        text = (
+            f"critic_config is missing: {_ESTIMATOR}=gae needs a critic; write "
+            "`critic_config: {}` for the defaults"
+        )
         yield Finding(text, "critic_config")
     if there and not wanted:
-        text = f"critic_config is given: {_ESTIMATOR}={name} has no critic; use gae"
+        text = f"critic_config needs {_ESTIMATOR}=gae, found {name}"
         yield Finding(text, "critic_config", "given", (None,))
     if wanted:
         need = f"must be below megatron_training.train_iters={steps}"
         late = rl.critic_warmup >= steps
         yield from _judged(config, (late, "rl_config.critic_warmup", need, steps - 1))
         return
-    group = f": {_ESTIMATOR}={name} compares the responses to one prompt and needs 2 or more"
+    group = f"must be 2 or more, because {_ESTIMATOR}={name} compares the responses to a prompt"
     alone = name in GROUP_ESTIMATORS and rl.n_samples_per_prompt < 2
     yield from _judged(
         config,
@@ -274,7 +283,7 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
 def _function(field: str, name: str, builtins: Sequence[str]) -> Iterator[Finding]:
     if ":" not in name and name not in builtins:
         legal = get_close_matches(name, builtins, n=1, cutoff=0.5)
-        need = f"must be one of {', '.join(builtins)}, or your own, package.module:function"
+        need = f"must be {', '.join(builtins)}, or your own function: package.module:function"
         yield broken(field, name, need, *legal)
 
 
@@ -284,8 +293,8 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     if len(weights) != len(names) or not (names or config.reward_config):
         field = "rl_config.verifier_weight"
         text = (
-            f"{field} has {len(weights)} entries and "
-            f"{_FUNCTIONS} has {len(names)}; each function needs one weight"
+            f"{field} has {len(weights)} entries and {_FUNCTIONS} has {len(names)}; give "
+            "one weight for each function"
         )
         legal = (*weights, *(1.0,) * len(names))[: len(names)]
         yield Finding(text, field, weights, (legal,) if names else ())
@@ -294,8 +303,9 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     if not names and not weights and config.reward_config and config.evaluates:
         held_out = f"megatron_training.test_data_path={test_data}"
         text = (
-            f"{_FUNCTIONS} is empty: its first entry measures the accuracy on "
-            f"{held_out if test_data else 'data_config.eval_sets'}; name one, or evaluate nothing"
+            f"{_FUNCTIONS} is empty, and its first entry measures accuracy on "
+            f"{held_out if test_data else 'data_config.eval_sets'}; add a function or "
+            "remove the evaluation data"
         )
         yield Finding(text, _FUNCTIONS, ())
     rl = config.rl_config
@@ -306,10 +316,10 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         need = f"must be one of {', '.join(known)}, or null for the rewards"
         yield broken(field, rl.filter_groups_metric, need, *known[:1])
     alone = rl.filter_groups_enable and rl.n_samples_per_prompt < 2
-    several = ": with rl_config.filter_groups_enable=true responses to one prompt have to differ"
-    yield from _judged(config, (alone, _SAMPLES, f"{several}; needs 2 or more", 2))
+    several = ": with rl_config.filter_groups_enable=true the responses to a prompt must differ"
+    yield from _judged(config, (alone, _SAMPLES, f"{several}; use 2 or more", 2))
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    need = f"names {', '.join(twice)} more than once; raise its weight"
+    need = f"lists {', '.join(twice)} more than once; raise its weight instead"
     yield from _judged(config, (twice, _FUNCTIONS, need))
 
 
@@ -321,7 +331,7 @@ def _some_weight(config: RunConfig) -> Iterator[Finding]:
     sections += [f"data_config.rewards.{at}" for at in range(len(config.data_config.rewards))]
     for field in (f"{section}.verifier_weight" for section in sections):
         weights = config.value_of(field)
-        need = "gives every response the reward 0; needs one that is not 0"
+        need = "gives every response the reward 0; use at least one weight other than 0"
         nothing = bool(weights) and not any(weights)
         yield from _judged(config, (nothing, field, need, (1.0, *weights[1:])))
 
@@ -330,7 +340,7 @@ def _files(config: RunConfig) -> Iterator[Finding]:
     """The reference folder must be named once; evaluation needs data."""
     ours, theirs = config.ref_config.load, config.value_of(OTHER_REFERENCE)
     need = "needs megatron_training.test_data_path, data_config.held_out_fraction or eval_sets"
-    names = f"and {OTHER_REFERENCE}={theirs} are two names of one folder; give one of them"
+    names = f"and {OTHER_REFERENCE}={theirs} both set the folder of the reference; remove one"
     yield from _judged(
         config,
         (config.rl_config.test_freq and not config.evaluates, "rl_config.test_freq", need, 0),
@@ -344,13 +354,12 @@ def _checkpoints(config: RunConfig) -> Iterator[Finding]:
     steps, saved, judged = training.train_iters, training.save_interval, config.rl_config.test_freq
     apart = training.keep_best and not 0 < lcm(saved, judged) < steps
     need = (
-        f"needs steps before the last that are saved and evaluated; megatron_training.save_interval"
-        f"={saved} and rl_config.test_freq={judged} have none below train_iters={steps}"
+        "needs a step before the last that is both saved and evaluated; "
+        f"megatron_training.save_interval={saved} and rl_config.test_freq={judged} have "
+        f"none below train_iters={steps}"
     )
     yield from _judged(config, (apart, "megatron_training.keep_best", need, False))
-    need = (
-        f"has a meaning only where megatron_training.resume names a folder, found {training.resume}"
-    )
+    need = f"has an effect only if megatron_training.resume is a folder, found {training.resume}"
     for name in ("finetune", "no_load_optim", "no_load_rng"):
         field = f"megatron_training.{name}"
         unused = training.begins_from is None and config.value_of(field)

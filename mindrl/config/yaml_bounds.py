@@ -25,13 +25,15 @@ def bounded_graph(path: Path) -> yaml.Node | None:
     with open_regular(path) as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB; no configuration is")
+        raise ConfigError(
+            f"{path} is larger than {MOST_BYTES >> 20} MiB, the limit of a configuration"
+        )
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     count = 0 if root is None else _values(root)
     if count > MOST_VALUES:
         raise ConfigError(
-            f"{path}: its anchors expand to {count:,} values, and {MOST_VALUES:,} are the most; "
-            "write values out, or refer to another key: ${actor_config.lr}"
+            f"{path}: its anchors expand to {count:,} values, more than {MOST_VALUES:,}; "
+            "write the values out, or refer to another key: ${actor_config.lr}"
         )
     return root
 

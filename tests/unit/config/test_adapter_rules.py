@@ -79,7 +79,4 @@ def test_a_rate_of_whole_weights_deserves_a_word(
     rank: int, rate: float, warned: bool, run_config: MakeConfig
 ) -> None:
     config = run_config(Path("model"), {R: rank, "actor_config.lr": rate})
-    line = (
-        f"actor_config.lr={rate:g}: with {R}={rank} adapters hardly learn; 1e-5 to 1e-3 are usual"
-    )
-    assert [str(each) for each in learning_warnings(config)] == ([line] if warned else [])
+    assert [each.field for each in learning_warnings(config)] == ["actor_config.lr"] * warned

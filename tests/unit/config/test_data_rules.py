@@ -125,8 +125,8 @@ def test_sequences_that_are_carried_over_need_seeds_of_their_own(run_config: Mak
         (
             [{"name": "a b", "data_path": "x"}],
             (
-                f'{SETS}.0.name="a b" must be a name: 1 to 100 letters, digits, dots, - and _, the '
-                "first no sign"
+                f'{SETS}.0.name="a b" must be a name of 1 to 100 letters, digits, dots, - '
+                "and _ that starts with a letter or digit"
             ),
         ),
         ([MATH | {"sample": 2}], "did you mean data_config.eval_sets.0.samples?"),
@@ -146,7 +146,7 @@ def test_what_is_no_list_of_sets_is_refused(
 def test_a_path_of_data_is_one_or_several(run_config: MakeConfig) -> None:
     assert fields(run_config, {DATA: ["a.csv", "more", "b-*.parquet"]}) == []
     for wrong in ([], 5, ["a.csv", 5], [["a.csv"]]):
-        with pytest.raises(ConfigError, match=r"data_path=.* must be a path, or a list of paths"):
+        with pytest.raises(ConfigError, match=r"data_path=.* must be a path or a list of paths"):
             run_config(Path("model"), {DATA: wrong})
     with pytest.raises(ConfigError, match="must be a path of at most 4000 bytes"):
         run_config(Path("model"), {DATA: ["a.csv", "x" * 5000]})

@@ -79,9 +79,9 @@ def test_six_values_are_enough_and_the_rest_has_defaults() -> None:
         # A section.
         ("rl_cofig", "did you mean rl_config?"),
         # Nothing like it anywhere.
-        ("actor_config.zzz", "the nearest are actor_config."),
+        ("actor_config.zzz", "nearest: actor_config."),
         ("generate_config.sampling_config.zzz", "; `mindrl train-grpo --cfg job` prints all keys"),
-        ("zzz", "each key has a section, as rl_config.device has; sections: megatron_training, "),
+        ("zzz", "write the section first, as in rl_config.device; sections: megatron_training, "),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_one_that_was_probably_meant(
@@ -360,10 +360,9 @@ def test_a_section_that_may_be_left_out_refuses_unknown_keys_too(run_config: Mak
         run_config(MODEL, {"critic_config.learning_rate": 1e-5, "reward_config.weights": 1.0})
     assert str(caught.value).splitlines() == [
         (
-            "critic_config.learning_rate is not a configuration key; the nearest are "
+            "critic_config.learning_rate is not a configuration key; nearest: "
             "critic_config.offload_train_grad, critic_config.lr_warmup_fraction, "
-            "critic_config.clip_grad; "
-            "`mindrl train-grpo --cfg job` prints all keys"
+            "critic_config.clip_grad; `mindrl train-grpo --cfg job` prints all keys"
         ),
         "reward_config.load is missing and has no default",
         "reward_config.weights is not a configuration key; did you mean reward_config.weight?",

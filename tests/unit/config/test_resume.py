@@ -62,6 +62,6 @@ def test_what_a_run_computes_may_not_unless_it_is_allowed(
 ) -> None:
     (said,) = found(run_config, {key: value})
     assert said.startswith(f"{key}=")
-    assert "differs from the run that is resumed, which had " in said
+    assert "differs from the resumed run, which had " in said
     assert "megatron_training.resume_allow" in said
     assert found(run_config, {key: value, "megatron_training.resume_allow": (key,)}) == []

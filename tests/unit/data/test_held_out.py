@@ -80,7 +80,7 @@ def test_what_is_held_out_evaluates_and_two_keys_do_not_say_it(run_config: MakeC
     assert findings(run_config(Path("model"), held_out)) == []
     [finding] = findings(run_config(Path("model"), held_out | {TEST: "test.jsonl"}))
     assert str(finding) == (
-        f"{FRACTION}=0.1 and {TEST} both say what is held out; give one of them"
+        f"{FRACTION}=0.1 and {TEST} both define the held-out data; remove one"
     )
 
 

@@ -110,7 +110,10 @@ def test_a_template_that_is_not_there_and_a_system_prompt_without_one_are_refuse
     assert refused(run_config(base, given)) == [f"{TEMPLATE}=/no/own.jinja: no such file"]
     given = {TEMPLATE: "plain", "megatron_training.system_prompt": "Add."}
     assert [str(each) for each in findings(run_config(base, given))] == [
-        f"megatron_training.system_prompt has no place with {TEMPLATE}=plain: put it into rows"
+        (
+            f"megatron_training.system_prompt cannot be used with {TEMPLATE}=plain; put the "
+            "text into the rows"
+        )
     ]
 
 

@@ -173,7 +173,7 @@ def test_a_reward_that_names_no_column_of_the_rows_is_refused(read: Read, tmp_pa
         read({"rl_config.verifier_function": (function, "math_verify")})
     text = str(caught.value)
     assert text.startswith(
-        f"rl_config.verifier_function={function!r} takes 'levels', which is no column of the rows; "
-        "did you mean 'level'?"
+        f"rl_config.verifier_function={function!r} has the parameter 'levels', which is not a "
+        "column of the rows; did you mean 'level'?"
     )
     assert text.endswith("small.jsonl has the columns messages, answer, level, rate, kind")

@@ -42,7 +42,9 @@ def test_a_server_has_the_engine_of_the_run_at_its_own_address(config: RunConfig
     assert given["--max-model-len"] == "64"
     assert given["--kv-cache-memory-bytes"] == str(16 << 20)
     assert given["--worker-extension-cls"] == "mindrl.launch.server_extension.InwardWeights"
-    assert "--enforce-eager" in command
+    switches = {"--enforce-eager", "--enable-prefix-caching", "--skip-tokenizer-init"}
+    assert switches | {"--no-enable-expert-parallel", "--no-trust-remote-code"} < {*command}
+    assert "--gpu-memory-utilization" not in command
 
 
 def test_the_token_is_in_the_environment_alone(config: RunConfig, tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_the_token_is_in_the_environment_alone(config: RunConfig, tmp_path: Path
 
 def test_a_server_that_others_could_command_is_not_started_unasked(config: RunConfig) -> None:
     open_to_all = replace(config.generate_config, servers=("http://0.0.0.0:8000",))
-    with pytest.raises(ConfigError, match=r"0.0.0.0:8000 is not on the loopback address"):
+    with pytest.raises(ConfigError, match=r"0.0.0.0:8000 is not a loopback address"):
         server_command(replace(config, generate_config=open_to_all), CPU, 0)
     asked = replace(open_to_all, servers_are_remote=True)
     command = server_command(replace(config, generate_config=asked), CPU, 0)
@@ -72,5 +74,5 @@ def test_a_server_reads_the_configuration_as_it_was_written(config: RunConfig) -
 
 def test_a_server_of_another_engine_is_not_ours_to_start(config: RunConfig) -> None:
     other = replace(config.generate_config, backend="sglang:d2t2")
-    with pytest.raises(ConfigError, match="sglang:d2t2: sglang starts its servers itself"):
+    with pytest.raises(ConfigError, match="sglang:d2t2: sglang starts its own servers"):
         server_command(replace(config, generate_config=other), CPU, 0)

@@ -92,4 +92,4 @@ def test_unknown_keys_of_a_file_and_of_the_command_line_are_answered_with_ours()
     assert ended.returncode == 2
     first, second = ended.stderr.splitlines()
     assert first.endswith("it is verl's name; here: rl_config.actor_resource.num_npus=16")
-    assert "x.y.z is not a configuration key; each key has a section" in second
+    assert "x.y.z is not a configuration key; write the section first" in second

@@ -22,7 +22,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a key as an option": (
         ["--rl_config.epochs=2"],
-        ["--rl_config.epochs is a key and no option; did you mean rl_config.epochs=2?"],
+        ["--rl_config.epochs is a key, not an option; did you mean rl_config.epochs=2?"],
     ),
     "a blank for the sign": (
         ["rl_config.epochs", "2"],
@@ -67,8 +67,8 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["actor_config.lora.r=16", "actor_config.backend=archon:d2"],
         [
             (
-                "actor_config.lora.r=16 needs the engine megatron, and actor_config.backend names "
-                "archon"
+                "actor_config.lora.r=16 needs the engine megatron, found archon in "
+                "actor_config.backend"
             )
         ],
     ),
@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["actor_config.lora.r=16", "actor_config.lora.target_modules=[linear_fc1]"],
         [
             (
-                "actor_config.lora.target_modules: linear_fc1 is a name of Megatron's; here it is "
+                "actor_config.lora.target_modules: linear_fc1 is Megatron's name; write "
                 "gate_proj,up_proj"
             )
         ],
@@ -85,8 +85,8 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["actor_config.lora.alpha=32"],
         [
             (
-                "actor_config.lora.alpha=32 has a meaning only with actor_config.lora.r of 1 or "
-                "more, found 0"
+                "actor_config.lora.alpha=32 has an effect only with actor_config.lora.r "
+                "of 1 or more, found 0"
             )
         ],
     ),
@@ -99,35 +99,35 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a plus before a key that is there": (
         ["+rl_config.epochs=2"],
-        ["+rl_config.epochs: the key is there already; leave the + out"],
+        ["+rl_config.epochs: the key exists already; remove the +"],
     ),
     "no plus before a recipe": (
         ["recipe=gspo"],
-        ["recipe=gspo: a recipe goes on top; did you mean +recipe=gspo?"],
+        ["recipe=gspo: recipes are added with +; did you mean +recipe=gspo?"],
     ),
     "several values": (
         ["rl_config.epochs=1,2"],
         [
             (
-                "rl_config.epochs=1,2 has several values; a list is rl_config.epochs=[1,2], a text "
-                "\"rl_config.epochs='1,2'\""
+                "rl_config.epochs=1,2 has several values; write a list rl_config.epochs=[1,2] or a "
+                "text \"rl_config.epochs='1,2'\""
             )
         ],
     ),
-    "a sweep": (["-m"], ["-m: a program makes one run; start it once for each value"]),
+    "a sweep": (["-m"], ["-m: a program makes one run; start it once per value"]),
     "a text with commas": (
         ["megatron_training.system_prompt=Think, then answer."],
         [
             (
-                "megatron_training.system_prompt=Think, then answer. has several values; a list is "
-                "megatron_training.system_prompt=[Think, then answer.], a text "
+                "megatron_training.system_prompt=Think, then answer. has several values; write a "
+                "list megatron_training.system_prompt=[Think, then answer.] or a text "
                 "\"megatron_training.system_prompt='Think, then answer.'\""
             )
         ],
     ),
     "a configuration without its option": (
         ["mine.yaml"],
-        ["mine.yaml stands alone; did you mean --config-name mine.yaml?"],
+        ["mine.yaml has no option; did you mean --config-name mine.yaml?"],
     ),
     "an option without its value": (
         ["--config-name"],
@@ -135,7 +135,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a run that is none": (
         ["--resume", "nowhere"],
-        ["--resume nowhere: no run folder; it has no .hydra/config.yaml"],
+        ["--resume nowhere: not a run folder; it has no .hydra/config.yaml"],
     ),
     "another form of the configuration": (
         ["--cfg", "yaml"],
@@ -160,8 +160,9 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         [f"rl_config.adv_estimator={'x' * 300}.py:f"],
         [
             (
-                f"rl_config.adv_estimator='{'x' * 97}...{'x' * 93}.py:f' must be a path of at most "
-                "4000 bytes with names of at most 240; it has 303, with a name of 303"
+                f"rl_config.adv_estimator='{'x' * 97}...{'x' * 93}.py:f' must be a path "
+                "of at most 4000 bytes with names of at most 240; found 303, with a name "
+                "of 303"
             )
         ],
     ),
@@ -191,7 +192,7 @@ def test_supervised_fine_tuning_and_learning_from_rewards_have_programs_of_their
     user: NewUser,
 ) -> None:
     assert user.is_told(["--config-name", "sft_tiny_cpu", "--dry-run", "--elsewhere"]) == [
-        "error: sft_config is given: train-grpo learns from rewards; use train-sft"
+        "error: sft_config is set, but train-grpo needs rewards; use train-sft"
     ]
     learns = "supervised fine-tuning learns from the answers of the rows"
     options = ["--dry-run", "--elsewhere"]
@@ -206,7 +207,7 @@ def test_a_file_without_a_list_of_defaults_is_told_the_line(user: NewUser) -> No
     (user.folder / "mine.yaml").write_text("rl_config: {epochs: 2}\n")
     assert user.is_told(["--config-name", "mine.yaml", "--dry-run"]) == [
         (
-            "error: mine.yaml has no list of defaults; put this line first: defaults: "
+            "error: mine.yaml has no defaults list; add this first line: defaults: "
             "[mindrl_defaults, program, _self_]"
         )
     ]
@@ -216,7 +217,7 @@ def test_of_many_mistakes_ten_are_told_and_the_others_are_counted(user: NewUser)
     lines = user.is_told([*(f"rl_config.wrong_{at}=1" for at in range(12)), "--dry-run"])
     assert [line.split(" is ")[0] for line in lines] == [
         *(f"error: rl_config.wrong_{at}" for at in range(10)),
-        "        and 2 more; mindrl check --all shows them",
+        "        and 2 more; show them with mindrl check --all",
     ]
 
 
@@ -234,7 +235,7 @@ def test_a_configuration_may_be_named_by_its_path(name: str, user: NewUser) -> N
 
 def test_a_path_that_is_not_there_is_answered_with_the_names_there_are(user: NewUser) -> None:
     [line] = user.is_told(["--config-name", "my/grpo_tiny_cp.yaml", "--dry-run"])
-    assert "has no configuration my/grpo_tiny_cp; did you mean grpo_tiny_cpu? there are: " in line
+    assert "has no configuration my/grpo_tiny_cp; did you mean grpo_tiny_cpu? known: " in line
 
 
 def test_a_dry_run_leaves_nothing_behind(user: NewUser) -> None:

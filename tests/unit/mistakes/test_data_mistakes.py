@@ -177,7 +177,7 @@ MISTAKES: dict[str, tuple[Given, str]] = {
     ),
     "a format that is not read": (
         text("1+1=?", "data/train.txt"),
-        f"{DATA}=data/train.txt must end in .jsonl, .json, .parquet or .csv, or be a folder",
+        f"{DATA}=data/train.txt must be a folder or a .jsonl, .json, .parquet or .csv file",
     ),
     "a role of other data sets": (
         rows({"messages": [{"role": "human", "content": "1+1=?"}], "answer": "2"}),
@@ -195,7 +195,7 @@ MISTAKES: dict[str, tuple[Given, str]] = {
     ),
     "two ways to hold rows out": (
         keys("data_config.held_out_fraction=0.1"),
-        f"data_config.held_out_fraction=0.1 and {TEST} both say what is held out; give one of them",
+        f"data_config.held_out_fraction=0.1 and {TEST} both define the held-out data; remove one",
     ),
     "a base model without a template": (
         base,

@@ -65,8 +65,8 @@ CODE: dict[str, tuple[str, str]] = {
     "misspells a column": (
         "def score(response, reference, answers):\n    return 1.0",
         (
-            " takes 'answers', which is no column of the rows; did you mean 'answer'?; "
-            f"{_NEED}; rows.jsonl has the columns messages, answer"
+            " has the parameter 'answers', which is not a column of the rows; did you mean "
+            f"'answer'?; {_NEED}; rows.jsonl has the columns messages, answer"
         ),
     ),
     "takes no response": (
@@ -82,7 +82,7 @@ CODE: dict[str, tuple[str, str]] = {
     ),
     "names a class that cannot be called": (
         "class score:\n    def rate(self, response, reference):\n        return 1.0",
-        " (own.py:1) is a class whose objects cannot be called; need a __call__",
+        " (own.py:1) is a class without __call__; add one",
     ),
     "names a number": ("score = 1.0", " is 1.0 of type float; need a function"),
     "misspells a variable": (
@@ -99,11 +99,11 @@ CODE: dict[str, tuple[str, str]] = {
     ),
     "imports what is not installed": (
         "import not_installed",
-        ": file own.py does not import: ModuleNotFoundError: No module named 'not_installed'",
+        ": cannot import file own.py: ModuleNotFoundError: No module named 'not_installed'",
     ),
     "forgets a colon": (
         "def score(response, reference)\n    return 1.0",
-        ": file own.py does not import: SyntaxError: expected ':' (own.py, line 1)",
+        ": cannot import file own.py: SyntaxError: expected ':' (own.py, line 1)",
     ),
     "turns the range round": (
         f"{_PLAIN}return 1.0\n\n\nscore.score_range = (1.0, 0.0)",
@@ -117,15 +117,16 @@ KEYS: dict[str, tuple[list[str], str]] = {
     "misspells a builtin": (
         ["verifier_function=[math_verfy,boxed_format]"],
         (
-            "rl_config.verifier_function='math_verfy' is no builtin reward; builtins: "
-            "acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward; your own: "
-            "'package.module:function' or 'path/to/file.py:function'; did you mean 'math_verify'?"
+            "rl_config.verifier_function='math_verfy' is not a built-in reward; "
+            "built-ins: acc_for_dapo, base_acc, boxed_format, math_verify, "
+            "math_verify_reward; your own: 'package.module:function' or "
+            "'path/to/file.py:function'; did you mean 'math_verify'?"
         ),
     ),
     "names a file without a function": (
         ["verifier_function=[own.py]", "verifier_weight=[1.0]"],
         (
-            "rl_config.verifier_function='own.py' is no builtin reward; builtins: "
+            "rl_config.verifier_function='own.py' is not a built-in reward; built-ins: "
             "acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward; your own: "
             "'package.module:function' or 'path/to/file.py:function'"
         ),
@@ -137,8 +138,8 @@ KEYS: dict[str, tuple[list[str], str]] = {
     "forgets that there were two weights": (
         ["verifier_function=[math_verify]"],
         (
-            "rl_config.verifier_weight has 2 entries and rl_config.verifier_function has 1; each "
-            "function needs one weight"
+            "rl_config.verifier_weight has 2 entries and rl_config.verifier_function has "
+            "1; give one weight for each function"
         ),
     ),
     "gives arguments to a function without any": (

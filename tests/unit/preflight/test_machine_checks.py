@@ -92,7 +92,7 @@ def test_an_address_is_no_data(
 ) -> None:
     field = "megatron_training.data_path"
     config = run_config(model, overrides(tmp_path) | {field: path})
-    assert refused_here(config).startswith(f"{field}={path} is an address; needs a path of this")
+    assert refused_here(config).startswith(f"{field}={path} is an address; use a path on this")
 
 
 def test_a_device_is_no_data(model: Path, tmp_path: Path, run_config: MakeConfig) -> None:

@@ -43,15 +43,18 @@ MUTATIONS: dict[str, tuple[str | bytes, str]] = {
     "bytes": (actor("lr: !!binary aGVsbG8="), "actor_config.lr=b'hello' must be text"),
     "a set": (
         actor("lr: !!set {a, b}"),
-        "actor_config.lr: it is of the type set",
+        "actor_config.lr: it has the type set",
     ),
     "an object of Python": (actor("lr: !!python/name:os.system"), "could not determine"),
-    "half a letter": (actor('load: "\\ud800"').replace("load: ./", "save: ./"), "must be text"),
+    "half a letter": (
+        actor('load: "\\ud800"').replace("load: ./", "save: ./"),
+        "must be UTF-8 text",
+    ),
     "two documents": (f"{TEXT}---\na: 1\n", "expected a single document"),
-    "a number": ("5\n", "must hold sections with keys, such as actor_config: {lr: 1e-6}"),
-    "a list": ("[1, 2]\n", "must hold sections with keys"),
-    "nothing": ("", "has no list of defaults; put this line first: defaults: [mindrl_"),
-    "a list that holds itself": (actor("lr: &a [*a]"), "is nested without end"),
+    "a number": ("5\n", "must contain sections with keys, such as actor_config: {lr: 1e-6}"),
+    "a list": ("[1, 2]\n", "must contain sections with keys"),
+    "nothing": ("", "has no defaults list; add this first line: defaults: [mindrl_"),
+    "a list that holds itself": (actor("lr: &a [*a]"), "is nested too deeply"),
     "anchors without limit": (
         f"{OURS}a: &a [{'x,' * 9}]\n"
         + "".join(f"{new}: &{new} [{f'*{old},' * 9}]\n" for old, new in pairwise("abcdef")),
@@ -64,7 +67,7 @@ MUTATIONS: dict[str, tuple[str | bytes, str]] = {
     ),
     "a resolver that is not there": (
         actor("lr: ${nope:1}"),
-        "actor_config.lr: ${nope:..} is no resolver; write one that there is, such as",
+        "actor_config.lr: ${nope:..} is an unknown resolver; use a known one, such as",
     ),
     "a resolver that fails": (
         actor("lr: ${oc.decode:'[1'}"),
@@ -74,7 +77,7 @@ MUTATIONS: dict[str, tuple[str | bytes, str]] = {
     "an anchor that is not there": (actor("lr: *a"), "found undefined alias 'a'"),
     "a reference to nothing": (
         actor("lr: ${nope}"),
-        "actor_config.lr: ${nope} names no key; write",
+        "actor_config.lr: ${nope} is not a key; write",
     ),
     "a reference to itself": (
         actor("lr: ${actor_config.lr}"),
@@ -129,14 +132,14 @@ MOST = "must be less than or equal to"
 OVERRIDES = {
     "actor_config=[5]": "actor_config=[5] must be a section with keys",
     "rl_config.actor_resource=3": "rl_config.actor_resource=3 must be a section with keys",
-    "rl_config.epochs.foo=3": "not a configuration key; rl_config.epochs has no keys",
+    "rl_config.epochs.foo=3": "not a configuration key; rl_config.epochs has no keys below it",
     "actor_config.load=a=b": "cannot be read: it must be key=value",
     "actor_config.lr=[1": "cannot be read: it must be key=value",
-    "actor_config.lr=${nope}": "actor_config.lr: ${nope} names no key; write a whole key",
+    "actor_config.lr=${nope}": "actor_config.lr: ${nope} is not a key; write a full key",
     "actor_config.lr=${oc.env:NOT_SET_HERE}": "the environment variable NOT_SET_HERE is not set",
-    "actor_config.lr@here=3": "@ places a group of files, and this is none; write KEY=VALUE",
+    "actor_config.lr@here=3": "@ is for config groups, but this is a key; write KEY=VALUE",
     "~actor_config.lr=3": "~actor_config.lr=3: its value is 1e-06; write ~actor_config.lr alone",
-    "some/group=3": "some/group=3: there is no group of files some/group; keys have dots",
+    "some/group=3": "some/group=3: unknown config group some/group; keys have dots",
     "rl_config.verifier_function=abc": 'verifier_function="abc" must be a list',
     "generate_config.kv_cache_mib=1000000000000000000": f"{MOST} 16777216",
     "generate_config.reshard_bucket_mib=1000000000000000000": f"{MOST} 16777216",
@@ -187,8 +190,8 @@ def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(
         (["--config-dir", "own", "--config-name", "mein"], "did you mean mine?"),
         (["--config-dir", "nowhere", "--config-name", "mine"], "nowhere: no such folder"),
         (["--config-name", LONG], "...xxx"),
-        (["--config-dir", "own", "--config-name", "folder"], "folder.yaml is no file; a conf"),
-        (["--config-dir", "own", "--config-name", "in"], "folder.yaml is no file; a conf"),
+        (["--config-dir", "own", "--config-name", "folder"], "folder.yaml is not a file"),
+        (["--config-dir", "own", "--config-name", "in"], "folder.yaml is not a file"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered_with_what_was_probably_meant(

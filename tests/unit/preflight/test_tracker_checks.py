@@ -27,9 +27,9 @@ def findings(tmp_path: Path, run_config: MakeConfig, changed: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["wandbb"], f"{TRACKERS}=wandbb must be of wandb, swanlab, mlflow or 'package.module:"),
-        (["tensorboard"], f"{TRACKERS}=tensorboard must be of wandb, swanlab, mlflow or"),
-        (["own:a", "own:a"], f"{TRACKERS}=own:a,own:a must name each tracker once"),
+        (["wandbb"], f"{TRACKERS}=wandbb must be wandb, swanlab, mlflow or 'package.module:"),
+        (["tensorboard"], f"{TRACKERS}=tensorboard must be wandb, swanlab, mlflow or"),
+        (["own:a", "own:a"], f"{TRACKERS}=own:a,own:a must list each tracker once"),
         ([f"{USER}:Slwo"], f"{TRACKERS}='{USER}:Slwo': {USER} has no 'Slwo'; did you mean 'Slow'?"),
     ],
 )
@@ -46,7 +46,7 @@ def test_the_nearest_name_and_the_key_that_was_meant_are_named(
     asked = {TRACKERS: ["wandbb", "tensorboard"]}
     near, other = findings(tmp_path, run_config, asked)
     assert near.endswith("; did you mean 'wandb'?")
-    assert other.endswith("; tensorboard has a key of its own, rl_config.use_tensorboard")
+    assert other.endswith("; use the key rl_config.use_tensorboard for tensorboard")
 
 
 def test_a_package_that_is_missing_is_refused_with_the_words_that_install_it(

@@ -32,12 +32,15 @@ def test_a_run_for_another_machine_passes_with_what_could_not_be_checked() -> No
     ended = started(*RUN, "--elsewhere")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "not here, so not checked: megatron_training.data_path=./data/train.jsonl: no such file",
         (
-            "not here, so not checked: "
+            "missing here, so not checked: "
+            "megatron_training.data_path=./data/train.jsonl: no such file"
+        ),
+        (
+            "missing here, so not checked: "
             "megatron_training.test_data_path=./data/test.jsonl: no such file"
         ),
-        f"not here, so not checked: {MODEL}: no weight files",
+        f"missing here, so not checked: {MODEL}: no weight files",
         "grpo_qwen25_7b: no findings",
     ]
 
@@ -87,7 +90,7 @@ def test_files_that_are_missing_are_findings_where_the_run_is_to_start_here() ->
         ("megatron_training.test_data_path", "no such file"),
         (
             "rl_config.device",
-            "this machine has no such device; rl_config.device=auto would take cpu",
+            "this machine has no such device; rl_config.device=auto selects cpu",
         ),
         (
             "actor_config.load",
@@ -117,7 +120,7 @@ def test_a_configuration_of_ones_own_is_read_from_its_folder(tmp_path: Path) -> 
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "mine: no findings")
     other = started("--config-dir", str(own), "--config-name", "yours", "--elsewhere")
     assert other.returncode == 2
-    assert other.stderr == f"error: {own} has no configuration yours; there are: mine\n"
+    assert other.stderr == f"error: {own} has no configuration yours; known: mine\n"
 
 
 def test_a_backend_string_that_does_not_fit_is_answered_with_strings_that_do() -> None:
@@ -189,7 +192,7 @@ def test_a_rate_and_activations_that_are_hardly_meant_deserve_a_word() -> None:
     found = answer(*odd, "actor_config.micro_batch_size=64")
     assert (found["findings"], found["memory_checked"]) == ([], True)
     rate, activations = (each["text"] for each in found["warnings"])
-    assert rate.startswith("actor_config.lr=5: an update of Adam moves a weight by up to")
+    assert rate.startswith("actor_config.lr=5 is unusual: Adam changes a weight by")
     assert activations.startswith("rl_config.device_memory_mib=61440: by estimate train needs ")
     assert answer(*odd[:-1])["warnings"] == []
 
@@ -197,5 +200,5 @@ def test_a_rate_and_activations_that_are_hardly_meant_deserve_a_word() -> None:
 def test_memory_that_was_not_judged_is_not_called_checked() -> None:
     broken = (*RUN, "--elsewhere", "--device-memory-gib", "60", "rl_config.mini_batch_size=5")
     assert answer(*broken, code=1)["memory_checked"] is False
-    said = "memory of the devices not checked: it is, once nothing else is found"
+    said = "device memory not checked: it is checked after the other findings are fixed"
     assert said in started(*broken).stdout

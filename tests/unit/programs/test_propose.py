@@ -56,7 +56,7 @@ def test_what_is_written_passes_the_checks_and_is_never_replaced(
     assert notes == ["megatron_training.data_path", "actor_config.load"]  # no data, no weights
     before = ours.read_text("utf-8")
     assert ran(monkeypatch, "--top", "1", "-o", str(ours)) == 1
-    assert f"-o {ours}: there is a file already" in capsys.readouterr().err
+    assert f"-o {ours}: file exists already" in capsys.readouterr().err
     assert ours.read_text("utf-8") == before
 
 
@@ -108,7 +108,7 @@ def test_what_another_engine_cannot_build_is_told_beside_the_one_that_can(
     capsys: pytest.CaptureFixture[str],
     random_model_of: Callable[..., Path],
 ) -> None:
-    told = "latent attention, shared experts, a bias of the choice of experts, groups of experts"
+    told = "latent attention, shared experts, a bias of expert routing, expert groups"
     big = ("--model", "DeepSeek-V3", "--devices", "2048", "--top", "1", "--json")
     assert ran(monkeypatch, *big) == 0
     engines = json.loads(capsys.readouterr().out)["engines"]
@@ -130,11 +130,11 @@ def test_what_another_engine_cannot_build_is_told_beside_the_one_that_can(
     ("arguments", "code", "reason"),
     [
         (("--device", "ascend-910b-64"), 2, "did you mean ascend-910b-64g or ascend-910c-64g?"),
-        (("--devices", "12"), 2, "--devices 12 must fill nodes of 8; nearest: 8, 16; or say"),
-        (("--devices", "8192"), 2, "--devices 8192: at most 4096 can be planned"),
+        (("--devices", "12"), 2, "--devices 12 must fill nodes of 8; nearest: 8, 16; or set"),
+        (("--devices", "8192"), 2, "--devices 8192: the maximum is 4096"),
         (("--model", "Qwen2.5-8B"), 2, "model folder Qwen2.5-8B does not exist"),
-        (("-o", "mine.yml"), 2, "-o mine.yml: needs the suffix .yaml"),
-        (("--prompts-per-step", "1", "--samples", "1"), 2, "needs 2 or more"),
+        (("-o", "mine.yml"), 2, "-o mine.yml: must end in .yaml"),
+        (("--prompts-per-step", "1", "--samples", "1"), 2, "must be 2 or more"),
         (
             ("--response-tokens", "131072"),
             2,

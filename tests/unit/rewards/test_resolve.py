@@ -45,14 +45,17 @@ def test_a_file_may_define_dataclasses_and_callable_objects(tmp_path: Path) -> N
     [
         ("math_verfy", "did you mean 'math_verify'?"),
         ("format", "did you mean 'boxed_format'?"),
-        ("zzz", "builtins: acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward"),
+        ("zzz", "built-ins: acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward"),
         ("no_such_package.rewards:score", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("/no/such/rewards.py:score", "no file at /no/such/rewards.py"),
         ("mindrl.rewards.functions:math_verfy", "did you mean 'math_verify'?"),
-        ("mindrl.rewards.functions:MAX_BOXED_CHARACTERS", "is 4096 of type int; need a function"),
+        (
+            "mindrl.rewards.functions:MAX_BOXED_CHARACTERS",
+            ("is 4096 of type int; need a function"),
+        ),
         ("mindrl.rewards.functions:last_boxed", "(text: str) -> str | None; need (response"),
         ("mindrl.rewards.functions:", "has no ''"),
-        (":score", "does not import"),
+        (":score", "cannot import"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_field_and_the_need(name: str, needed: str) -> None:
@@ -70,7 +73,7 @@ def test_a_wrong_name_is_refused_with_the_field_and_the_need(name: str, needed: 
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def score(prompt, reference): return 1.0", "has the signature (prompt, reference); need"),
         ("\n\nasync def score(a, b): yield 1.0", "reward.py:3) is a generator; need a function"),
-        ("class score:\n  def judge(self): pass", "whose objects cannot be called"),
+        ("class score:\n  def judge(self): pass", "is a class without __call__"),
         ("def score(a, b): return 1.0\nscore.score_range = 1", "need (lowest, highest)"),
         ("def score(a, b): return 1.0\nscore.score_range = (1, 0)", "need (lowest, highest)"),
     ],
@@ -119,9 +122,9 @@ def test_a_method_without_its_object_says_how_to_give_it_one(tmp_path: Path) -> 
     with pytest.raises(ConfigError) as caught:
         resolve_reward(f"{file}:R.score")
     assert str(caught.value) == (
-        f"rl_config.verifier_function='{file}:R.score' is a method, which needs an object; write "
-        f"`made = R()` into the file and name it '{file}:made.score', or give R a __call__ and "
-        f"name it '{file}:R'"
+        f"rl_config.verifier_function='{file}:R.score' is a method and needs an object; "
+        f"add `made = R()` to the file and write '{file}:made.score', or give R a "
+        f"__call__ and write '{file}:R'"
     )
     with pytest.raises(ConfigError, match=r"has no 'scor'; did you mean 'score'"):
         resolve_reward(f"{file}:made.scor")

@@ -68,7 +68,7 @@ def test_columns_of_a_parquet_file_keep_their_types(tmp_path: Path) -> None:
 def test_a_new_file_takes_the_place_of_none_and_has_the_form_of_the_data(tmp_path: Path) -> None:
     there = tmp_path / "there.jsonl"
     there.touch()
-    with pytest.raises(ConfigError, match="there is a file already"):
+    with pytest.raises(ConfigError, match="file exists already"):
         check_new_file("rows.jsonl", str(there))
     with pytest.raises(ConfigError, match=r"must end in \.parquet, as --data rows\.parquet does"):
         check_new_file("rows.parquet", "rated.jsonl")

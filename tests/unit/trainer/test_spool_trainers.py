@@ -31,7 +31,7 @@ from mindrl.spool.folder import HowFar, Spool, SpoolLimits
 from mindrl.spool.reader import StepReader
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import unpacked
-from mindrl.trainer.spool_groups import SpoolGroups
+from mindrl.trainer.source.spool import SpoolGroups
 from mindrl.trainer.spool_rollouts import SpoolRollouts
 
 STEPS = 4
@@ -122,7 +122,7 @@ def test_both_jobs_go_through_all_steps_and_a_response_is_as_old_as_its_weights(
 ) -> None:
     spool, changes = Spool(tmp_path / "spool", LIMITS), {"prompts_per_record": 1}
     trainer, learning = trainer_of(tmp_path / "train", of_job("train", **changes))
-    trainer.gathering = groups_of(trainer, spool)
+    trainer.source = groups_of(trainer, spool)
     loop, drawing = rollouts_of(tmp_path / "rollout", spool, of_job("rollout", **changes))
     other = Thread(target=loop.run, args=(nothing,))
     other.start()
@@ -158,7 +158,7 @@ def test_an_engine_that_keeps_old_weights_ends_the_train_job(
     spool = Spool(tmp_path / "spool", LIMITS)
     trainer, _ = trainer_of(tmp_path / "train", of_job("train"))
     trainer.checks.logprob_gap_steps = 2
-    trainer.gathering = groups_of(trainer, spool)
+    trainer.source = groups_of(trainer, spool)
     loop, drawing = rollouts_of(tmp_path / "rollout", spool, of_job("rollout"))
     drawing.stale_by = stale_by
     other = Thread(target=loop.run, args=(nothing,))
@@ -215,14 +215,14 @@ def test_weights_are_tried_again_where_the_disk_is_full(
         export(role, folder, record)
 
     monkeypatch.setattr(roles, "export", full)
-    assert groups.learned(1).keys() == {"seconds/publish"}
+    assert groups.trained(1).keys() == {"seconds/publish"}
     assert (len(tries), spool.weights.versions()) == (4, [1])
     (told,) = (record.message for record in caplog.records)
     assert told.endswith("No space left on device; this job tries again until it can")
     tries.clear()
     spool.send("stop")
     with pytest.raises(StopRequestedError):
-        groups.learned(2)
+        groups.trained(2)
 
 
 def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_named(
@@ -238,7 +238,7 @@ def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_name
     assert spool.weights.versions() == [2, 3]
     assert spool.progress().confirmed == 3
     with pytest.raises(SpoolError, match=r"no weights behind step 0, which draw step 2"):
-        groups.gather(2, nothing)
+        groups.next(2, nothing)
 
 
 def test_what_does_not_go_with_two_jobs_is_named() -> None:
@@ -250,9 +250,9 @@ def test_what_does_not_go_with_two_jobs_is_named() -> None:
     assert str(one).startswith("spool_config.publish_every=3 must be at most rl_config.max_stale")
     assert one.legal == (2,)
     (one,) = found("rollout", partial_rollout=True)
-    assert str(one).startswith("rl_config.partial_rollout=true: a job that rolls out knows")
+    assert str(one).startswith("rl_config.partial_rollout=true must be false: a rollout job")
     (one,) = found("train", on_save_failure="skip")
-    assert str(one).startswith("megatron_training.on_save_failure=skip: records stay")
+    assert str(one).startswith("megatron_training.on_save_failure=skip is not supported")
     (one,) = found("train", save_interval=0)
     assert str(one).startswith("megatron_training.save_interval=0 must be 1 or more: records stay")
     lone = with_value(of_job("train", save_interval=1), "spool_config.job", None)

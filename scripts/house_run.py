@@ -149,10 +149,10 @@ def _kind(command: str, entered: Collection[str]) -> str:
     """Name a process by its command, and by the files whose functions it has entered."""
     if re.search(r"\btrain_\w+\.py\b", command):
         return "driver"
-    if "stem_process" in command:
+    if "prefork_process" in command:
         # Workers are forked off it, and have its command.
         forked = any(path.endswith("mindrl/launch/worker.py") for path in entered)
-        return "worker" if forked else "stem"
+        return "worker" if forked else "prefork server"
     return "worker" if "default_worker.py" in command else "rewards"
 
 

@@ -3,11 +3,11 @@
 import time
 
 from mindrl.cluster.group_watch import GroupWatch
-from mindrl.cluster.stem import Stem
+from mindrl.cluster.prefork import PreforkServer
 from mindrl.cluster.worker_process import Identity
 
 _RECORD_SECONDS = 1.0
-"""Longest wait for the stem to record how a process ended."""
+"""Longest wait for the prefork server to record how a process ended."""
 _MEMORY_MONITOR = "low on memory"
 """Part of Ray's error if Ray's memory monitor has ended a worker."""
 
@@ -15,18 +15,18 @@ _MEMORY_MONITOR = "low on memory"
 def death_of(
     rank: int,
     identity: Identity | None,
-    stem: Stem | None,
+    prefork: PreforkServer | None,
     watch: GroupWatch | None,
     said: str = "",
 ) -> str:
     """Return how the process of a rank ended: its signal, and signs of a lack of memory.
 
-    The signal is known for workers forked by the stem. `said` is Ray's error.
+    The signal is known for workers forked by the prefork server. `said` is Ray's error.
     """
     how = None
-    if stem is not None and identity is not None:
+    if prefork is not None and identity is not None:
         deadline = time.monotonic() + _RECORD_SECONDS
-        while (how := stem.ending_of(identity.process.pid)) is None:
+        while (how := prefork.ending_of(identity.process.pid)) is None:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)

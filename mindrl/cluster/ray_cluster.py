@@ -17,8 +17,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from mindrl.cluster.prefork import PreforkServer
 from mindrl.cluster.ray_calls import RayCalls
-from mindrl.cluster.stem import Stem
 from mindrl.cluster.worker_process import WORKER_FOLDERS
 from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
 from mindrl.platform.device import Platform
@@ -57,7 +57,7 @@ class RayCluster:
     """Number of the devices that belong to a separate rollout."""
     is_spread: bool = False
     """Whether roles have their own training devices."""
-    stem: Stem | None = None
+    prefork: PreforkServer | None = None
     """Forks the workers of a cluster that is started here."""
     address: str | None = field(default_factory=ray_address)
     """None starts a cluster on this machine."""
@@ -150,9 +150,9 @@ class RayCluster:
             atexit.unregister(ray.shutdown)
         self._end_started()
 
-    def revive_stem(self, tell: Callable[[str], None]) -> None:
-        """Restart the stem if it was killed: without it each worker does its own imports."""
-        if self.stem is not None and (how := self.stem.revived()) is not None:
+    def revive_prefork(self, tell: Callable[[str], None]) -> None:
+        """Restart the prefork server if it was killed; without it each worker imports itself."""
+        if self.prefork is not None and (how := self.prefork.revived()) is not None:
             tell(f"warning: the process from which workers are forked {how}; it was restarted")
 
     def _end_started(self) -> None:
@@ -174,8 +174,8 @@ class RayCluster:
             one_machine=self.started_here,
             deterministic=deterministic,
         )
-        # Workers of the stem have it already.
-        has_it = self.stem is not None and environment == self.stem.environment
+        # Workers of the prefork server have it already.
+        has_it = self.prefork is not None and environment == self.prefork.environment
         return {
             **self.platform.ray_options(1),
             "max_restarts": 0,
@@ -199,7 +199,7 @@ class RayCluster:
         # Owned before Ray writes to it: the next run removes what a killed one leaves.
         self.session = session = _session_folder()
         try:
-            with nullcontext() if self.stem is None else self.stem.serving():
+            with nullcontext() if self.prefork is None else self.prefork.serving():
                 self._begin(namespace, str(session.folder))
         except MindrlError:
             # For example Ctrl-C.
@@ -216,7 +216,7 @@ class RayCluster:
         """Start a cluster on this machine, with its sockets and logs in a folder."""
         ray_on_loopback.install()
         ray_without_services.install()
-        if self.stem is not None:
+        if self.prefork is not None:
             ray_forks_workers.install()
         context = ray.init(
             # Without an address Ray may join another user's cluster of which it finds traces.

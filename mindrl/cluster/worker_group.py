@@ -69,7 +69,7 @@ class WorkerGroup:
         """
         config, self.name, rl = plan.config, crew.name, plan.config.rl_config
         size = len(crew.nodes)
-        self.calls, self.stem = cluster.calls, cluster.stem
+        self.calls, self.prefork = cluster.calls, cluster.prefork
         self.logs = [logs / f"{crew.name}_{rank}.log" for rank in range(size)]
         self.limits = CallLimits(
             first_seconds=rl.worker_call_timeout_seconds,
@@ -81,7 +81,7 @@ class WorkerGroup:
         self.show: Callable[[str], None] | None = None
         self.meanwhile = crew.meanwhile
         """Called repeatedly while calls are waited for; must be quick."""
-        cluster.revive_stem(tell)
+        cluster.revive_prefork(tell)
         try:
             is_deterministic = config.megatron_training.is_deterministic
             self._start(cluster, crew.nodes, deterministic=is_deterministic)
@@ -176,7 +176,7 @@ class WorkerGroup:
         if (why := self.calls.lost()) is not None:
             return why
         if ranks := self.watch.gone():
-            what = death_of(ranks[0], self._identity(ranks[0]), self.stem, self.watch)
+            what = death_of(ranks[0], self._identity(ranks[0]), self.prefork, self.watch)
         elif hang := self.vigil.look(range(len(self.handles))):
             ranks, what = [*hang.ranks], hang.seen
         else:
@@ -271,7 +271,7 @@ class WorkerGroup:
             return error.cause
         who = worker_names([rank], self.identities, self.name)
         if not isinstance(error, RayTaskError):
-            what = death_of(rank, self._identity(rank), self.stem, self.watch, str(error))
+            what = death_of(rank, self._identity(rank), self.prefork, self.watch, str(error))
             return WorkerDiedError(self._with_log(f"{who} {what}", rank, stage))
         what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         silent = list(pending.values())

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.call_limits import CallLimits
+from mindrl.cluster.prefork import PreforkServer
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaWorkers
-from mindrl.cluster.stem import Stem
 from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.config.changed import with_absolute_paths
 from mindrl.config.layout_keys import Role
@@ -136,7 +136,7 @@ class Attempts:
     """Durations of worker calls so far, passed on to new workers."""
     gathers: Callable[[PolicyTrainer], Gathering] | None = None
     """Creates the source of step data, if it is not the trainer's default."""
-    stem: Stem | None = None
+    prefork: PreforkServer | None = None
     """Process that imports what workers need, and forks them."""
     started: float | None = None
     """Start of the run on the clock of its summary, which includes the cost of faults."""
@@ -264,16 +264,17 @@ class Attempts:
             cluster.reserve_again(rl.device_wait_seconds)
 
     def _start(self, cluster: RayCluster) -> None:
-        """Start Ray, while the stem imports what workers need."""
+        """Start Ray, while the prefork server imports what workers need."""
         tell, stage, began = self.files.console.note, self.files.console.stage, time.monotonic()
         stage("starting Ray")
         cluster.start()
         tell(f"Ray is running ({time.monotonic() - began:.1f} s); starting the worker processes")
-        if self.stem is not None:
+        if self.prefork is not None:
             stage("importing libraries for all workers")
-            self.stem.wait()
-            if self.stem.seconds is not None:
-                tell(f"libraries imported for all workers ({self.stem.seconds:.1f} s, in parallel)")
+            self.prefork.wait()
+            if self.prefork.seconds is not None:
+                seconds = f"{self.prefork.seconds:.1f} s"
+                tell(f"libraries imported for all workers ({seconds}, in parallel)")
         stage("workers start")
 
     @contextmanager
@@ -305,7 +306,7 @@ class Attempts:
             own_shares=config.placement.shares if config.is_apart else (),
             rollout_devices=config.devices - config.world_size,
             is_spread=config.is_spread,
-            stem=self.stem,
+            prefork=self.prefork,
             silence_seconds=rl.heartbeat_timeout_seconds,
         )
         weights = config.reward_weights

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mindrl.cluster.stem import Stem
+from mindrl.cluster.prefork import PreforkServer
 from mindrl.config.run import RunConfig
 from mindrl.config.supervision import in_epochs
 from mindrl.data.run_data import data_lines, read_data
@@ -38,13 +38,13 @@ def train(
     *,
     gathers: Callable[[PolicyTrainer], Gathering] | None = None,
     callbacks: Callbacks | None = None,
-    stem: Stem | None = None,
+    prefork: PreforkServer | None = None,
 ) -> dict[str, object]:
     """Train with the algorithm of a checked run, including the export; return the summary.
 
     `run_dir` is the folder of the output. `gathers` creates the source of responses if it is not an
-    engine of the run. `callbacks` are called after each step. Workers are forked from the `stem`,
-    if given.
+    engine of the run. `callbacks` are called after each step. Workers are forked from the
+    prefork server, if given.
 
     Raises:
         MindrlError: A file or a folder is not usable, or the run failed. After the start of
@@ -67,7 +67,7 @@ def train(
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
     traces = step_traces(config, folder, console)
     files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces, inputs)
-    attempts = Attempts(plan, platform, data, files, gathers=gathers, stem=stem)
+    attempts = Attempts(plan, platform, data, files, gathers=gathers, prefork=prefork)
     try:
         with trace_requests(traces.ask), interrupts_unwrapped(), console:
             attempts.run(found)

@@ -24,7 +24,7 @@ from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.launch.stems import stem_of
+from mindrl.launch.prefork import start_prefork
 from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
@@ -120,11 +120,11 @@ def _check_program(config: RunConfig, *, has_critic: bool | None) -> None:
     found = config.rl_config.adv_estimator
     if has_critic is not None and config.sft_config is not None:
         what = ("train-grpo", "train-ppo")[has_critic]
-        raise ConfigError(f"sft_config is given: {what} learns from rewards; use train-sft")
+        raise ConfigError(f"sft_config is set, but {what} needs rewards; use train-sft")
     if has_critic is not None and (found == "gae") != has_critic:
         what = ("train-grpo trains without a critic", "train-ppo trains with gae")[has_critic]
         other = ("train-ppo", "train-grpo")[has_critic]
-        raise ConfigError(f"rl_config.adv_estimator={found}: {what}; for {found} there is {other}")
+        raise ConfigError(f"rl_config.adv_estimator={found}: {what}; use {other} for {found}")
 
 
 def explain(config: RunConfig, *, elsewhere: bool = False) -> None:
@@ -141,23 +141,23 @@ def explain(config: RunConfig, *, elsewhere: bool = False) -> None:
     else:
         check(config, platform, here=True)
     print_rows(derived_numbers(config, platform).items())
-    say(*(f"not here, so not checked: {finding}" for finding in missing))
+    say(*(f"missing here, so not checked: {finding}" for finding in missing))
     if elsewhere:
         note_shipped_sizes(config)
     missing += [] if missing else [*_unread(config)]
-    say(*(f"rows and rewards not tried: {each}" for each in missing[:1]))
+    say(*(f"rows and rewards not checked: {each}" for each in missing[:1]))
     for line in () if missing else _data_lines(config):
         say(line)
-    say(f"the configuration is valid{' but for what is not here' if missing else ''}")
+    say(f"the configuration is valid{', except for missing files' if missing else ''}")
 
 
 def _unread(config: RunConfig) -> Iterator[str]:
     """Yield the reasons why rows cannot be read on this machine."""
     trusts = config.generate_config.trust_remote_code
     if not data_is_here(config):
-        yield "a data file is not here"
+        yield "a data file is missing here"
     if not has_vocabulary(config.tokenizer_path, trust_remote_code=trusts):
-        yield f"there is no tokenizer in {config.tokenizer_path}"
+        yield f"{config.tokenizer_path} has no tokenizer"
 
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
@@ -190,8 +190,8 @@ def require_engines(config: RunConfig | None = None) -> None:
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
         raise InstallationError(
-            f"training needs {', '.join(absent)}, which this Python does not have; "
-            "`mindrl doctor` says what to install on this machine"
+            f"training needs {', '.join(absent)}, which this Python does not have; run "
+            "`mindrl doctor` to see what to install"
         )
 
 
@@ -204,8 +204,8 @@ def require_rollout_engine() -> None:
     absent = [name for name in ("torch", ROLLOUT_BACKEND) if find_spec(name) is None]
     if absent:
         raise InstallationError(
-            f"an answer needs {', '.join(absent)}, which this Python does not have; "
-            "`mindrl doctor` says what to install on this machine"
+            f"an answer needs {', '.join(absent)}, which this Python does not have; run "
+            "`mindrl doctor` to see what to install"
         )
 
 
@@ -214,12 +214,12 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
     require_engines(config)
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=True)
-    with stem_of(config, platform) or nullcontext() as stem:
+    with start_prefork(config, platform) or nullcontext() as prefork:
         # Imported late: it loads torch and Ray, and errors should come as fast as in a check.
         from mindrl.launch.train import train  # noqa: PLC0415
 
         collect_again()
-        train(plan, platform, run_dir, callbacks=callbacks, stem=stem)
+        train(plan, platform, run_dir, callbacks=callbacks, prefork=prefork)
 
 
 def _start(
@@ -260,7 +260,7 @@ def _start(
             if error.errno is None:
                 # Raised by OmegaConf for a file without sections.
                 raise
-            raise OutputError(f"the run folder cannot be made: {error}") from error
+            raise OutputError(f"cannot create the run folder: {error}") from error
 
 
 def run_folder(option: str, text: str) -> Path:
@@ -271,5 +271,5 @@ def run_folder(option: str, text: str) -> Path:
     """
     folder = Path(text).resolve()
     if not (folder / ".hydra/config.yaml").is_file():
-        raise ConfigError(f"{option} {text}: no run folder; it has no .hydra/config.yaml")
+        raise ConfigError(f"{option} {text}: not a run folder; it has no .hydra/config.yaml")
     return folder

@@ -32,7 +32,7 @@ def test_a_family_of_transformers_alone_trains_and_is_rolled_out_without_megatro
     assert all(step["logprob_gap/max"] < 1e-4 for step in steps)
     logs = [path.read_text() for path in (run.folder / "logs").glob("worker_*.log")]
     assert len(logs) == 2
-    # What was imported before they were forked: tests/unit/cluster/test_stem.py.
+    # What was imported before they were forked: tests/unit/cluster/test_prefork.py.
     for log in logs:
         assert "mindrl.training.fsdp" in log
         assert "megatron.core" not in log

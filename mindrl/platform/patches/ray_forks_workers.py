@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ray._private import ray_constants
 
-from mindrl.platform import stem_shoot
+from mindrl.platform import prefork_client
 
 
 def install() -> None:
     """Replace the name of Ray's program, which Ray joins to its own folder."""
     # Joined to a folder, an absolute path stays unchanged.
-    ray_constants.SETUP_WORKER_FILENAME = str(Path(stem_shoot.__file__).resolve())
+    ray_constants.SETUP_WORKER_FILENAME = str(Path(prefork_client.__file__).resolve())

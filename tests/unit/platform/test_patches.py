@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mindrl.platform import stem_shoot
+from mindrl.platform import prefork_client
 from mindrl.platform.device import PLATFORMS, configure_megatron
 
 PATCHES = Path(__file__).parents[3] / "mindrl" / "platform" / "patches"
@@ -131,7 +131,7 @@ def test_ray_forks_workers_is_needed_while_ray_looks_for_the_program_of_a_worker
 ) -> None:
     assert "SETUP_WORKER_FILENAME" in upstream["node_names"]
     # What it is joined to then counts for nothing.
-    program = Path(stem_shoot.__file__)
+    program = Path(prefork_client.__file__)
     assert program.is_absolute()
     assert Path("/ray/_private/workers") / program == program
 

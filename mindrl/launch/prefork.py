@@ -1,6 +1,6 @@
-"""Decide which runs fork their workers, and which modules the stem imports."""
+"""Decide which runs fork their workers, and which modules the prefork server imports."""
 
-from mindrl.cluster.stem import Stem
+from mindrl.cluster.prefork import PreforkServer
 from mindrl.config.run import RunConfig
 from mindrl.platform.device import Platform
 from mindrl.platform.environment import ray_address
@@ -10,7 +10,7 @@ _TRAINS = {"megatron": ("mindrl.training.megatron.parallel", "mindrl.training.me
 _ROLLS_OUT = ("mindrl.rollout.vllm.engine",)
 
 
-def stem_of(config: RunConfig, platform: Platform) -> Stem | None:
+def start_prefork(config: RunConfig, platform: Platform) -> PreforkServer | None:
     """Start the imports for the workers of a checked run; None if each worker imports itself.
 
     That is the case with workers on other machines, or on devices that do not support forking.
@@ -28,4 +28,4 @@ def stem_of(config: RunConfig, platform: Platform) -> Stem | None:
         one_machine=True,
         deterministic=config.megatron_training.is_deterministic,
     )
-    return Stem(platform.kind, modules, environment, megatron="megatron" in backends)
+    return PreforkServer(platform.kind, modules, environment, megatron="megatron" in backends)

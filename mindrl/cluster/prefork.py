@@ -1,8 +1,8 @@
-"""The stem: a process that imports once what all workers of a machine need, and forks them.
+"""The prefork server: a process that imports once what all workers need, and forks them.
 
-Imports take most of a worker's start. The stem makes them while the driver reads its data and
-starts Ray; Ray then starts each worker through `platform/stem_shoot.py`, which passes its command
-line to the stem. This module is the driver's side.
+Imports take most of a worker's start. The server makes them while the driver reads its data and
+starts Ray; Ray then starts each worker through `platform/prefork_client.py`, which passes its
+command line to the server. This module is the driver's side.
 """
 
 import os
@@ -15,23 +15,23 @@ from pathlib import Path
 from threading import Lock
 from typing import Self
 
-from mindrl.cluster.stem_process import ENDINGS
+from mindrl.cluster.prefork_process import ENDINGS
 from mindrl.platform.device import DeviceKind
 from mindrl.platform.endings import ending
 from mindrl.platform.environment import in_environment, with_variables
+from mindrl.platform.prefork_client import SOCKET_VARIABLE
 from mindrl.platform.scratch import Scratch
-from mindrl.platform.stem_shoot import STEM
 
-_FOLDERS = "mindrl-stem-"
-"""Prefix of folders that contain a stem's socket."""
+_FOLDERS = "mindrl-prefork-"
+"""Prefix of folders that contain a prefork server's socket."""
 _STOP_SECONDS = 5.0
 _IMPORT_SECONDS = 300.0
 """Ten times the duration of the imports on a busy machine."""
-_PROGRAM = "from mindrl.cluster.stem_process import main; main()"
+_PROGRAM = "from mindrl.cluster.prefork_process import main; main()"
 
 
-class Stem:
-    """One running stem. Its constructor returns immediately; the imports run in its process."""
+class PreforkServer:
+    """The running server. The constructor returns immediately; the imports run in its process."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class Stem:
         self.stop()
 
     def wait(self) -> None:
-        """Wait until all is imported, or the stem has ended: workers then do their own imports.
+        """Wait until all is imported, or the server has ended: workers then do their own imports.
 
-        A hung stem is killed.
+        A hung server is killed.
         """
         if self.seconds is not None:
             return
@@ -111,7 +111,7 @@ class Stem:
             return ending(code)
 
     def ending_of(self, pid: int) -> str | None:
-        """Return how a worker forked by the stem ended; None if unknown."""
+        """Return how a worker forked by the prefork server ended; None if unknown."""
         with suppress(OSError):
             lines = [line.split() for line in self._endings.read_text("ascii").splitlines()]
             codes = [int(code) for number, code in lines if int(number) == pid]
@@ -122,7 +122,7 @@ class Stem:
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Let a cluster started in the body fork its workers, in their environment."""
-        with in_environment({**self.environment, STEM: str(self._socket)}):
+        with in_environment({**self.environment, SOCKET_VARIABLE: str(self._socket)}):
             yield
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Process of the stem: imports, then forks a worker for each received command line.
+"""Process of the prefork server: imports, then forks a worker for each received command line.
 
 A process with one thread can be forked after any imports; this one opens no device and starts no
 thread.

@@ -1,4 +1,4 @@
-"""Look at this machine before a run does: python cli/doctor.py [--device KIND] [--json]."""
+"""Check this machine before a run: python cli/doctor.py [--device KIND] [--json]."""
 
 import sys
 

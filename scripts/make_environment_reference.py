@@ -14,25 +14,26 @@ HEADER = """\
 
 <!-- Written by scripts/make_environment_reference.py from mindrl/platform/. Do not edit. -->
 
-What mindrl does about the environment variables of HCCL, CANN, torch_npu and vllm-ascend, and below
-them those of the engine, of CUDA and of the CPU.
+How mindrl handles the environment variables of HCCL, CANN, torch_npu and vllm-ascend, followed by
+those of the engine, CUDA and the CPU.
 
-Workers inherit the environment of the shell that starts the run, or of `ray start` where a cluster
-is joined. On top of it mindrl sets the variables of this page in each worker process, before
-anything heavy is imported. `OMP_NUM_THREADS` is the share that a worker has of the cores, and on
-one machine `GLOO_SOCKET_IFNAME` is `lo`. A value of yours wins where a heading says so: set it in
-the shell that starts the run. [`mindrl doctor`](../how-to/doctor.md) names the variables of its
-shell that a run refuses, replaces, or is slowed by.
+Workers inherit the environment of the shell that starts the run, or of `ray start` if the run joins
+a cluster. In addition mindrl sets the variables of this page in each worker process, before it
+imports large libraries. `OMP_NUM_THREADS` is the worker's share of the cores, and on one machine
+`GLOO_SOCKET_IFNAME` is `lo`. Your value takes precedence under the headings "Set, unless you set
+it" and "Left to you": set it in the shell that starts the run.
+[`mindrl doctor`](../how-to/doctor.md) lists the variables of its shell that a run refuses or
+replaces, or that slow it down.
 
-**No run on a real NPU has been made with this version.** The reasons come from the sources that
-stand beside them.
+**No run on a real NPU has been made with this version.** The reasons come from the sources in the
+last column.
 """
 
 RULES: dict[Rule, tuple[str, str]] = {
     "fixed": ("Set always", "Value"),
     "default": ("Set, unless you set it", "Value"),
     "deterministic": ("Set with `megatron_training.deterministic: true`", "Value"),
-    "refused": ("Refused: no run starts with them", "Values refused (regular expression)"),
+    "refused": ("Refused: no run starts with them", "Refused values (regular expression)"),
     "left": ("Left to you", "Default"),
 }
 
@@ -40,13 +41,13 @@ SOURCES = """\
 ## Sources
 
 vllm-ascend: branch releases/v0.23.0. MindSpeed: branch core_r0.16.0. MindSpeed-RL: commit 05a90d7.
-verl: commit 1dda039b9. CANN: its manual of environment variables, release 9.0.0 where the table
-names no other.
+verl: commit 1dda039b9. CANN: its manual of environment variables, release 9.0.0 unless the table
+names another.
 """
 
 
 def table(settings: Iterable[Setting], rule: Rule) -> list[str]:
-    """Lay out the settings of one rule; nothing where there are none."""
+    """Return the Markdown lines of the settings of one rule; empty without settings."""
     chosen = [setting for setting in settings if setting.rule == rule]
     if not chosen:
         return []
@@ -61,7 +62,7 @@ def table(settings: Iterable[Setting], rule: Rule) -> list[str]:
 
 
 def row(setting: Setting) -> str:
-    """Lay out one setting as a line of a Markdown table."""
+    """Return one setting as a line of a Markdown table."""
     value = setting.pattern if setting.rule == "refused" else setting.value
     shown = f"`{value}`" if value else ""
     cells = (f"`{setting.name}`", shown, setting.why, setting.source)
@@ -69,7 +70,7 @@ def row(setting: Setting) -> str:
 
 
 def section(title: str, settings: Sequence[Setting]) -> list[str]:
-    """Lay out the settings of one kind of device."""
+    """Return the Markdown lines of the settings of one kind of device."""
     lines = [line for rule in RULES for line in table(settings, rule)]
     return [f"## {title}", "", *lines]
 

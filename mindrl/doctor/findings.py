@@ -21,7 +21,7 @@ def python(facts: Facts) -> Iterator[Observation]:
     """Yield whether mindrl supports this Python."""
     needed = facts.declared.python
     suits = facts.python in needed
-    advice = "" if suits else f"make an environment with a Python {needed}"
+    advice = "" if suits else f"create an environment with Python {needed}"
     yield Observation("python", facts.python, "ok" if suits else "problem", advice)
 
 
@@ -39,7 +39,7 @@ def device_packages(facts: Facts) -> Iterator[Observation]:
         yield _package(facts, each, needs.advice.get(each.name, needs.how_to_install))
     for pin in needs.pins:
         where = f"branch {pin.branch}, commit {pin.commit[:12]}" if pin.commit else "from source"
-        advice = f"install {pin.requirement}, {where}; {PINS_PAGE} says how"
+        advice = f"install {pin.requirement}, {where}; see {PINS_PAGE}"
         yield _package(facts, Requirement(pin.requirement), advice)
 
 
@@ -52,12 +52,12 @@ def torch_build(facts: Facts) -> Iterator[Observation]:
     version, vision = (facts.versions.get(name) or "" for name in ("torch", "torchvision"))
     build = version.partition("+")[2]
     if needs.wrong_torch_build and re.search(needs.wrong_torch_build, build):
-        found = f"{version} is built for another device than {facts.machine.platform.kind}"
+        found = f"{version} is not built for {facts.machine.platform.kind}"
         yield Observation("torch build", found, "problem", needs.how_to_install)
     elif version and vision and vision.partition("+")[2] != build:
-        found = f"torch {version} and torchvision {vision} may not fit"
-        advice = "if `import torchvision` raises, as of an operator nms that does not exist, "
-        yield Observation("torch build", found, "note", advice + "install both from one index")
+        found = f"torch {version} and torchvision {vision} may be incompatible"
+        advice = "if `import torchvision` fails (operator nms does not exist), install both from "
+        yield Observation("torch build", found, "note", advice + "the same index")
 
 
 def rival_engines(facts: Facts) -> Iterator[Observation]:
@@ -65,7 +65,7 @@ def rival_engines(facts: Facts) -> Iterator[Observation]:
     unwanted, wanted = facts.machine.needs.rivals
     if facts.versions.get(unwanted) is not None:
         both = facts.versions.get(wanted) is not None
-        found = f"{unwanted} is installed, {'and so is' if both else 'instead of'} {wanted}"
+        found = f"{unwanted} is installed {'together with' if both else 'instead of'} {wanted}"
         advice = f"pip uninstall {unwanted} {wanted}, then install {wanted} again"
         yield Observation("engine", found, "problem", advice)
 
@@ -77,7 +77,7 @@ def components(facts: Facts) -> Iterator[Observation]:
             yield Observation(each.name, "not found", "problem", each.advice)
         elif each.needed and each.version.split(".")[:2] != each.needed.split(".")[:2]:
             # Only the first two numbers must match: patch releases are compatible.
-            found = f"{each.version}, needs {each.needed}"
+            found = f"{each.version}, requires {each.needed}"
             yield Observation(each.name, found, "problem", each.advice)
         else:
             yield Observation(each.name, each.version)
@@ -96,7 +96,7 @@ def device_count(facts: Facts) -> Iterator[Observation]:
         yield Observation(report.tool, report.error, "problem", report.advice)
     elif len(report.devices) < machine.device_files:
         found = f"shows {len(report.devices)} of {machine.device_files} devices"
-        advice = "one has fallen off the bus or is lost to the driver: restart the machine"
+        advice = "the driver has lost a device: restart the machine"
         yield Observation(report.tool, found, "problem", advice)
     elif machine.device_files:
         yield Observation("devices", f"{machine.device_files} x {report.devices[0].name}")
@@ -108,7 +108,7 @@ def device_health(facts: Facts) -> Iterator[Observation]:
     used = _used_devices(facts)
     ill = [device for device in used if device.health != HEALTHY]
     for device in ill:
-        advice = f"leave it out: {_without(facts, [device])}; then ask the vendor's support"
+        advice = f"exclude it: {_without(facts, [device])}; then contact the vendor"
         what = f"device {device.index}"
         yield Observation(what, f"health: {device.health}", "problem", advice)
     if used and not ill:
@@ -121,15 +121,15 @@ def device_memory(facts: Facts) -> Iterator[Observation]:
     taken = [each for each in used if each.processes or _share(each) > _IDLE_SHARE]
     for device in taken:
         pids = ", ".join(map(str, device.processes))
-        found = f"{gib_text(device.used_mib * MIB)} of {gib_text(device.total_mib * MIB)} are taken"
-        found += f", by process {pids}" if pids else ", by processes that are not seen here"
-        advice = f"end them, or leave the device out: {_without(facts, taken)}"
+        found = f"{gib_text(device.used_mib * MIB)} of {gib_text(device.total_mib * MIB)} in use"
+        found += f" by process {pids}" if pids else " by processes that are not visible here"
+        advice = f"end them, or exclude the device: {_without(facts, taken)}"
         much = _share(device) > _LEAST_FREE_SHARE
         what = f"memory of device {device.index}"
         yield Observation(what, found, "problem" if much else "note", advice)
     if used and not taken:
         least = min(each.total_mib - each.used_mib for each in used) * MIB
-        yield Observation("device memory", f"{gib_text(least)} or more are free on each")
+        yield Observation("device memory", f"at least {gib_text(least)} free on each")
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
@@ -143,8 +143,8 @@ def settings(facts: Facts) -> Iterator[Observation]:
             advice = f"unset it or change it: {setting.why}"
             yield Observation(setting.name, found, "problem", advice)
         elif setting.rule == "fixed" and found != setting.value:
-            says = f"{found}; a run sets {setting.value}"
-            yield Observation(setting.name, says, "note", f"unset it: {setting.why}")
+            seen = f"{found}; a run sets {setting.value}"
+            yield Observation(setting.name, seen, "note", f"unset it: {setting.why}")
         elif setting.rule == "left" and setting.matches(environment):
             yield Observation(setting.name, found, "note", f"{setting.why} ({SETTINGS_PAGE})")
 
@@ -165,10 +165,10 @@ def _visible_list(facts: Facts) -> Iterator[Observation]:
         found = f"{text} lists {', '.join(twice)} more than once"
         yield Observation(name, found, "problem", "list each device once")
     elif machine.device_files and max(numbers, default=0) > last:
-        found = f"{text} lists devices that are not here"
+        found = f"{text} lists devices that do not exist"
         yield Observation(name, found, "problem", f"list devices from 0 to {last}")
     else:
-        yield Observation(name, f"{text}: a run here has {len(listed)} devices")
+        yield Observation(name, f"{text}: a run uses {len(listed)} devices")
 
 
 def _used_devices(facts: Facts) -> list[Device]:
@@ -180,7 +180,8 @@ def _used_devices(facts: Facts) -> list[Device]:
 
 def _without(facts: Facts, left_out: Sequence[Device]) -> str:
     rest = [str(each.index) for each in _used_devices(facts) if each not in left_out]
-    return f"{facts.machine.platform.visible_variable}={','.join(rest)}" if rest else "none is left"
+    variable = facts.machine.platform.visible_variable
+    return f"{variable}={','.join(rest)}" if rest else "no device remains"
 
 
 def _share(device: Device) -> float:
@@ -190,10 +191,11 @@ def _share(device: Device) -> float:
 def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
     version = facts.versions.get(needed.name)
     if version is None:
-        found = f"absent, needs {needed.name}{needed.specifier}"
+        found = f"missing, requires {needed.name}{needed.specifier}"
         return Observation(needed.name, found, "problem", advice)
     if not needed.specifier.contains(version, prereleases=True):
-        return Observation(needed.name, f"{version}, needs {needed.specifier}", "problem", advice)
+        found = f"{version}, requires {needed.specifier}"
+        return Observation(needed.name, found, "problem", advice)
     pinned = f", as pinned ({needed.specifier})" if needed.specifier else ""
     return Observation(needed.name, f"{version}{pinned}")
 

@@ -151,7 +151,7 @@ def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     if not chosen.local_devices():
         raise ClusterError(
             f"rl_config.device={kind}: this machine has no such device; rl_config.device=auto "
-            f"would take {choose_platform('auto').kind}"
+            f"selects {choose_platform('auto').kind}"
         )
     return chosen
 

@@ -77,5 +77,5 @@ def device_model(name: str) -> DeviceModel:
     if name in DEVICE_MODELS:
         return DEVICE_MODELS[name]
     near = difflib.get_close_matches(name.lower(), DEVICE_MODELS, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(DEVICE_MODELS)}"
-    raise ConfigError(f"--device {name}: no such device is known; {hint}")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(DEVICE_MODELS)}"
+    raise ConfigError(f"--device {name}: unknown device; {hint}")

@@ -58,8 +58,8 @@ class OutOfMemoryKills:
             more = kills - before.counts.get(file, kills)
             if more > 0:
                 return (
-                    f"out of memory: the kernel has killed {more} process(es) meanwhile (oom_kill "
-                    f"in {file}), the memory bound is {memory_bound() / 2**30:.1f} GiB"
+                    f"out of memory: the kernel killed {more} process(es) during this time "
+                    f"(oom_kill in {file}); the memory limit is {memory_bound() / 2**30:.1f} GiB"
                 )
         return ""
 

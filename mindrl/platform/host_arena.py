@@ -53,7 +53,8 @@ class HostArena:
         lacking = self.used + rounded(nbytes) - self.nbytes
         if lacking > 0:
             logger.warning(
-                "the host arena of %d bytes has no room for %d more behind %d: the plan is wrong",
+                "the host arena of %d bytes cannot hold %d bytes more than the %d in use: the "
+                "memory plan is too low",
                 self.nbytes,
                 nbytes,
                 self.used,
@@ -87,6 +88,6 @@ def require_host_memory(nbytes: int) -> None:
     available = min(psutil.virtual_memory().available, memory_bound())
     if nbytes > available:
         raise HostMemoryError(
-            f"what leaves the devices of this machine needs {nbytes / 2**30:.2f} GiB of host "
-            f"memory, {available / 2**30:.2f} GiB are available"
+            f"offloading the devices of this machine needs {nbytes / 2**30:.2f} GiB of host "
+            f"memory; {available / 2**30:.2f} GiB are available"
         )

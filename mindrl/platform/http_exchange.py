@@ -56,7 +56,7 @@ def exchange(opener: OpenerDirector, request: Request, *, seconds: float, most_b
     except HTTPError as error:
         raise HttpStatusError(error.code, _error_text(error)) from error
     except TimeoutError as error:
-        raise TimeoutError(f"timed out: no whole answer within {seconds:g} s") from error
+        raise TimeoutError(f"timed out: no complete response within {seconds:g} s") from error
 
 
 def _whole(reply: HTTPResponse, most_bytes: int) -> bytes:
@@ -64,9 +64,9 @@ def _whole(reply: HTTPResponse, most_bytes: int) -> bytes:
     while chunk := reply.read1(_CHUNK_BYTES):
         text += chunk
         if len(text) > most_bytes:
-            raise HTTPException(f"the answer has more than {most_bytes} bytes")
+            raise HTTPException(f"the response has more than {most_bytes} bytes")
     if reply.length:
-        raise HTTPException(f"the answer breaks off {reply.length} bytes before its end")
+        raise HTTPException(f"the response ended {reply.length} bytes too early")
     return bytes(text)
 
 
@@ -76,7 +76,7 @@ def _error_text(error: HTTPError) -> str:
         try:
             return error.read(_MOST_ERROR_BYTES).decode(errors="replace")
         except (OSError, HTTPException) as broken:
-            return f"(its text breaks off: {broken!r})"
+            return f"(incomplete text: {broken!r})"
 
 
 class _StayHere(HTTPRedirectHandler):
@@ -91,7 +91,7 @@ class _Timed(HTTPConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert self.timeout is not None, "a limit is given with each request"
+        assert self.timeout is not None, "each request has a time limit"
         self._ends = time.monotonic() + self.timeout
         self.response_class = partial(_TimedResponse, ends=self._ends)  # type: ignore[assignment]
         self._create_connection = self._connected

@@ -26,7 +26,7 @@ examples:
   mindrl doctor --address 192.0.2.10:6379 --json
   mindrl doctor --self-test
 
-The exit code is 1 where there are problems, 2 where the command line is wrong. Nothing is changed.
+The exit code is 1 with problems, 2 if the command line is wrong. The doctor changes nothing.
 """
 _STYLES: dict[Verdict, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _WIDTH = 9
@@ -65,21 +65,21 @@ def examine(facts: Facts) -> list[Observation]:
 
 def _parser(name: str) -> argparse.ArgumentParser:
     about = (
-        "Look at this machine: versions and what they should be, devices, memory, limits, ports, "
-        "disks; and say what to do about each finding."
+        "Check this machine: package versions, devices, memory, limits, ports and disks. Print a "
+        "remedy for each finding."
     )
     parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
-    kind = "kind of device of the runs (default: the best one that is here)"
+    kind = "kind of device of the runs (default: the best one of this machine)"
     add("--device", choices=("auto", *PLATFORMS), default="auto", help=kind)
-    add("--port", type=_port, metavar="N", help="port of a Ray head: is it free on this machine?")
-    head = "a Ray head to join: does it answer, and is the token here?"
+    add("--port", type=_port, metavar="N", help="check that this port is free, for a Ray head")
+    head = "check that this Ray head responds and that its token is on this machine"
     add("--address", type=_address, metavar="HOST:PORT", help=head)
     runs = "folder of the runs (default: %(default)s)"
     add("--outputs", type=Path, default=Path("outputs"), metavar="DIR", help=runs)
     add("--json", action="store_true", help="print one JSON object")
-    tried = "do not look, but try all devices with a tiny model, for a few minutes: collectives, "
-    tried += "copies, offload and onload, a reshard, log-probs of trainer and engine"
+    tried = "try all devices with a tiny model instead, for a few minutes: collectives, copies, "
+    tried += "offload and onload, a reshard, log-probs of trainer and engine"
     add("--self-test", action="store_true", help=tried)
     return parser
 

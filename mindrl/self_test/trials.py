@@ -67,7 +67,7 @@ class SelfTest:
         with self.stack:
             for what, action in self._actions():
                 if broken:
-                    error = f"not tried, for the {broken} failed"
+                    error = f"skipped, because {broken} failed"
                     yield Trial(what=what, passed=False, figures={}, error=error)
                     continue
                 began = time.perf_counter()
@@ -135,11 +135,11 @@ class SelfTest:
     def judged(self, figures: Mapping[str, float]) -> str:
         """Return what is wrong with the figures of a trial; empty if nothing is."""
         limit = logprob_gap_limit(self.plan.config, has_experts=False)
-        assert limit is not None, "nothing cuts the distributions of the self-test"
+        assert limit is not None, "the self-test samples from the full distribution"
         for name, most in ((_DIFFERENCE, 0.0), (_UNKNOWN, 0.0), (_GAP, limit)):
             # NaN exceeds every limit.
             if name in figures and not figures[name] <= most:
-                return f"{name.replace('_', ' ')} {figures[name]:.3g} must be {most:g} at most"
+                return f"{name.replace('_', ' ')} {figures[name]:.3g} must be at most {most:g}"
         return ""
 
 

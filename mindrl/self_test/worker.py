@@ -101,8 +101,8 @@ class TestedWorker:
         after = device_account(self.device.type)
         if before and after and before.taken - after.taken < self.nbytes:
             raise ResidueError(
-                f"a region of {mib_text(self.nbytes)} left the device, of which then "
-                f"{mib_text(after.taken)} were taken, before {mib_text(before.taken)}"
+                f"offloading a region of {mib_text(self.nbytes)} did not free the device's "
+                f"memory: {mib_text(before.taken)} in use before, {mib_text(after.taken)} after"
             )
         to_device = _seconds(partial(ledger.onload, Region.ACTOR_WEIGHTS))
         difference = _difference(there.cpu(), expected)

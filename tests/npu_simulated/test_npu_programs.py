@@ -89,8 +89,8 @@ def test_the_doctor_counts_the_devices_and_names_what_is_not_as_pinned(
     assert (done.returncode, answer["device"]) == (1, "npu")
     said = {each["what"]: (each["verdict"], each["found"]) for each in answer["observations"]}
     assert said["devices"] == ("ok", "2 x 910B3")
-    assert said["device memory"] == ("ok", "60.7 GiB or more are free on each")
-    assert said["torch-npu"] == ("problem", "2.13.0, needs ==2.10.0.post4")
+    assert said["device memory"] == ("ok", "at least 60.7 GiB free on each")
+    assert said["torch-npu"] == ("problem", "2.13.0, requires ==2.10.0.post4")
     assert said["vllm-ascend"][0] == "ok"
 
 
@@ -110,7 +110,7 @@ def test_the_self_test_passes_on_two_devices(node: dict[str, str]) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("harm", "said"),
-    [(signal.SIGKILL, "died"), (signal.SIGSTOP, "did not run, stopped by a signal")],
+    [(signal.SIGKILL, "died"), (signal.SIGSTOP, "was suspended by a signal")],
 )
 def test_a_worker_that_dies_or_stands_still_is_found_and_the_run_goes_on(
     harm: signal.Signals, said: str, node: dict[str, str], tiny_model: Path, tmp_path: Path

@@ -164,8 +164,8 @@ def test_a_device_with_room_for_the_peak_is_enough_and_one_page_less_is_refused_
         # Nothing travels to another rank.
         assert moment.region_bytes | {"staging": 0} == there.region_bytes | {"staging": 0}
     refused = (
-        "out of device memory of 256.0 MiB: kv_cache needs 64.0 MiB more beside rollout_weights "
-        "2.5 MiB"
+        "out of device memory of 256.0 MiB: kv_cache needs 64.0 MiB more; on the device: "
+        "rollout_weights 2.5 MiB"
     )
     assert found.said == ["", refused, ""]
     assert found.need == predicted.need_bytes(0)

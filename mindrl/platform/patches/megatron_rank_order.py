@@ -38,4 +38,4 @@ def rank_groups(dense: GroupsOf, experts: GroupsOf) -> Iterator[None]:
         yield
     finally:
         parallel_state.RankGenerator = upstream
-    assert not waiting, "Megatron did not ask for both grids"
+    assert not waiting, "Megatron did not request both grids"

@@ -95,7 +95,7 @@ def answer_of(*command: str) -> tuple[str, str]:
         return "", str(error)
     if done.returncode:
         words = (done.stderr or done.stdout).strip().splitlines()
-        return "", f"exit code {done.returncode}: {words[-1] if words else 'no words'}"
+        return "", f"exit code {done.returncode}: {words[-1] if words else 'no output'}"
     return done.stdout, ""
 
 
@@ -124,13 +124,13 @@ def npu_report(environment: Mapping[str, str]) -> DeviceReport:
     text, error = answer_of("npu-smi", "info")
     devices = parse_npu_smi(text)
     scripts = {
-        "ASCEND_HOME_PATH": f"source set_env.sh of CANN, below {installed}; the engine reads it",
-        "ATB_HOME_PATH": f"source {installed}/nnal/atb/set_env.sh; the engine's kernels need it",
+        "ASCEND_HOME_PATH": f"source set_env.sh of CANN in {installed}; the engine reads it",
+        "ATB_HOME_PATH": f"source {installed}/nnal/atb/set_env.sh; the engine's kernels require it",
     }
     return DeviceReport(
         tool="npu-smi info",
         devices=devices,
-        error=error or ("" if devices else "no device in its answer"),
+        error=error or ("" if devices else "no device in its output"),
         advice=f"{_BY_HAND}; in a container mount /usr/local/bin/npu-smi and /usr/local/dcmi",
         components=(
             Component(

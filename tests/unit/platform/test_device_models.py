@@ -27,10 +27,10 @@ def test_every_device_is_of_a_known_kind_and_faster_inside_its_node_than_across_
     [
         ("ascend-910b-46g", "did you mean ascend-910b-64g or ascend-910c-64g?"),
         ("H100-80G", "did you mean nvidia-h100-80g or nvidia-a100-80g?"),
-        ("abacus", "known: " + ", ".join(DEVICE_MODELS)),
+        ("abacus", "use " + ", ".join(DEVICE_MODELS)),
     ],
 )
 def test_an_unknown_device_is_refused_with_the_nearest_names(name: str, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         device_model(name)
-    assert str(raised.value) == f"--device {name}: no such device is known; {hint}"
+    assert str(raised.value) == f"--device {name}: unknown device; {hint}"

@@ -62,8 +62,8 @@ def test_the_nearest_group_that_counts_a_kill_is_named(
     first = counted(tmp_path, **before)
     said = counted(tmp_path, **after).since(first)
     named = tmp_path / "vmstat" if file is None else tmp_path / "groups" / file / "memory.events"
-    assert "the kernel has killed 1 process(es)" in said
-    assert f"(oom_kill in {named}), the memory bound is " in said
+    assert "the kernel killed 1 process(es)" in said
+    assert f"(oom_kill in {named}); the memory limit is " in said
     assert said.endswith(" GiB")
     assert counted(tmp_path, **after).since(counted(tmp_path, **after)) == ""
 

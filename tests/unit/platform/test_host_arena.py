@@ -65,12 +65,12 @@ def test_what_does_not_fit_lies_elsewhere_and_is_logged_with_the_figures(
         beyond = arena.take(40)
     assert sizes(beyond) == [40]
     assert (arena.beyond, arena.nbytes) == (512, 1024)
-    assert "arena of 512 bytes has no room for 40 more behind 512" in caplog.text
+    assert "arena of 512 bytes cannot hold 40 bytes more than the 512 in use" in caplog.text
 
 
 def test_more_than_the_machine_has_is_refused_with_the_figures() -> None:
     require_host_memory(1 << 20)
     with pytest.raises(
-        HostMemoryError, match=r"this machine needs [\d.]+ GiB of host memory, [\d.]+"
+        HostMemoryError, match=r"this machine needs [\d.]+ GiB of host memory; [\d.]+"
     ):
         require_host_memory(2 * psutil.virtual_memory().total)

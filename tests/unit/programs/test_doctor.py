@@ -34,7 +34,7 @@ def test_the_pins_are_those_of_the_project_and_of_its_metadata() -> None:
     absent = replace(
         with_versions(torch_npu=None), declared=replace(needed, extras=installed.extras)
     )
-    assert ("problem", "torch-npu", "absent, needs torch-npu==2.10.0.post4") in ill(absent)
+    assert ("problem", "torch-npu", "missing, requires torch-npu==2.10.0.post4") in ill(absent)
 
 
 def test_a_project_without_extras_is_read_too() -> None:
@@ -113,6 +113,6 @@ def test_without_torch_the_program_says_so_and_how_it_comes(tmp_path: Path) -> N
     ended = python(*command, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert ended.returncode == 1, ended.stderr
     lines = ended.stdout.splitlines()
-    place = lines.index("problem  torch: absent, needs torch==2.13.0")
+    place = lines.index("problem  torch: missing, requires torch==2.13.0")
     assert lines[place + 1] == "         -> in a checkout of mindrl: bash scripts/install.sh"
     assert f"ok       packages of mindrl: {len(declared().own)}, as declared" in lines

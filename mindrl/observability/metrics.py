@@ -20,10 +20,10 @@ def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
 
     A NaN or inf in a part makes the mean NaN or inf.
     """
-    assert parts, "the mean of no metrics"
+    assert parts, "the mean needs at least one set of metrics"
     names = parts[0].keys()
     for part in parts:
-        assert part.keys() == names, f"names differ: {sorted(part.keys() ^ names)}"
+        assert part.keys() == names, f"metric names differ: {sorted(part.keys() ^ names)}"
     return {name: sum(part[name] for part in parts) / len(parts) for name in names}
 
 
@@ -44,7 +44,7 @@ def merge(*parts: Metrics) -> Metrics:
     merged: Metrics = {}
     for part in parts:
         duplicates = merged.keys() & part.keys()
-        assert not duplicates, f"names given twice: {sorted(duplicates)}"
+        assert not duplicates, f"duplicate metric names: {sorted(duplicates)}"
         merged |= part
     return merged
 

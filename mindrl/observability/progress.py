@@ -15,7 +15,13 @@ from pathlib import Path
 from threading import get_ident
 
 _BYTES = mmap.PAGESIZE
-STAGES = ("", "imports libraries", "meets the others", "builds the models", "starts the engine")
+STAGES = (
+    "",
+    "imports libraries",
+    "waits for the other workers",
+    "builds the models",
+    "starts the engine",
+)
 """Stages of a worker's start, indexed by the number in its page; empty after the start."""
 _MEMORY = "/dev/shm"  # noqa: S108 - the file has no name
 

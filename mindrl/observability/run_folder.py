@@ -55,7 +55,7 @@ def check_room(needs: Sequence[Need]) -> None:
 
 def _check_writable(need: Need) -> None:
     probe = need.folder / f".probe-{os.getpid()}"
-    asked = f"the run needs a folder that takes files, with {mib_text(need.needed_bytes)} free"
+    asked = f"the run needs a writable folder with {mib_text(need.needed_bytes)} free"
     with output_errors(need.folder, asked):
         need.folder.mkdir(parents=True, exist_ok=True)
         try:

@@ -42,7 +42,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         OutputError: Another process writes into the folder, or the folder cannot be written.
     """
     path, own = folder / _LOCK, this_process("a run")
-    with output_errors(folder, "a run needs a folder that takes files"):
+    with output_errors(folder, "a run needs a writable folder"):
         folder.mkdir(parents=True, exist_ok=True)
     # Closing the file a second time in one process would release the lock.
     if _owner(folder) == own:

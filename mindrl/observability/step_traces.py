@@ -61,7 +61,7 @@ class StepTraces:
         # The next step waits for this, and a busy disk takes longer than all spans of a step.
         replace_file(path, json.dumps(record).encode("ascii"), waits=False)
         if was_asked:
-            self.tell(f"the timeline of step {step} is in {path}")
+            self.tell(f"timeline of step {step}: {path}")
 
 
 def trace_record(

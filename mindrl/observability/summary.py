@@ -64,9 +64,9 @@ def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if isinstance(failures, Mapping):
         for function, counts in failures.items():
             kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-            yield "scores not given", f"{function}: {kinds}"
+            yield "missing scores", f"{function}: {kinds}"
     if restarts := summary.get("restarts"):
-        yield "restarts", f"{restarts}; faults.jsonl says why"
+        yield "restarts", f"{restarts}; see faults.jsonl"
     if steps := summary.get("steps_without_signal"):
         yield "steps without signal", str(steps)
 

@@ -77,7 +77,7 @@ def _draw(path: Path, workers: Timelines, capacity_bytes: int | None) -> None:
     # In the order of the stack, from top to bottom.
     handles, labels = (each[::-1] for each in panels[0].get_legend_handles_labels())
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
-    figure.suptitle("memory on the device, moment by moment", fontsize=11, x=0.02, ha="left")
+    figure.suptitle("device memory at each moment", fontsize=11, x=0.02, ha="left")
     with output_errors(path):
         figure.savefig(path, format="png")
 
@@ -96,7 +96,7 @@ def _draw_worker(
     allocated = [moment.allocated_bytes for moment in moments]
     for marked, kind, length, label in (
         (predicted, "k_", 9, "predicted"),
-        (allocated, "kx", 4, "allocator's most"),
+        (allocated, "kx", 4, "allocator's peak"),
     ):
         known = [(at, nbytes / size) for at, nbytes in enumerate(marked) if nbytes is not None]
         if known:

@@ -19,7 +19,7 @@ class JsonlTracker(JsonLinesFile):
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Append one line, complete even if the process is killed right after."""
-        assert "step" not in metrics, "the name 'step' is taken by the step itself"
+        assert "step" not in metrics, "the metric name 'step' is reserved"
         self.append({"step": step, **metrics})
 
 

@@ -37,7 +37,7 @@ class Curves:
     def add(self, row: Mapping[str, object], position: int) -> None:
         """Add a row of metrics at a position above those of all previous rows."""
         step = row["step"]
-        assert isinstance(step, int), "rows without a step are left out before"
+        assert isinstance(step, int), "rows without a step are removed earlier"
         for name, value in row.items():
             if name != "step" and _is_shown(name) and isinstance(value, int | float | None):
                 self._series.setdefault(name, _Series()).add(step, value, position)

@@ -1,22 +1,22 @@
 "use strict";
-// Draws the page from the data in it, or from the server that it came from. Every text that a run
-// brings is set as text, never as markup.
+// Draws the page from its embedded data or from its server. Texts of a run are set as text, never as
+// markup.
 
 const COLOURS = ["#1f5a96", "#b3541e", "#2e7d4f", "#7a5ba6", "#b0447f", "#17a2a2", "#8a6d00", "#4d4d4d", "#c0504d", "#5b9bd5"];
 const REFRESH_SECONDS = 5;
-// More than these in a picture make it as wide as the page.
+// A chart with more curves is as wide as the page.
 const MANY_CURVES = 5;
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
 
 const scripts = (names) => names.split(" ").map((name) => `\\p{scx=${name}}`).join("");
 const CURSIVE = scripts("Arab Syrc Mong Nkoo Adlm Rohg Mand"), INDIC = scripts("Devanagari Bengali Guru Gujr Orya Taml Telu Knda Mlym Sinh Khmr Mymr Tibt");
 const EMOJI = "\\p{ExtPict}[\\ufe0f\\p{EMod}]*";
-// Where a joiner or a tag belongs to the writing (UAX 31, UTS 51): emoji, flags, cursive and Indic words.
+// Joiners and tags that the writing needs (UAX 31, UTS 51): emoji, flags, cursive and Indic words.
 const WRITTEN = new RegExp(`${EMOJI}(?:\\u200d${EMOJI})+|\\u{1f3f4}[\\u{e0061}-\\u{e007a}]{3,6}\\u{e007f}|(?<=[${CURSIVE}])[\\u200c\\u200d](?=[${CURSIVE}])|(?<=[${INDIC}])[\\u200c\\u200d](?![\\u200c\\u200d])`, "gu");
 
 const spelled = (char) => (char.length > 1 ? `\\u{${char.codePointAt(0).toString(16)}}` : `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
-// What could hide text, or turn it round, is spelled out; the parts are read as one text.
+// Escapes characters that hide or reorder text; the parts are read as one text.
 function shownParts(parts) {
   const written = new Set();
   for (const found of parts.join("").matchAll(WRITTEN)) {
@@ -44,7 +44,7 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
-// The drawing library reads some tags in labels.
+// Plotly interprets some tags in labels.
 const label = (text) => shown(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
 function number(value, digits = 4) {
@@ -101,7 +101,7 @@ function bandOf(chart, run, name, curve, colour) {
   return [band(curve, off(-1), off(1), colour)];
 }
 
-// What the names of all curves begin and end with is said by the title of the picture.
+// Removes the common start of the curves' names, which the chart's title contains.
 function shortened(names) {
   if (names.length < 2) return names;
   const split = names.map((name) => name.split(/(?<=[/])/));
@@ -157,7 +157,7 @@ function layout(chart, runs) {
 }
 
 const OPTIONS = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-// A picture is drawn when it comes into view: a page of thirty opens as fast as one of three.
+// Draws a chart when it becomes visible, so that a page with many charts opens fast.
 const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
   if (!entry.isIntersecting) return;
   seen.unobserve(entry.target);
@@ -165,7 +165,7 @@ const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
   entry.target.isDrawn = true;
 }), { rootMargin: "300px" });
 
-// Of a live page: a picture that is there is drawn anew in its place, and stays as it was moved.
+// A live page redraws an existing chart in place and keeps its zoom.
 const plots = new Map();
 
 function picture(title, help, wide, draw) {
@@ -198,12 +198,12 @@ function tracesOf(run) {
   return make("div", { class: "chart" }, make("h3", {}, "Timelines of steps"), make("p", {}, where));
 }
 
-// ---- memory, moment by moment
+// ---- device memory at each moment
 
 function memoryChart(run) {
   const workers = [...new Set(run.memory.map((moment) => moment.worker))];
   const choice = make("select", {}, workers.map((worker) => make("option", { value: worker }, worker)));
-  const card = picture(`On the device, moment by moment: ${run.name}`, "Bars are equally wide: a move takes milliseconds, a phase minutes. Lines are what the plan predicts.", true, (plot) => {
+  const card = picture(`Device memory at each moment: ${run.name}`, "All bars have the same width, although a move takes milliseconds and a phase minutes. Lines show the plan.", true, (plot) => {
     const draw = () => Plotly.react(plot, moments(run.memory.filter((moment) => moment.worker === choice.value)), {
       ...layout({ unit: "MiB" }, []), barmode: "stack", bargap: 0, hovermode: "closest", margin: { l: 58, r: 10, t: 8, b: 110 },
       xaxis: { tickangle: -60, automargin: true }, legend: { orientation: "v", x: 1.01, y: 1 },
@@ -219,13 +219,13 @@ function moments(found) {
   const x = found.map((moment) => `${moment.index} ${label(moment.label)}`), mib = (bytes) => bytes / 2 ** 20;
   const regions = [...new Set(found.flatMap((moment) => Object.keys(moment.region_bytes)))];
   const bars = regions.map((region, at) => ({ x, y: found.map((moment) => mib(moment.region_bytes[region] ?? 0)), name: label(region), type: "bar", marker: { color: COLOURS[at % COLOURS.length] } }));
-  const marks = [["predicted_bytes", "predicted", "line-ew-open"], ["allocated_bytes", "allocator's most", "x-thin-open"]];
+  const marks = [["predicted_bytes", "predicted", "line-ew-open"], ["allocated_bytes", "allocator's peak", "x-thin-open"]];
   return [...bars, ...marks.filter(([key]) => found.some((moment) => moment[key] !== null)).map(([key, name, symbol]) => ({
     x, y: found.map((moment) => (moment[key] === null ? null : mib(moment[key]))), name, type: "scatter", mode: "markers", marker: { symbol, size: 14, color: "#111", line: { width: 2 } },
   }))];
 }
 
-// ---- the run in words
+// ---- overview
 
 const last = (run, name) => { const curve = run.curves[name]; return curve ? curve.values[curve.values.length - 1] : null; };
 
@@ -241,15 +241,15 @@ function overview(data) {
     ["status", (run) => make("span", { class: `status-${run.status}` }, run.status)],
     ["step", (run) => `${run.step} of ${run.steps ?? "?"}`],
     ["accuracy", (run) => { const curve = run.curves["evaluation/accuracy"]; return curve ? `${number(curve.values[0], 3)} → ${number(last(run, "evaluation/accuracy"), 3)}` : "-"; }],
-    ["reward, newest step", (run) => last(run, "reward/mean")],
+    ["reward of the newest step", (run) => last(run, "reward/mean")],
     ["duration", (run) => duration(run.summary?.seconds)],
     ["time left", (run) => duration(timeLeft(run))],
-    ["response tokens a second", (run) => run.summary?.response_tokens_per_second ?? last(run, "throughput/response_tokens_per_second")],
+    ["response tokens per second", (run) => run.summary?.response_tokens_per_second ?? last(run, "throughput/response_tokens_per_second")],
     ["largest mean log-prob gap", (run) => run.summary?.logprob_gap_max_mean],
     ["restarts", (run) => run.summary?.restarts ?? run.faults.length],
     ["steps without signal", (run) => run.summary?.steps_without_signal],
     ["folder", (run) => run.folder],
-    ["chosen by its user", (run) => run.overrides.join(" ")],
+    ["overrides", (run) => run.overrides.join(" ")],
   ];
   return section("Overview", table(["", ...data.runs.map((run) => run.name)], rows.map(([name, read]) => [name, ...data.runs.map(read)])), data.runs.flatMap((run) => (run.advice ?? []).map(adviceBox)));
 }
@@ -259,28 +259,28 @@ function adviceBox(advice) {
 }
 
 function faults(data) {
-  const rows = data.runs.flatMap((run) => run.faults.map((fault) => [run.name, fault.step, new Date(fault.time * 1000).toLocaleString(), fault.kind, `behind step ${fault.resumed_behind}`, make("details", {}, make("summary", {}, shown(fault.error).split("\n")[0]), make("pre", {}, fault.error))]));
-  return rows.length && section("Faults and restarts", make("p", { class: "help" }, "Dashed red lines in the pictures."), table(["run", "in step", "at", "what", "went on", ""], rows));
+  const rows = data.runs.flatMap((run) => run.faults.map((fault) => [run.name, fault.step, new Date(fault.time * 1000).toLocaleString(), fault.kind, `after step ${fault.resumed_behind}`, make("details", {}, make("summary", {}, shown(fault.error).split("\n")[0]), make("pre", {}, fault.error))]));
+  return rows.length && section("Faults and restarts", make("p", { class: "help" }, "Dashed red lines in the charts."), table(["run", "step", "time", "fault", "continued", ""], rows));
 }
 
 function configuration(data) {
   const names = data.runs.map((run) => run.name);
-  const differing = data.differences.length ? table(["key", ...names], data.differences.map((row) => [row.key, ...row.values.map((value) => value ?? "-")])) : make("p", {}, "The runs are configured alike.");
+  const differing = data.differences.length ? table(["key", ...names], data.differences.map((row) => [row.key, ...row.values.map((value) => value ?? "-")])) : make("p", {}, "The runs have equal configurations.");
   const all = data.runs.map((run) => make("details", {}, make("summary", {}, `all keys of ${run.name}`), table([], Object.entries(run.config))));
-  const follows = data.runs.filter((run) => Object.keys(run.numbers).length).map((run) => make("details", {}, make("summary", {}, `what follows from it for ${run.name}`), table([], Object.entries(run.numbers))));
-  return section("Configuration", data.runs.length > 1 ? [make("h3", {}, "What differs"), differing] : null, follows, all);
+  const follows = data.runs.filter((run) => Object.keys(run.numbers).length).map((run) => make("details", {}, make("summary", {}, `derived numbers of ${run.name}`), table([], Object.entries(run.numbers))));
+  return section("Configuration", data.runs.length > 1 ? [make("h3", {}, "Differences"), differing] : null, follows, all);
 }
 
 function planned(data) {
   const mib = (bytes) => Number((bytes / 2 ** 20).toFixed(1)), several = data.runs.length > 1;
   const rows = data.runs.flatMap((run) => run.planned.map((each) => [several ? `${run.name} ${each.name}` : each.name, mib(each.planned), mib(each.median), mib(each.most)]));
-  return rows.length && section("Plan", make("p", { class: "help" }, "MiB that the plan predicts, of the worker with most, or copied by all in a step; beside it what the steps measured."), table(["", "planned", "measured, middle step", "measured, most"], rows));
+  return rows.length && section("Plan", make("p", { class: "help" }, "MiB: memory of the worker with the largest value, or bytes copied by all workers in a step."), table(["", "planned", "measured median", "measured maximum"], rows));
 }
 
-// The parts of the page in their order, each with what of a run it is about; the others are about all.
+// The parts of the page in order, each with the data of a run that it shows; without any it shows all.
 const PARTS = [[overview], [charts, "curves", "memory", "faults", "traces"], [faults, "faults"], [planned, "planned"], [(data) => window.sampleBrowser(data), "samples"], [configuration, "config", "numbers"]];
 
-// Draws the parts that are about what has changed; without a word of that, all of them.
+// Draws the parts that show changed data; all parts if `changed` is null.
 function show(data, changed = null) {
   const main = document.getElementById("main");
   if (changed === null) main.replaceChildren(...PARTS.map(() => make("div")));
@@ -294,7 +294,7 @@ function show(data, changed = null) {
   document.body.dataset.ready = "yes";
 }
 
-// Adds to what is known of a run what its server says is new.
+// Adds news from the server to the data of a run.
 function learn(run, { curves = {}, memory, ...parts }) {
   Object.assign(run, parts);
   for (const [name, { start, steps, values }] of Object.entries(curves)) {

@@ -73,7 +73,7 @@ def check_run_folder(folder: Path) -> None:
     """Raise OutputError unless a run has written into the folder."""
     if not (folder / "metrics.jsonl").is_file():
         raise OutputError(
-            f"{folder} is no folder of a run: it has no metrics.jsonl, which a run writes from its "
+            f"{folder} is not a run folder: it has no metrics.jsonl, which a run writes from its "
             "start on (docs/reference/outputs.md)"
         )
 

@@ -1,5 +1,5 @@
 "use strict";
-// What the model said: filters, groups side by side, tokens in colours, one prompt through the steps.
+// Responses of the model: filters, groups side by side, coloured tokens, one prompt over the steps.
 
 (() => {
   const PAGE = 20;
@@ -19,7 +19,7 @@
     return make("select", {}, everything ? make("option", { value: "" }, everything) : null, values.map((value) => make("option", { value }, KINDS[value] ?? value)));
   }
 
-  // Groups: the answers of a run to one prompt in one step, in the order of the samples.
+  // Groups: a run's responses to one prompt in one step, in the order of the samples.
   function grouped(rows) {
     const groups = new Map();
     for (const row of rows) {
@@ -40,7 +40,7 @@
     const values = row.tokens && shading && SHADES[shading](row);
     if (!values) return make("pre", {}, row.response);
     const most = values.reduce((found, value) => Math.max(found, Math.abs(value ?? 0)), 0);
-    // As nodes: a joiner that is a token alone stays as its neighbours want it.
+    // Text nodes, because a joiner that is a token of its own must stay in its word.
     const tokens = shownParts(row.tokens).map((token) => document.createTextNode(token));
     return make("pre", {}, tokens.map((token, at) => make("span", { style: shade(values[at], most), title: `${shading} ${number(values[at])}` }, token)));
   }
@@ -55,14 +55,14 @@
     const first = rows[0], source = first.data_source ? `, ${first.data_source}` : "";
     const head = `${several ? `${first.run}, ` : ""}step ${first.step}, ${KINDS[first.kind] ?? first.kind}${source}`;
     return make("div", { class: "group" },
-      make("div", {}, make("strong", {}, head), " ", make("button", { onclick: () => follow(first.prompt) }, "this prompt through the steps")),
+      make("div", {}, make("strong", {}, head), " ", make("button", { onclick: () => follow(first.prompt) }, "this prompt over the steps")),
       make("pre", { class: "prompt" }, first.prompt),
       first.reference ? make("div", { class: "help" }, `reference: ${first.reference}`) : null,
       make("div", { class: "answers" }, rows.map((row) => answer(row, shading))));
   }
 
-  // Each source finds groups that fit the filters, from a place on: the samples in this page, or
-  // those of the runs, of which the server is asked.
+  // Each source finds groups that match the filters, from an offset: in the samples of this page, or
+  // through the server in all samples of the runs.
   function embeddedSource(data) {
     const all = data.runs.flatMap((run) => run.samples.map((row) => ({ ...row, run: run.name })));
     const between = (value, low, high) => (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
@@ -74,11 +74,11 @@
     return {
       find: (asked) => {
         const found = grouped(all.filter((row) => fits(row, asked))), from = asked.at ?? 0;
-        // The newest first; one prompt reads from the first step on.
+        // The newest step first; a single prompt starts with the first step.
         if (asked.prompt === null) found.reverse();
         return { groups: found.slice(from, from + PAGE), next: from + PAGE < found.length ? from + PAGE : null, fitting: found.flat().length };
       },
-      said: (total, found) => `${found.fitting.toLocaleString("en")} of ${all.length.toLocaleString("en")} samples in this page; the run folder has ${total.toLocaleString("en")}${all.length < total ? ": whole steps are left out, evenly, to keep the page small" : ""}`,
+      said: (total, found) => `${found.fitting.toLocaleString("en")} of ${all.length.toLocaleString("en")} samples in this page; the run folder has ${total.toLocaleString("en")}${all.length < total ? ": evenly spaced steps are omitted to keep the page small" : ""}`,
       kinds: [...new Set(all.map((row) => row.kind))],
       sources: [...new Set(all.map((row) => row.data_source).filter(Boolean))].sort(),
       shadings: Object.keys(SHADES).filter((name) => all.some((row) => row.tokens && SHADES[name](row))),
@@ -96,7 +96,7 @@
         looked = found.looked + (asked.at ? looked : 0);
         return found;
       },
-      said: (total) => `looked at ${looked.toLocaleString("en")} of ${total.toLocaleString("en")} samples`,
+      said: (total) => `searched ${looked.toLocaleString("en")} of ${total.toLocaleString("en")} samples`,
       kinds: of_runs("sample_kinds"),
       sources: of_runs("sample_sources").sort(),
       shadings: data.runs.some((run) => run.has_tokens) ? Object.keys(SHADES) : [],
@@ -104,7 +104,7 @@
     };
   }
 
-  // Said to the samples of a live page when the runs have more of them.
+  // Called on a live page when the runs have new samples.
   window.moreSamples = () => {};
 
   window.sampleBrowser = (data) => {
@@ -120,7 +120,7 @@
       shading: select(source.shadings, "none"),
     };
     const list = make("div", { id: "samples-list" }), count = make("p", { class: "help", id: "samples-count" });
-    const more = make("button", { onclick: () => extend(next) }, "more"), allPrompts = make("button", { onclick: () => choose(null) }, "all prompts again");
+    const more = make("button", { onclick: () => extend(next) }, "more"), allPrompts = make("button", { onclick: () => choose(null) }, "all prompts");
     let prompt = null, next = null, asks = 0, waiting = null;
 
     const total = () => data.runs.reduce((sum, run) => sum + run.samples_total, 0);
@@ -130,14 +130,14 @@
       document.getElementById("samples").scrollIntoView();
     }
 
-    // Shows what fits from a place on, below what is shown; null begins anew.
+    // Appends matching groups from an offset; null replaces the list.
     async function extend(at) {
       asks += 1;
       list.setAttribute("aria-busy", "true");
       const mine = asks, { shading, ...filters } = Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
       let found = { groups: [], next: at };
       try {
-        // The server looks at a part of a long run at a time.
+        // The server searches a part of a long run per request.
         do {
           const asked = source.find({ ...filters, prompt, at: found.next });
           found = asked instanceof Promise ? await asked : asked;
@@ -145,14 +145,14 @@
           count.textContent = source.said(total(), found);
         } while (!found.groups.length && found.next !== null);
       } catch (error) {
-        count.textContent = `no answer about samples: ${error.message}`;
+        count.textContent = `cannot read samples: ${error.message}`;
         list.setAttribute("aria-busy", "false");
         return;
       }
       const groups = found.groups.map((rows) => group(rows, data.runs.length > 1, shading, choose));
       if (at === null) list.replaceChildren(...groups);
       else list.append(...groups);
-      if (!list.children.length) list.append(make("p", { class: "empty" }, "No sample is like that."));
+      if (!list.children.length) list.append(make("p", { class: "empty" }, "No sample matches."));
       next = found.next;
       more.hidden = next === null;
       allPrompts.hidden = prompt === null;
@@ -167,10 +167,10 @@
         else extend(null);
       });
     }
-    // What somebody reads or has asked for stays.
+    // Do not replace a list that the reader filtered, extended or scrolled.
     const isAtRest = () => prompt === null && list.children.length <= PAGE && Object.values(inputs).every((input) => !input.value) && list.getBoundingClientRect().top > 0;
     window.moreSamples = () => { if (isAtRest()) extend(null); };
-    const titles = { run: "run", kind: "of", source: "data set", from: "from step", to: "to step", least: "reward from", most: "reward to", ended: "end", words: "text", shading: "colour tokens by" };
+    const titles = { run: "run", kind: "kind", source: "data set", from: "from step", to: "to step", least: "reward from", most: "reward to", ended: "ending", words: "text", shading: "colour tokens by" };
     const shownFields = Object.entries(inputs).filter(([name, input]) => !({ run: data.runs.length < 2, source: !source.sources.length, shading: input.options?.length < 2 })[name]);
     extend(null);
     return section("Samples", make("div", { class: "filters" }, shownFields.map(([name, input]) => { input.id = `filter-${name}`; return field(titles[name], input); }), allPrompts), count, list, more);
@@ -182,7 +182,7 @@
     show(embedded);
   } else follow();
 
-  // Served live: asks now and then for what came after what it has, and draws that.
+  // Live page: requests news regularly and draws them.
   async function follow() {
     let data = null;
     for (;;) {
@@ -190,7 +190,7 @@
         const since = data ? `&since=${data.position}` : "", answer = await fetch(`data.json${location.search}${since}`);
         if (!answer.ok) throw new Error(await answer.text());
         const { runs, whole, ...rest } = await answer.json();
-        // A run that goes on in the same folder may have less than it had.
+        // A run that continues in the same folder may have less data than before.
         if (whole) data = { runs: runs.map(empty) };
         Object.assign(data, rest);
         runs.forEach((news, at) => learn(data.runs[at], news));
@@ -200,7 +200,7 @@
         show(data, whole ? null : changed);
         if (changed.has("samples_total") && !filters) window.moreSamples();
       } catch (error) {
-        document.getElementById("when").textContent = `no answer from the run's server: ${error.message}`;
+        document.getElementById("when").textContent = `no response from the run's server: ${error.message}`;
       }
       await new Promise((done) => setTimeout(done, REFRESH_SECONDS * 1000));
     }

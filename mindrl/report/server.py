@@ -46,7 +46,7 @@ class PageServer(ThreadingHTTPServer):
         except OSError as error:
             reason = error.strerror or error
             raise OutputError(
-                f"--host {host} --port {port} cannot be listened at: {reason}"
+                f"--host {host} --port {port} cannot listen on this address: {reason}"
             ) from error
 
     @property
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             [position] = query.get("since", [""])[:1]
             self._answer_json(lambda: self.server.news(position))
         else:
-            text = "there is / and /data.json, and /samples.json to be posted to\n"
+            text = "not found; GET / or /data.json, POST /samples.json\n"
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", text)
 
     def do_POST(self) -> None:
@@ -119,9 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         length = self.headers.get("Content-Length", "")
         if asked.path != "/samples.json":
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "questions go to /samples.json\n")
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not found; POST /samples.json\n")
         elif not length.isdigit() or int(length) > _LONGEST_QUESTION:
-            text = f"the question has to have a Content-Length of up to {_LONGEST_QUESTION}\n"
+            text = f"the query needs a Content-Length of at most {_LONGEST_QUESTION}\n"
             self._answer(HTTPStatus.BAD_REQUEST, "text/plain", text)
         else:
             content = self.rfile.read(int(length))
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         except MindrlError as error:
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
         except (ValueError, TypeError, KeyError) as error:
-            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", f"no such question: {error!r}\n")
+            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", f"bad query: {error!r}\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode()

@@ -88,7 +88,7 @@ class StoredRows:
         return self._rows[path][1]
 
     def _leave_out(self, path: Path, error: Exception) -> None:
-        logger.warning("%s is not shown: %s", path, error)
+        logger.warning("cannot show %s: %s", path, error)
         with suppress(OSError):
             self._rows[path] = path.stat().st_mtime_ns, 0
 
@@ -116,4 +116,4 @@ def shortened(value: Any) -> Any:
         return value
     half = MOST_CHARACTERS // 2
     left_out = len(value) - 2 * half
-    return f"{value[:half]}\n[... {left_out:,} characters left out ...]\n{value[-half:]}"
+    return f"{value[:half]}\n[... {left_out:,} characters omitted ...]\n{value[-half:]}"

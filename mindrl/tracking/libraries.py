@@ -147,7 +147,7 @@ class SwanlabTracker(LibraryTracker):
         if status in _ENDED_WELL:
             self.run.finish(state="success")
         elif status == "failed":
-            self.run.finish(state="crashed", error="the run failed; its summary.json has more")
+            self.run.finish(state="crashed", error="the run failed; see its summary.json")
         else:
             self.run.finish(state="aborted")
 

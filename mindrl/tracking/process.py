@@ -104,9 +104,9 @@ class ProcessTracker:
         state, seconds = TrackerState.of(self.job.folder), self.job.timeout_seconds
         limit = f"{seconds} s (rl_config.tracking.timeout_seconds)"
         if self.is_late:
-            said = f"lacked {self._missed(state)} record(s) {limit} behind the end"
+            said = f"had not received {self._missed(state)} record(s) {limit} after the end"
         elif self.process.returncode == -signal.SIGALRM:
-            said = f"has not answered for {limit}"
+            said = f"has not responded for {limit}"
         else:
             said = f"has failed: {state.problem or tail(self.output, lines=1)}"
         return f"the tracker {self.job.name} {said}; see {self.output}"

@@ -52,9 +52,9 @@ def test_stages_count_the_seconds_until_the_next_begins(monkeypatch: pytest.Monk
     moments = iter([10.0, 12.5, 13.0, 14.0])
     monkeypatch.setattr("time.monotonic", lambda: next(moments))
     progress = Progress()
-    for stage in ("imports libraries", "meets the others", "imports libraries", ""):
+    for stage in ("imports libraries", "waits for the other workers", "imports libraries", ""):
         progress.enter(stage)
-    assert progress.stages == {"imports libraries": 3.5, "meets the others": 0.5}
+    assert progress.stages == {"imports libraries": 3.5, "waits for the other workers": 0.5}
 
 
 def test_a_process_that_shares_nothing_counts_for_itself() -> None:

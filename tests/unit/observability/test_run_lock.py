@@ -149,6 +149,6 @@ def test_a_record_is_renewed_and_a_damaged_one_replaced(
 
 def test_a_folder_that_takes_no_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said, below = "needs a folder that takes files", tmp_path / "file/run"
+    said, below = "needs a writable folder", tmp_path / "file/run"
     with pytest.raises(OutputError, match=said), run_lock(below):
         pytest.fail("it holds a file")

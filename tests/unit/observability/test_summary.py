@@ -77,7 +77,7 @@ def test_what_should_not_have_happened_is_in_the_table_where_it_has() -> None:
     failures = {"rewards.py:[b]": {"exception": 256, "timeout": 3}}
     lines = shown(SUMMARY | {"reward_failures": failures, "steps_without_signal": 4})
     assert lines[6:8] == [
-        "scores not given           rewards.py:[b]: 256 exception, 3 timeout",
+        "missing scores             rewards.py:[b]: 256 exception, 3 timeout",
         "steps without signal       4",
     ]
 

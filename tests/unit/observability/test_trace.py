@@ -176,8 +176,7 @@ def test_the_first_steps_and_those_that_are_asked_for_have_a_file_each(tmp_path:
         assert [event.name for event in timeline.tracks["driver", "main"]] == ["learn"]
     assert TRACE.step is None
     assert told == [
-        f"the timeline of step {step} is in {tmp_path / 'trace'}/step-{step}.json"
-        for step in (5, 8)
+        f"timeline of step {step}: {tmp_path / 'trace'}/step-{step}.json" for step in (5, 8)
     ]
 
 

@@ -94,7 +94,7 @@ def test_a_full_disk_is_an_error_with_the_path_and_what_was_written_stays_whole(
 
 def test_a_metric_named_step_is_refused_rather_than_written_over(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
-    with pytest.raises(AssertionError, match="'step' is taken"):
+    with pytest.raises(AssertionError, match="'step' is reserved"):
         tracker.log(1, {"step": 2.0})
     tracker.close()
 

@@ -63,12 +63,12 @@ def test_what_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
         with (folder / name).open("a") as file:
             file.write('{"step": 5, "reward/mean": 0.')
     data = page_data([RunState(folder)])["runs"][0]
-    assert (data["step"], data["steps"], data["status"]) == (4, 14, "no end on record")
+    assert (data["step"], data["steps"], data["status"]) == (4, 14, "no recorded end")
     assert len(data["samples"]) == 2
 
 
 def test_a_folder_of_no_run_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"no folder of a run: it has no metrics\.jsonl"):
+    with pytest.raises(OutputError, match=r"is not a run folder: it has no metrics\.jsonl"):
         write_page(tmp_path / "page.html", [RunState(tmp_path)])
     assert not (tmp_path / "page.html").exists()
 
@@ -93,7 +93,7 @@ def test_a_long_text_keeps_both_ends_and_all_texts_stay_below_a_bound(tmp_path: 
     assert len(response) < MOST_CHARACTERS + 100
     assert response.startswith("aaa")
     assert response.endswith("bbb")
-    assert "992,000 characters left out" in response
+    assert "992,000 characters omitted" in response
     many = (sample(step, response="c" * MOST_CHARACTERS) for step in range(1, MOST_SAMPLES + 1))
     kept = samples_of(make_run(tmp_path / "many", samples=many)).rows
     assert 0.3 * MOST_BYTES < sum(len(row["response"]) for row in kept) <= MOST_BYTES

@@ -95,17 +95,17 @@ def test_advice_configuration_and_differences_are_elements_of_their_sections(
     assert "[object" not in (page.locator("main").text_content() or "")
     advice = of_section(page, "Overview").locator(".advice")
     assert advice.count() == 1
-    assert advice.locator("strong").inner_text() == "Many responses have no end"
+    assert advice.locator("strong").inner_text() == "Many responses are cut off"
     assert "50% of the responses of the last 5 steps" in advice.inner_text()
     assert advice.locator("li").count() == 3
     configuration = of_section(page, "Configuration")
-    assert configuration.locator("h3").all_inner_texts() == ["What differs"]
+    assert configuration.locator("h3").all_inner_texts() == ["Differences"]
     differs = configuration.locator("h3 ~ * tbody tr").first
     assert differs.locator("td").all_inner_texts() == ["megatron_training.seed", "1", "2"]
     summaries = configuration.locator("details > summary").all_inner_texts()
     names = [f"{tmp_path.name}/{name}" for name in ("a", "b")]
     assert summaries == [
-        *(f"what follows from it for {name}" for name in names),
+        *(f"derived numbers of {name}" for name in names),
         *(f"all keys of {name}" for name in names),
     ]
     keys = configuration.locator("details", has_text=f"all keys of {names[0]}")
@@ -142,9 +142,9 @@ def test_filters_choose_samples_and_a_prompt_is_followed_through_the_steps(
         page.select_option(f"#filter-{name}", value)
         assert len(groups(page)) == kept, name
         page.select_option(f"#filter-{name}", "")
-    page.get_by_text("this prompt through the steps").last.click()
+    page.get_by_text("this prompt over the steps").last.click()
     assert [text.split(",")[0] for text in groups(page)] == ["step 1", "step 2"]
-    page.get_by_text("all prompts again").click()
+    page.get_by_text("all prompts").click()
     assert len(groups(page)) == 3
 
 

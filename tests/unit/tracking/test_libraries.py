@@ -113,7 +113,7 @@ def _tables(folder: Path, name: str) -> dict[str, int]:
     if name == "mlflow":
         paths = [*folder.rglob("from_step_*.json")]
         tables = {path.parent.name: json.loads(path.read_text()) for path in paths}
-        assert all("[... 6,000 characters left out ...]" in str(each) for each in tables.values())
+        assert all("[... 6,000 characters omitted ...]" in str(each) for each in tables.values())
         return {kind: len(table["data"]) // 2 for kind, table in tables.items()}
     if name == "wandb":
         paths = [path for path in folder.rglob("*.table.json") if path.is_file()]

@@ -121,7 +121,7 @@ def test_one_that_raises_is_told_once_in_safe_words_and_the_others_go_on(tmp_pat
         f"see {tmp_path}/logs/tracker_Raises.log"
     )
     told = [line for line in shown.getvalue().splitlines() if "warning" in line]
-    assert told == [f"warning: {problem}; the run goes on without it"]
+    assert told == [f"warning: {problem}; the run continues without it"]
     assert outcomes["Raises"] == {
         "place": f"{tmp_path}/trackers/Raises/kept.txt",
         "kept": 1,
@@ -153,10 +153,10 @@ def test_one_that_hangs_in_a_step_costs_the_run_nothing_and_is_told_once(tmp_pat
     assert slowest < 2.0
     assert time.monotonic() - begun < 2.0
     problem = (
-        f"the tracker {USER}:Hangs has not answered for 5 s (rl_config.tracking.timeout_seconds); "
+        f"the tracker {USER}:Hangs has not responded for 5 s (rl_config.tracking.timeout_seconds); "
         f"see {tmp_path}/logs/tracker_Hangs.log"
     )
-    assert shown.getvalue().count("has not answered") == 1
+    assert shown.getvalue().count("has not responded") == 1
     assert (outcome["kept"], outcome["missed"], outcome["problem"]) == (0, step, problem)
 
 
@@ -169,7 +169,7 @@ def test_one_that_hangs_at_the_end_costs_the_run_its_limit_once(tmp_path: Path) 
     outcome = trackers_of(log.close())["HangsAtTheEnd"]
     assert 4.0 < time.monotonic() - begun < 10.0
     assert (outcome["kept"], outcome["missed"]) == (1, 0)
-    assert "lacked 0 record(s) 5 s" in shown.getvalue()
+    assert "had not received 0 record(s) 5 s" in shown.getvalue()
 
 
 def test_a_slow_one_holds_up_no_step_and_what_it_lacks_at_the_end_is_counted(
@@ -189,7 +189,7 @@ def test_a_slow_one_holds_up_no_step_and_what_it_lacks_at_the_end_is_counted(
     assert isinstance(missed, int)
     assert 0 <= taken <= 40
     assert taken + missed == 100
-    assert shown.getvalue().count(f"lacked {missed} record(s) 5 s") == 1
+    assert shown.getvalue().count(f"had not received {missed} record(s) 5 s") == 1
 
 
 @pytest.mark.parametrize("name", ["Dies", "Leaves"])

@@ -58,7 +58,7 @@ class CallLimits:
             return Limit(seconds=self.first_seconds, said=said)
         seconds, ticks = self.longest[kind]
         limit = max(self.least_seconds, _FACTOR * seconds)
-        said = f"{limit:.0f} s, the longest such call so far having taken {seconds:.1f} s"
+        said = f"{limit:.0f} s; the longest such call so far took {seconds:.1f} s"
         return Limit(seconds=limit, said=said, ticks=_FACTOR * ticks)
 
     def note(self, kind: CallKind, seconds: float, ticks: int) -> None:

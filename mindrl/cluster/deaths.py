@@ -32,5 +32,5 @@ def death_of(
             time.sleep(0.05)
     causes = [] if watch is None else [watch.out_of_memory(rank)]
     if _MEMORY_MONITOR in said:
-        causes.append("Ray ended it, for the node was low on memory")
+        causes.append("Ray ended it because the node was low on memory")
     return "; ".join([f"died: its process {how or 'is gone'}", *filter(None, causes)])

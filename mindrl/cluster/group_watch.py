@@ -64,7 +64,7 @@ class GroupWatch:
         try:
             calls.within(start_seconds, ray.get, asked, timeout=start_seconds)
         except RayError as error:
-            raise ClusterError(f"the workers of other nodes cannot be watched: {error}") from error
+            raise ClusterError(f"cannot watch the workers of other nodes: {error}") from error
 
     def look(self) -> dict[int, Sight]:
         """Return each worker's last observation."""
@@ -175,7 +175,7 @@ class Vigil:
         stopped = [rank for rank in pending if self.stopped[rank]]
         if any(self.stopped[rank] >= limit for rank in stopped):
             # Include all stopped ones: other nodes are observed later.
-            return Hang(ranks=stopped, seen=f"did not run, stopped by a signal, {said}")
+            return Hang(ranks=stopped, seen=f"was suspended by a signal {said}")
         if not self.silence_counts:
             return None
         silent = [rank for rank in pending if self.silent[rank] >= limit]

@@ -116,7 +116,7 @@ class RayCalls:
                 self.refuse_lost()
                 limit = limit_seconds or max(_LEAST_SECONDS, self._limit())
                 if silent >= limit:
-                    raise WorkerDiedError(f"Ray gave no answer for {self._said(limit)}")
+                    raise WorkerDiedError(f"Ray did not respond for {self._said(limit)}")
         finally:
             if not answer.done():
                 self._threads.caller = None
@@ -144,7 +144,7 @@ class RayCalls:
                 is_stopped = status in _STOPPED
                 each.stopped_seconds = each.stopped_seconds + passed if is_stopped else 0.0
                 if is_stopped and each.stopped_seconds >= limit:
-                    return f"{each} did not run, stopped by a signal, for {self._said(limit)}"
+                    return f"{each} was suspended by a signal for {self._said(limit)}"
             return self._lost_head(passed)
 
     def family(self) -> list[psutil.Process]:
@@ -176,7 +176,7 @@ class RayCalls:
             self._head_seconds += unseen
             if self._head_seconds >= min(_HEAD_SECONDS, self._limit()):
                 host, port = self.head
-                return f"the head of the Ray cluster at {host}:{port} cannot be reached: {error}"
+                return f"cannot reach the head of the Ray cluster at {host}:{port}: {error}"
         return None
 
     def _limit(self) -> float:

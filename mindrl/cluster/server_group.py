@@ -85,7 +85,7 @@ class ServerGroup:
 
     def _require_up(self) -> None:
         if not self.replica.client.is_up():
-            raise WorkerDiedError(f"{self.replica.client.name} does not answer")
+            raise WorkerDiedError(f"{self.replica.client.name} does not respond")
 
 
 class ServerCall:

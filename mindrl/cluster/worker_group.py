@@ -132,7 +132,7 @@ class WorkerGroup:
         ranks is pickled once. For a rank not in `answering`, counted from `first`, the result is
         None and is not transferred; None transfers all. Each worker executes its calls in order.
         """
-        assert first + len(arguments) <= len(self.handles), "each is for a worker of this group"
+        assert first + len(arguments) <= len(self.handles), "there are more arguments than workers"
         shares = {id(given): given for given in arguments}
         stored = {key: self.calls(ray.put, given) for key, given in shares.items()}
         asked, step = TRACE.now(), TRACE.step
@@ -182,7 +182,7 @@ class WorkerGroup:
         else:
             return None
         who = worker_names(ranks, self.identities, self.name)
-        return self._with_log(f"{who} {what}", ranks[0], "a look beside other calls")
+        return self._with_log(f"{who} {what}", ranks[0], "a check during other calls")
 
     def stop(self) -> None:
         """End the worker processes, and wait until they have ended."""
@@ -233,7 +233,7 @@ class WorkerGroup:
         if hang is not None:
             pending, what = hang.ranks, hang.seen
         elif limit.is_over(0 if vigil is None else vigil.most_done()):
-            what = f"gave no answer within {limit.said}"
+            what = f"did not respond within {limit.said}"
         else:
             return
         who = worker_names(pending, self.identities, self.name)
@@ -278,7 +278,7 @@ class WorkerGroup:
         if silent:
             # A worker that waits too long for another rank fails instead of it.
             names = worker_names(silent, self.identities, self.name)
-            what += f"\nno answer yet from {names}"
+            what += f"\nno response yet from {names}"
         found = self._with_log(what, rank, stage)
         return WorkerDiedError(found + self._dumped_stacks() if silent else found)
 
@@ -351,7 +351,7 @@ def start_lines(seconds: Sequence[Mapping[str, float]], name: str) -> Iterator[s
     """Yield each worker's durations by stage, or only the slowest of many workers."""
     if len(seconds) > _MOST_NAMED:
         slowest = {stage: max(each.get(stage, 0.0) for each in seconds) for stage in seconds[0]}
-        yield f"{len(seconds)} {name}s, the slowest in each: {_seconds(slowest)}"
+        yield f"slowest of {len(seconds)} {name}s in each stage: {_seconds(slowest)}"
         return
     for rank, each in enumerate(seconds):
         yield f"{name}-{rank}: {_seconds(each)}"
@@ -385,7 +385,7 @@ def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> N
         ):
             raise ClusterError(
                 f"rl_config.actor_resource.npus_per_node={devices_per_node}: ranks {first} to "
-                f"{first + devices_per_node - 1} belong on a node of their own, on a device each; "
-                f"Ray put rank {rank} on node {found.node}, device {found.device}, beside "
+                f"{first + devices_per_node - 1} need their own node with one device each; Ray "
+                f"placed rank {rank} on node {found.node}, device {found.device}, together with "
                 f"{[(each.node, each.device) for each in peers or others]}"
             )

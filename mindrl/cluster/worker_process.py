@@ -127,7 +127,7 @@ class WorkerProcess:
                 prepare_process(self.platform, megatron="megatron" in backends)
                 import_module(module)
             gc.freeze()
-            PROGRESS.enter("meets the others")
+            PROGRESS.enter("waits for the other workers")
             join_process_group(
                 self.platform, seat, address, timeout=timeout, listener=self.listener
             )

@@ -15,7 +15,7 @@ from mindrl.errors import (
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ASKED = b"stopping: what runs is finished and the model exported; once more stops at once\n"
+_ASKED = b"stopping after the current step and an export; a second signal stops at once\n"
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
         yield requests
     except (WorkerDiedError, ReshardError) as error:
         if requests.signals:
-            said = f"stopped by {requests.signals[0].name}, with what was saved before: {error}"
+            said = f"stopped by {requests.signals[0].name}; earlier checkpoints are kept: {error}"
             raise StopRequestedError(said) from error
         raise
     finally:

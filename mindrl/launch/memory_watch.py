@@ -59,8 +59,8 @@ class MemoryWatch:
             return None
         assert moment.predicted_bytes is not None
         return (
-            f"step {step}: at '{moment.label}' worker {rank} had {mib_text(moment.total_bytes)} "
-            f"on its device, {mib_text(moment.predicted_bytes)} were predicted"
+            f"step {step}: worker {rank} used {mib_text(moment.total_bytes)} of device memory at "
+            f"'{moment.label}'; the plan predicted {mib_text(moment.predicted_bytes)}"
         )
 
     def _compared(self, rank: int, moments: Sequence[MeasuredSnapshot]) -> list[MeasuredSnapshot]:

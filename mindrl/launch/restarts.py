@@ -43,11 +43,11 @@ class Restarts:
         self.behind = behind
         if self.in_a_row > self.most:
             if self.most:
-                self.tell(f"rl_config.max_restarts={self.most} behind step {behind} are used up")
+                self.tell(f"rl_config.max_restarts={self.most} after step {behind} is reached")
             raise error
         self.count, self.began = self.count + 1, time.monotonic()
         self.tell(f"warning: {error}")
-        self.tell(f"restart {self.count}: step {done + 1} was lost, on from behind step {behind}")
+        self.tell(f"restart {self.count}: step {done + 1} was lost; continuing after step {behind}")
         with suppress(OutputError):
             log = JsonLinesFile(self.path)
             log.append(

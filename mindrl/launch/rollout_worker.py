@@ -59,7 +59,7 @@ def _parts(shardings: RunShardings, platform: Platform, asked: MemoryPlan) -> di
     if plan.config.rl_config.check_memory and not memory.fits:
         raise DeviceMemoryError(too_small(memory))
     kv_cache_bytes = memory.kv_cache_bytes
-    assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
+    assert kv_cache_bytes is not None, "a worker's plan has the size of the KV cache"
     engine = rollout_engine(plan, platform, kv_cache_bytes)
     ledger = DeviceLedger(memory.capacity_bytes)
     ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))

@@ -42,7 +42,7 @@ class InwardWeights:
     def mindrl_receive(self) -> str:
         """Receive the weights that the training ranks send. A collective with them."""
         if self.mindrl_end is None:
-            return "this server has joined no link"
+            return "this server has not joined a link"
         shards = EngineShards(self)
         try:
             self.mindrl_end.receive(shards)

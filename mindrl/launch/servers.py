@@ -72,7 +72,7 @@ def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> Eng
     """Return a server behind the router, if there is one."""
     if router is None:
         return server
-    assert isinstance(server, VllmServer), "validated: others are asked directly"
+    assert isinstance(server, VllmServer), "validated: a router serves only vLLM servers"
     client = replace(router.client, name=f"{server.client.name} by vllm-router")
     return RoutedServer(own=server, routed=replace(server, client=client), router=router)
 

@@ -40,7 +40,7 @@ def shrunk(plan: RunPlan, platform: Platform, present: Sequence[int]) -> RunPlan
                 return check(config, platform, goes_on=True)
             except ConfigError:
                 continue
-    raise ConfigError(f"{DEVICES}={plan.config.world_size}: no fewer devices can train this model")
+    raise ConfigError(f"{DEVICES}={plan.config.world_size}: this model cannot train on fewer")
 
 
 def _candidates(config: RunConfig) -> Iterator[RunConfig]:

@@ -18,4 +18,4 @@ def start_speaker(settings: SpeakerSettings, platform: Platform) -> Speaker:
         return VllmSpeaker(settings, platform)
     except Exception as error:
         # vLLM and torch raise many kinds of errors for defects of a folder or a device.
-        raise ModelError(f"the engine does not start with {settings.folder}: {error}") from error
+        raise ModelError(f"the engine cannot start with {settings.folder}: {error}") from error

@@ -70,7 +70,7 @@ def build_actor_hybrid_worker(plan: RunPlan, platform: Platform) -> ActorHybridW
     """
     parts = _Parts.of(plan, platform)
     kv_cache_bytes = parts.device.plan.kv_cache_bytes
-    assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
+    assert kv_cache_bytes is not None, "a worker's plan has the size of the KV cache"
     PROGRESS.enter("starts the engine")
     rollout = rollout_engine(plan, platform, kv_cache_bytes)
     parts.device.place_rollout(rollout)
@@ -266,7 +266,7 @@ def with_any_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
     per_node = min(config.rl_config.actor_resource.npus_per_node, config.devices)
     share = memory_bound() // per_node
     of_share = with_own_kv_cache(models, replace(plan, capacity_bytes=share)).kv_cache_bytes
-    assert of_share is not None, "a share has a size"
+    assert of_share is not None, "a plan for a device has the size of the KV cache"
     # Machines may differ, but the engines of a replica must agree.
     return with_kv_cache(plan, min(_of_all_ranks(of_share)))
 

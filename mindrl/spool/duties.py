@@ -44,16 +44,16 @@ class Duties:
                 continue
             weights = self.spool.weights.find(self.version_of(step))
             if weights is None:
-                waits = f"step {step} waits for the weights behind {self.version_of(step)}"
+                waits = f"step {step} waits for the weights of step {self.version_of(step)}"
                 self.why_none = waits + self._if_nobody_trains()
                 return None
             if self._is_full(step, progress):
-                self.why_none = f"step {step} waits for room: the records have reached their limit"
+                self.why_none = f"step {step} waits: the records have reached their size limit"
                 return None
             for part in lacking:
                 if duty := self._leased(Place(step, part), weights):
                     return duty
-        self.why_none = "other rollout jobs are at all that is left to draw"
+        self.why_none = "other rollout jobs generate all remaining responses"
         return None
 
     def finish(self, duty: Duty) -> None:
@@ -63,7 +63,7 @@ class Duties:
     def _if_nobody_trains(self) -> str:
         if self.leases.living("train"):
             return ""
-        return f"; no train job is at work on {self.spool.root}: mindrl job train starts one"
+        return f"; {self.spool.root} has no running train job: start one with mindrl job train"
 
     def _leased(self, place: Place, weights: Weights) -> Duty | None:
         if self.leases.take(str(place)) is not None:

@@ -63,7 +63,7 @@ def unsealed(path: Path) -> bytes:
     found = read_regular(path)
     checksum, content = found[:_DIGITS], memoryview(found)[_DIGITS + 1 :]
     if xxhash.xxh3_128_hexdigest(content).encode("ascii") != checksum:
-        raise SpoolError(f"{path} is damaged: its checksum is not that of its {len(found)} bytes")
+        raise SpoolError(f"{path} is damaged: the checksum of {len(found)} bytes does not match")
     return bytes(content)
 
 
@@ -104,7 +104,7 @@ def when_there_is_room(
             if error.errno not in _FULL:
                 raise
             if not is_told:
-                tell(f"{error}: this job waits until there is room; nothing is lost")
+                tell(f"{error}: this job waits for free space, and no data is lost")
                 is_told = True
             wait()
 

@@ -58,7 +58,7 @@ class Spool:
             for folder in (self.records.root, self.weights.root, self._leases, self._signals):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SpoolError(f"{self.root} cannot be made: {error}") from error
+            raise SpoolError(f"cannot create {self.root}: {error}") from error
 
     @property
     def records(self) -> Records:

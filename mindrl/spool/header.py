@@ -32,7 +32,7 @@ def agree(root: Path, ours: Mapping[str, Any]) -> None:
     found = json.loads(unsealed(path))
     lines = [*_differences(found, asked)]
     if lines:
-        raise SpoolError(f"{root} is the spool of other jobs than this one:\n" + "\n".join(lines))
+        raise SpoolError(f"{root} is the spool of other jobs:\n" + "\n".join(lines))
 
 
 def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable[str]:
@@ -40,8 +40,8 @@ def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable
         if name.startswith(CONTENT) and (name not in found or name not in asked):
             continue
         if name not in found or name not in asked:
-            what = "is not known to this version" if name in found else "is not in its header"
-            yield f"{name} {what}; it was begun by another version of mindrl"
+            what = "is unknown to this version" if name in found else "is not in its header"
+            yield f"{name} {what}; another version of mindrl started the spool"
         elif found[name] != asked[name]:
             ours, theirs = (json.dumps(each[name]) for each in (asked, found))
-            yield f"{name} is {ours} here, the spool was begun with {theirs}"
+            yield f"{name} is {ours} here, but the spool was started with {theirs}"

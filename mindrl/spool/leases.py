@@ -104,8 +104,8 @@ class Leases:
             if path not in self.reported:
                 self.reported.add(path)
                 note(
-                    f"{path} is damaged ({error}): it is taken for expired unless its holder "
-                    f"renews it within {self.seconds:g} s"
+                    f"{path} is damaged ({error}): it expires unless its holder renews it within "
+                    f"{self.seconds:g} s"
                 )
             return _UNKNOWN
 

@@ -57,7 +57,7 @@ class StepReader:
             if len(found) == self.parts:
                 break
             if not self.waits or spool.heard("drain"):
-                raise StopRequestedError(f"step {step} is not whole in {spool.root}: ended here")
+                raise StopRequestedError(f"step {step} in {spool.root} is incomplete: ended here")
             self._tell_of_nobody(step)
             spool.wait(check_interrupt)
         records = [found[part] for part in range(self.parts)]
@@ -83,12 +83,12 @@ class StepReader:
             record = records.read(place)
             if record.weights == weights:
                 return record
-            why = f"{place} was drawn by {record.weights}, and is to be by {weights}"
+            why = f"{place} was generated with weights {record.weights} instead of {weights}"
         except FileNotFoundError:
             return None
         except SpoolError as error:
             why = str(error)
-        self.tell(f"{why}; it lies in {records.set_aside(place)} and is drawn again")
+        self.tell(f"{why}; moved it to {records.set_aside(place)}, and it is generated again")
         return None
 
     def _tell_of_nobody(self, step: int) -> None:
@@ -96,6 +96,6 @@ class StepReader:
             return
         self._told.add("nobody")
         self.tell(
-            f"step {step} waits for a rollout job: none is at work on {self.spool.root}; "
+            f"step {step} waits for responses: {self.spool.root} has no running rollout job; "
             "start one with mindrl job rollout"
         )

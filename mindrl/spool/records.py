@@ -78,7 +78,7 @@ class Records:
         line, _, content = unsealed(path).partition(b"\n")
         known: Mapping[str, Any] = json.loads(line)
         if known["place"] != str(place):
-            raise SpoolError(f"{path} is the record of {known['place']}")
+            raise SpoolError(f"{path} contains the record of {known['place']}")
         ids = tuple((uid, sample) for uid, sample in known["ids"])
         return Record(
             place=place,

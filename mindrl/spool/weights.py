@@ -52,7 +52,7 @@ class Weights:
         """
         for name, checksum in self.files.items():
             if checksum_of(self.folder / name) != checksum:
-                raise SpoolError(f"{self.folder / name} is damaged: its checksum is another")
+                raise SpoolError(f"{self.folder / name} is damaged: its checksum does not match")
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Checkpoints:
         Raises:
             OutputError: There is no room for it, or no folder can be created.
         """
-        assert self.pending is None, "the checkpoint before it has not been finished"
+        assert self.pending is None, "the previous checkpoint is not finished"
 
         def start() -> None:
             self.nbytes = self.nbytes or self.workers.save_bytes()
@@ -162,10 +162,10 @@ class Checkpoints:
             if self.training.on_save_failure == "stop":
                 raise
             self.newest = 0
-            text = f"{error}; the run goes on without it"
+            text = f"{error}; the run continues without it"
             if self.run_log.summary.skipped_checkpoints:
                 logger.warning("%s", text)
             else:
-                self.run_log.warn(f"{text}; the summary counts such checkpoints")
+                self.run_log.warn(f"{text}. The summary counts skipped checkpoints")
             self.run_log.summary.skipped_checkpoints += 1
             self.skipped += 1

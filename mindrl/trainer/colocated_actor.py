@@ -285,7 +285,7 @@ class ColocatedActor:
     ) -> tuple[ReplicasCall, list[Tensor]]:
         layout, count = self.layouts[role], self.layouts[role].replicas
         if self.costs is None:
-            assert len(sequences) % count == 0, "validated: a batch divides over its replicas"
+            assert len(sequences) % count == 0, "validated: the replicas divide a batch"
             dealt = list(torch.arange(len(sequences)).chunk(count))
         else:
             costs = self.costs(sequences.lengths_B.tolist())

@@ -57,8 +57,8 @@ class Estimation:
             with self.timer("values"):
                 values_BT = self.workers.compute_values(rollouts.sequences()).values_BT
         if config.reward_kl_coef:
-            assert ref_logprobs_BT is not None, "a KL term brings a reference"
-            assert old_logprobs_BT is not None, "and a pass of the policy"
+            assert ref_logprobs_BT is not None, "a KL term requires a reference"
+            assert old_logprobs_BT is not None, "a KL term requires log-probs of the policy"
             kl_BT = kl_estimate(old_logprobs_BT, ref_logprobs_BT, rl.kl_kind)
             penalty_BT = config.reward_kl_coef * kl_BT
         estimate = estimated(

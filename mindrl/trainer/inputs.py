@@ -52,8 +52,8 @@ def changed_inputs(before: Prints, inputs: Prints, allowed: Collection[str]) -> 
         new = [name for name, *content in now if content not in [each[1:] for each in was]]
         what = f"the content of {new[0]}" if new else "the list of files"
         yield (
-            f"{key}: {what} differs from the run that is resumed (now {_size(now)}, then "
-            f"{_size(was)}); put it back, or accept the change with "
+            f"{key}: {what} has changed since the run that is resumed ({_size(was)} then, "
+            f"{_size(now)} now); restore it, or accept the change with "
             f"megatron_training.resume_allow=[{key}]"
         )
 

@@ -98,7 +98,7 @@ class MinibatchDealer:
         """Return columns that only some updates of the policy use."""
         picked_BT = coef_B = None
         if self.pick is not None:
-            assert part.old_logprobs_BT is not None, "a pass, or the engine, has said them"
+            assert part.old_logprobs_BT is not None, "a forward pass or the engine returns them"
             picked_BT = self.pick(part, part.old_logprobs_BT, part.advantages_BT, update)
         if self.entropy is not None:
             coef_B = torch.full((len(part),), self.entropy.coef)

@@ -77,7 +77,7 @@ class RolloutFiles:
         try:
             return unpacked(read_regular(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error
+            raise DataError(f"cannot read the responses of a step from {path}: {error}") from error
 
 
 def packed(step: int, batch: RatedBatch) -> bytes:

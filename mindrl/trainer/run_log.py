@@ -234,7 +234,7 @@ class RunLog:
     def memory(self, step: int, workers: Moments) -> None:
         """Record the devices' memory in a step."""
         note = self.note_memory
-        assert note is not None, "there is one before the first step"
+        assert note is not None, "it is set before the first step"
         finding = self.keep(note, lambda: note(step, workers))
         if finding is not None:
             self.warn(finding)
@@ -245,9 +245,9 @@ class RunLog:
             counts = self.summary.reward_failures.setdefault(each.function, {})
             if each.kind not in counts:
                 self.console.note(
-                    f"warning: step {step}: {each.function} gave {each.count} response(s) no "
-                    f"score: {each.kind}: {each.first.detail}; more in driver.log, the summary "
-                    "counts them all"
+                    f"warning: step {step}: {each.function} did not score {each.count} "
+                    f"response(s): {each.kind}: {each.first.detail}; details are in driver.log, "
+                    "and the summary counts all"
                 )
             counts[each.kind] = counts.get(each.kind, 0) + each.count
 
@@ -274,7 +274,7 @@ class RunLog:
         when = "after" if step else "before"
         self.summary.evaluations.setdefault(name, {})[when] = measured
         self._track(step, {f"eval/{name}/{what}": value for what, value in measured.items()})
-        self.keep(f"answers to {name}", lambda: self._answers_to(name).log(step, samples))
+        self.keep(f"responses to {name}", lambda: self._answers_to(name).log(step, samples))
         shown = "  ".join(f"{what} {rate}" for what, rate in rates.items())
         self.console.measured(step, f"{name}  {shown}")
 
@@ -332,7 +332,7 @@ class RunLog:
                 return write()
             except OutputError as error:
                 self.left_out.add(place)
-                self.warn(f"{error}; the run goes on without it")
+                self.warn(f"{error}; the run continues without it")
         return None
 
     def _track(self, step: int, metrics: Metrics) -> None:

@@ -53,12 +53,12 @@ class StepChecks:
             yield from self._skipped(step, name, metrics)
         yield from self._gap(step, metrics)
         if broken := nonfinite_keys(metrics):
-            raise MindrlError(f"step {step}: not a finite number: {', '.join(broken)}")
+            raise MindrlError(f"step {step}: metrics are not finite: {', '.join(broken)}")
 
     def _nonfinite(self, step: int, metrics: Metrics) -> Iterator[str]:
         causes = nonfinite_causes(metrics)
         if causes or any(metrics.get(name) for name in MODELS):
-            text = f"step {step}: not finite: {causes or 'the norm of a gradient'}"
+            text = f"step {step}: not finite: {causes or 'a gradient norm'}"
             if self.stops:
                 raise NonfiniteError(f"{text}; megatron_training.on_nonfinite=stop")
             yield text
@@ -75,15 +75,15 @@ class StepChecks:
             return
         text = f"step {step}: rollout and training log-probs "
         if gap is not None:
-            text += f"differ by {gap:.3g} nats on average, rl_config.max_logprob_gap={limit:g}"
+            text += f"differ by {gap:.3g} nats on average (rl_config.max_logprob_gap={limit:g})"
         if unknown:
             text += f"{', and ' if gap is not None else ''}are not finite at {unknown:.0f} token(s)"
         if self._beyond == self.logprob_gap_steps:
             raise LogprobGapError(
-                f"{text}, for {self._beyond} step(s) in a row: the rollout engine has other "
-                "weights, another temperature or another precision than the trainer"
+                f"{text} for {self._beyond} step(s) in a row: weights, temperature or precision of "
+                "rollout engine and trainer differ"
             )
-        yield f"{text}; the run ends if that lasts for {self.logprob_gap_steps} steps in a row"
+        yield f"{text}; {self.logprob_gap_steps} such steps in a row end the run"
 
     def _skipped(self, step: int, name: str, metrics: Metrics) -> Iterator[str]:
         """Yield skipped updates of a model, and end the run if it skips all of them.
@@ -98,6 +98,6 @@ class StepChecks:
         self._idle[name] = self._idle[name] + 1 if took_none else 0
         if self._idle[name] == MOST_SKIPPED_STEPS:
             raise SkippedUpdatesError(
-                f"step {step}: the {model} has taken no update in {MOST_SKIPPED_STEPS} steps: "
-                "its loss or its gradient is not finite; its weights are those of before"
+                f"step {step}: all updates of the {model} in {MOST_SKIPPED_STEPS} steps were "
+                "skipped because its loss or gradient was not finite; its weights are unchanged"
             )

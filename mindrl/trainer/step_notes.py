@@ -24,10 +24,10 @@ def _no_signal(metrics: Metrics) -> str | None:
     if metrics.get("advantage/zero_fraction") != 1:
         return None
     return (
-        "has nothing to learn from: the responses to each prompt have equal rewards, "
-        f"{metrics.get('reward/mean', 0.0):.3f} on average; other prompts, more "
-        "rl_config.n_samples_per_prompt or a reward that tells responses apart may help; the "
-        "summary counts such steps"
+        "did not change the policy: the responses to each prompt have equal rewards, "
+        f"{metrics.get('reward/mean', 0.0):.3f} on average. Use other prompts, a more "
+        "discriminating reward or a larger rl_config.n_samples_per_prompt; the summary counts such "
+        "steps"
     )
 
 
@@ -35,8 +35,8 @@ def _no_gradient(metrics: Metrics) -> str | None:
     if metrics.get("update/grad_norm") != 0 or metrics.get("advantage/zero_fraction") == 1:
         return None
     return (
-        "changed nothing: the gradient is 0, although rewards differ; something leaves all tokens "
-        "out, such as rl_config.overlong_filter_enable or rl_config.rollout_correction; the "
+        "did not change the policy: the gradient is 0, although rewards differ. Check whether "
+        "rl_config.overlong_filter_enable or rl_config.rollout_correction excludes all tokens; the "
         "summary counts such steps"
     )
 
@@ -45,10 +45,10 @@ def _all_cut(metrics: Metrics) -> str | None:
     if metrics.get("rollout/cut_fraction") != 1:
         return None
     return (
-        "has no response that ended by itself: all were cut at "
-        f"{metrics.get('rollout/response_length_max', 0):.0f} tokens; raise "
-        "generate_config.sampling_config.max_tokens, or look in the samples for how the model "
-        "would end"
+        "has no complete response: all were cut off at "
+        f"{metrics.get('rollout/response_length_max', 0):.0f} tokens. Increase "
+        "generate_config.sampling_config.max_tokens, or look in the samples for the end token that "
+        "the model uses"
     )
 
 
@@ -58,6 +58,6 @@ def _slow_rewards(metrics: Metrics) -> str | None:
         return None
     rate = metrics["rollout/response_tokens"] / reward
     return (
-        f"waited for its rewards for {reward:.1f} of {step:.1f} s: they rate {rate:.0f} tokens a "
-        "second; more rl_config.verifier_parallel, or rl_config.blocking=false, may help"
+        f"waited for its rewards for {reward:.1f} of {step:.1f} s: they score {rate:.0f} tokens a "
+        "second. Increase rl_config.verifier_parallel, or set rl_config.blocking=false"
     )

@@ -114,7 +114,7 @@ class SupervisedTrainer(TrainingLoop):
 def sequences_of(prompts: Sequence[Prompt]) -> Sequences:
     """Return demonstrations as a batch of sequences."""
     shown = [each for each in prompts if isinstance(each, Demonstration)]
-    assert len(shown) == len(prompts), "data is read for a supervised run"
+    assert len(shown) == len(prompts), "the data of a supervised run has been read"
     return Sequences(
         tokens_BT=_padded([torch.tensor(each.token_ids) for each in shown]),
         lengths_B=torch.tensor([len(each.token_ids) for each in shown]),

@@ -102,7 +102,7 @@ class TrainingLoop(ABC):
                     self._export()
             except (ClusterError, ReshardError) as error:
                 # The caller that restarts lost workers must not treat this as the end.
-                self.run_log.warn(f"what was learned last could not be saved: {error}")
+                self.run_log.warn(f"cannot save the last steps: {error}")
                 raise end from error
             raise
 

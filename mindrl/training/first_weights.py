@@ -32,7 +32,7 @@ def first_weights(
         drawn = {VALUE_HEAD: drawn_value_head(*drawn_head)} if drawn_head else {}
         import_weights(source, local, table, drawn)
         return
-    assert source.keys() == local.keys(), "another folder or layout"
+    assert source.keys() == local.keys(), "the folder and the layout must match"
     for name, tensor in local.items():
         tensor.copy_(source[name])
 

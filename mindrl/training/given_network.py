@@ -31,7 +31,7 @@ class GivenNetwork(Network):
     ) -> None:
         """Wrap a module on the meta device, without its own head if `settings.head` is "value"."""
         nn.Module.__init__(self)
-        assert model.other is not None, "a family that mindrl knows has a network of its own"
+        assert model.other is not None, "families that mindrl supports have their own network"
         self.part, self.parallel, self.settings = part, settings.parallel, settings
         self.is_value, self.balance = settings.head == "value", None
         self.other = model.other
@@ -89,7 +89,7 @@ def deal_out(
     `is_sum` takes a module's name and the module. It returns whether the gradient of the module's
     replicated parameters is the sum of the ranks' gradients.
     """
-    assert other.cuts is not None, "is refused before"
+    assert other.cuts is not None, "validated: the network can be cut"
     names, ends = (name for name, _ in other.tensors), (other.embedding, other.head)
     cuts = dict(zip(names, other.cuts, strict=True)) | dict.fromkeys(ends, 0)
     made: dict[Tensor, nn.Parameter] = {}

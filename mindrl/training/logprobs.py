@@ -109,7 +109,7 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 def _real(rows: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Return the rows without those that only pad the vocabulary."""
     tokens = vocabulary.size - vocabulary.first_token
-    assert tokens > 0, "a rank has no token at all"
+    assert tokens > 0, "a rank has no tokens"
     return rows[:tokens]
 
 

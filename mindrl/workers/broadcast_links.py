@@ -79,7 +79,7 @@ class BroadcastEnd:
         try:
             return unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
         except RuntimeError as error:
-            raise ReshardError(f"{name} was not made: {error}") from error
+            raise ReshardError(f"cannot create {name}: {error}") from error
 
 
 @dataclass
@@ -171,5 +171,5 @@ class _Broadcasting:
             ReshardError: The server has ended, or does not accept the weights.
         """
         if self.failed is not None:
-            raise ReshardError(f"a server did not take the weights: {self.failed}")
-        assert not self.left, f"{len(self.left)} tensors never came"
+            raise ReshardError(f"a server did not accept the weights: {self.failed}")
+        assert not self.left, f"{len(self.left)} tensors were not sent"

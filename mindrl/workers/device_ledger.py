@@ -120,6 +120,6 @@ class DeviceLedger:
         sizes = [f"{each.value} {mib_text(size)}" for each, size in self.region_bytes().items()]
         bound = "" if self.capacity_bytes is None else f" of {mib_text(self.capacity_bytes)}"
         return DeviceMemoryError(
-            f"out of device memory{bound}: {name} needs {mib_text(nbytes)} more beside "
-            f"{', '.join(sizes) or 'nothing'}"
+            f"out of device memory{bound}: {name} needs {mib_text(nbytes)} more; on the device: "
+            f"{', '.join(sizes) or 'no region'}"
         )

@@ -141,8 +141,8 @@ class StoredRegion:
         """Return the host's copy of a tensor of this region; do not write to it."""
         place = self.stored[tensor.untyped_storage()._cdata].place
         assert place is not None, "the contents of this region are not kept"
-        assert self.is_clean, "the host has no copy yet"
-        assert tensor.is_contiguous(), "its bytes do not follow each other"
+        assert self.is_clean, "the host has no current copy"
+        assert tensor.is_contiguous(), "the tensor is not contiguous"
         start = int(tensor.storage_offset()) * tensor.element_size()
         return place.read(start, start + tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 

@@ -169,10 +169,10 @@ class RolloutWorker:
 
     def _require_weights(self) -> None:
         if self.version is None:
-            raise ReshardError("this replica has no weights: none came, or the last did not arrive")
+            raise ReshardError("this replica has no weights: the last transfer did not complete")
 
     def _expect(self, requests: Sequence[Request]) -> None:
-        assert self.sampling is not None, "it has begun"
+        assert self.sampling is not None, "generation has started"
         longest = self.sampling.section.max_tokens
         self.most += [longest - request.drawn for request in requests]
 
@@ -188,5 +188,5 @@ class RolloutWorker:
         """Raise if the tokens are impossible; the run checks log-probs itself."""
         tokens = replace(responses, logprobs_N=torch.zeros_like(responses.logprobs_N))
         if what := unsound(tokens, most, self.vocabulary, are_whole=are_whole):
-            raise AnswerError(f"the engine of this replica answered with garbage: {what}")
+            raise AnswerError(f"the engine of this replica returned an invalid response: {what}")
         return responses

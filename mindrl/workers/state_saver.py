@@ -49,7 +49,7 @@ class StateSaver:
 
     def request(self, folder: Path) -> None:
         """Schedule a checkpoint of the current state, which `start` begins."""
-        assert self.running is None, "the checkpoint before it has not been finished"
+        assert self.running is None, "the previous checkpoint is not finished"
         self.folder = folder
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class StateSaver:
     def finish(self) -> SavedFiles:
         """Wait until the files are on the disk; a failed write is reported in the result."""
         self.start()
-        assert self.running is not None, "no checkpoint was asked for"
+        assert self.running is not None, "no checkpoint was started"
         began = time.perf_counter()
         running, self.running = self.running, None
         try:

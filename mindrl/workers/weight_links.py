@@ -94,7 +94,7 @@ class WeightLink:
         try:
             self.reshard.run(source, sink or _Nothing(), verify=verify)
         except dist.DistError as error:
-            raise ReshardError(f"the store of the link is gone: {error}") from error
+            raise ReshardError(f"the store of the link is lost: {error}") from error
 
     @property
     def in_flight_bytes(self) -> int:
@@ -147,7 +147,7 @@ class LinkEnd:
             ours.set(f"here {self.rank}", "")
             if missing := _missing(ours, len(names), seconds):
                 who = ", ".join(names[rank] for rank in missing)
-                raise ReshardError(f"{who} did not come to {name} within {seconds:g} s")
+                raise ReshardError(f"{who} did not join {name} within {seconds:g} s")
             seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
             patience = routes.patience_seconds(self.rank)
             limit = timedelta(seconds=patience)
@@ -156,7 +156,7 @@ class LinkEnd:
             make = partial(join_beside, self.platform, own, seat, name, limit)
             group = unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
         except RuntimeError as error:
-            raise ReshardError(f"{name} was not made: {error}") from error
+            raise ReshardError(f"cannot create {name}: {error}") from error
         device = torch.device(self.platform.device_type)
         shards = dist.PrefixStore("reshard", ours)  # type: ignore[attr-defined]
         reshard = Reshard(
@@ -322,7 +322,7 @@ class WeightLinks:
     def _send(self, replica: int) -> None:
         link = self.links.get(replica)
         if link is None:
-            raise ReshardError(f"there is no link to replica {replica}")
+            raise ReshardError(f"no link to replica {replica} exists")
         link.run(TrainingWeights.of(self.model))
         for name, nbytes in link.bytes_moved().items():
             self.metrics[f"bytes/reshard_{name}"] += nbytes
@@ -347,7 +347,7 @@ class ReceivingEnd:
             store = reach_store(address, timedelta(seconds=seconds))
         except RuntimeError as error:
             where = f"{address[0]}:{address[1]}"
-            raise ReshardError(f"no training side was found at {where}: {error}") from error
+            raise ReshardError(f"cannot find the training side at {where}: {error}") from error
         self.link = self.end.join(store, replica, generation)
 
     def leave(self) -> None:
@@ -376,12 +376,12 @@ class _Nothing:
     """The missing source or sink of a rank that is on the other side of a link."""
 
     def read(self, name: str, box: Box) -> Tensor:
-        raise AssertionError(f"{name} {box} is not here")
+        raise AssertionError(f"this rank does not hold {name} {box}")
 
     def open(self, name: str) -> Tensor:
-        raise AssertionError(f"{name} is not here")
+        raise AssertionError(f"this rank does not hold {name}")
 
     def release(self, name: str) -> None:
-        raise AssertionError(f"{name} is not here")
+        raise AssertionError(f"this rank does not hold {name}")
 
     close = release

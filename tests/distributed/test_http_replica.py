@@ -223,7 +223,7 @@ def test_a_server_that_has_other_weights_than_it_was_given_is_not_believed(
     client = served.replica.client
     client.post("/update_weight_version", {"new_version": "default"}, seconds=20)
     served.replica.begin(REQUESTS, SAMPLED)
-    with pytest.raises(WorkerDiedError, match="answers with weights default, and has been given 7"):
+    with pytest.raises(WorkerDiedError, match="uses weights default, but 7 were sent"):
         advance_for_ever(served.replica)
 
 
@@ -233,7 +233,7 @@ def test_a_server_that_dies_is_told_and_the_training_side_goes_on(served: Served
     served.replica.asked.clear()
     began = time.monotonic()
     served.replica.begin(REQUESTS, SAMPLED)
-    with pytest.raises(WorkerDiedError, match=r"replica 0 at http://127.0.0.1:.* gave no answer"):
+    with pytest.raises(WorkerDiedError, match=r"replica 0 at http://127.0.0.1:.* did not respond"):
         advance_for_ever(served.replica)
     assert time.monotonic() - began < 30
     lost = served.linked.trainers.call_all("send_weights", [0, 1])

@@ -141,7 +141,7 @@ def test_a_replica_that_dies_takes_no_other_along_and_another_comes_in_its_place
     assert "rank 0 of replica 1" in lost[0][1]
     assert received[0][0][0] == ""
     first = two.replicas[0].call_all("ask", PROMPTS)
-    assert two.publish(1, [0], sent=[0, 1])[0] == [{1: "there is no link to replica 1"}] * 2
+    assert two.publish(1, [0], sent=[0, 1])[0] == [{1: "no link to replica 1 exists"}] * 2
     # Another one, which says nothing before it has weights.
     two.start(1)
     ((said, _),) = two.replicas[1].call_all("tried", "begin_sequences", [], None)
@@ -189,13 +189,13 @@ def test_who_does_not_come_to_a_link_is_named_and_who_comes_late_is_waited_for(
     began = time.monotonic()
     said = two.trainers.call_all("open_link", 1, 5)
     assert LIMIT_SECONDS <= time.monotonic() - began < 2 * LIMIT_SECONDS
-    assert said == [f"rank 0 of replica 1 did not come to link 1 5 within {LIMIT_SECONDS} s"] * 2
+    assert said == [f"rank 0 of replica 1 did not join link 1 5 within {LIMIT_SECONDS} s"] * 2
     # Its old link is given up on the training side: nothing comes.
     ((said, seconds),) = two.replicas[1].call_all("tried", "receive_weights", 1)
     assert "training rank 0" in said
     assert seconds < 2 * LIMIT_SECONDS
     ((said, _),) = two.replicas[1].call_all("tried", "begin_sequences", [], None)
-    assert "the last did not arrive" in said
+    assert "the last transfer did not complete" in said
     begin_all(two.trainers, "open_link", 1, 6)
     time.sleep(2)
     two.replicas[1].call_all("join_link", two.address, 1, 6)

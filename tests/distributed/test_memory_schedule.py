@@ -261,7 +261,7 @@ def test_without_the_switches_the_plan_refuses_the_run_and_the_device_does(
     with pytest.raises(ConfigError) as error:
         check(configured(ALL_STAYS), PLATFORMS["cpu"])
     assert str(error.value).startswith(
-        "rl_config.check_memory=true: the run is predicted to need 22.9 MiB of device memory on "
+        "rl_config.check_memory=true: the run needs about 22.9 MiB of device memory on "
         "rank 0 at 'rollout', and the device has 8.0 MiB; "
     )
 
@@ -269,7 +269,7 @@ def test_without_the_switches_the_plan_refuses_the_run_and_the_device_does(
     plan = check(forced, PLATFORMS["cpu"])
     # The reward model and the critic are built first.
     message = (
-        "out of device memory of 8.0 MiB: critic_optimizer needs 2.4 MiB more beside "
+        "out of device memory of 8.0 MiB: critic_optimizer needs 2.4 MiB more; on the device: "
         "critic_weights 2.4 MiB, critic_gradients 2.4 MiB, reward_weights 2.4 MiB"
     )
     refusals = forked_workers.run("schedule_probe:refusal", plan, ranks=2)

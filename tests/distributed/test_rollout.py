@@ -287,9 +287,9 @@ def test_an_engine_that_cannot_answer_all_says_so_and_answers_the_next_question(
 ) -> None:
     life, _, later = engine
     assert life.refused == {
-        "given up": "the engine answered 4 of 5 prompts to the end",
-        "asleep": "the engine is asked while only [] are awake",
-        "half awake": "the engine is asked while only ['weights'] are awake",
+        "given up": "vLLM completed 4 of 5 prompts",
+        "asleep": "the engine received a request while only [] are awake",
+        "half awake": "the engine received a request while only ['weights'] are awake",
     }
     check_greedy(later, life.answer_behind)
 

@@ -323,7 +323,7 @@ def test_a_tensor_closed_twice_or_opened_again_or_left_out_is_named(
 ) -> None:
     _, said = misused
     assert said[:2] == [
-        "model.embed_tokens.weight is closed twice, or was never opened",
+        "model.embed_tokens.weight is not open",
         "model.embed_tokens.weight is opened after its close",
     ]
     # 4 layers of 7 tensors and the last norm.

@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
     "a run folder that cannot be written": (
         lambda _model, _scratch: ["hydra.run.dir=/proc/none/run"],
         1,
-        ["the run folder cannot be made"],
+        ["cannot create the run folder"],
     ),
     "an export folder with files in it": (
         lambda model, _scratch: [f"actor_config.save={model}"],

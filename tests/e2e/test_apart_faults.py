@@ -112,7 +112,7 @@ def test_a_lost_replica_comes_back_beside_a_living_one_and_draws_alone_when_that
         run = start_program(tmp_path / "run", asked, joined)
         run.wait_for_steps(2)
         disturb(run, 1, signal.SIGKILL)
-        run.wait_for_line("rollout replica 1 is up again")
+        run.wait_for_line("rollout replica 1 is running again")
         back = len(run.steps())
         run.wait_for_steps(back + 2)
         disturb(run, 0, signal.SIGSTOP)

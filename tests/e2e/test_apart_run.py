@@ -140,7 +140,7 @@ def test_the_only_replica_is_waited_for_and_has_the_present_weights_before_its_f
     killed = run(tmp_path / "killed", tiny_model, four_devices, *layouts)
     kill_while_generating(killed, replica=0)
     finished(killed)
-    assert "rollout replica 0 is up again" in killed.text()
+    assert "rollout replica 0 is running again" in killed.text()
     assert numbers(killed) == numbers(quiet)
     ours, theirs = weights(killed), weights(quiet)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

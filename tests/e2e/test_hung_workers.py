@@ -42,7 +42,7 @@ def test_a_stopped_worker_ends_a_run_that_saves_nothing_by_name(
     # Found, and everything taken down.
     assert time.time() - stopped["time"] < 2 * SECONDS
     assert gone(started, timeout_seconds=10)
-    named = rf"worker-1 \(rank 1, process {stopped['pid']} on [^)]*\) did not run, stopped by a sig"
+    named = rf"worker-1 \(rank 1, process {stopped['pid']} on [^)]*\) was suspended by a signal"
     assert re.search(named, program.text()), program.text()
     assert "during: generate_sequences" in program.text()
     assert "in happen" in (program.folder / "logs/worker_1.log").read_text()

@@ -49,7 +49,7 @@ def test_a_run_through_adapters_learns_and_goes_on_when_it_is_killed(
     assert gone(everyone, timeout_seconds=10)
     goes_on = start_program(killed.folder, ["--resume", str(killed.folder)])
     assert goes_on.process.wait(timeout=600) == 0, goes_on.text()
-    assert "goes on behind step 4" in goes_on.text()
+    assert "continues after step 4" in goes_on.text()
     assert learned(goes_on) == learned(straight)
     for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
         files = [run.folder / "model" / name for run in (goes_on, straight)]

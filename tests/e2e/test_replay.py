@@ -73,6 +73,6 @@ def test_rollouts_and_rewards_of_a_replay_are_those_of_the_run(
         again = replayed(folder, "--step", step, "--generate", "--score")
         assert again.returncode == 0, again.stdout + again.stderr
         last = again.stdout.splitlines()[-1]
-        assert last.endswith("numbers are equal to the bit")
+        assert last.endswith("numbers are bitwise equal")
         # Three for each token of 256 responses or more, and the metrics.
         assert int(last.split()[3]) > 3 * 256

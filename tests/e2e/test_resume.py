@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert newest.name in ("step-00000002", "step-00000004")
     resumed = resume(killed.folder, program)
     assert resumed.process.wait(timeout=600) == 0, resumed.text()
-    assert f"goes on behind step {int(newest.name[-8:])}" in resumed.text()
+    assert f"continues after step {int(newest.name[-8:])}" in resumed.text()
 
     assert outcome(resumed.folder) == outcome(straight.folder)
     assert [line["step"] for line in resumed.steps()] == list(range(1, STEPS + 1))
@@ -113,7 +113,7 @@ def check_trackers(resumed: Program) -> None:
     assert len(starts) > 1
     outcomes = resumed.summary()["trackers"]
     assert (outcomes[f"{TRACKERS}:FileTracker"]["missed"]) == 0
-    assert "Hangs has not answered for 5 s" in resumed.text()
+    assert "Hangs has not responded for 5 s" in resumed.text()
     assert outcomes[f"{TRACKERS}:Hangs"]["kept"] == 0
 
 
@@ -152,7 +152,7 @@ def test_a_new_run_begins_from_the_checkpoint_of_another(
     if weights_alone:
         assert steps == [1, 2]
         # The whole loop has those weights, and another schedule begins.
-        assert "begins with the weights of" in second.text()
+        assert "starts with the weights of" in second.text()
         assert second.summary()["logprob_gap_max_mean"] < 1e-4
         assert second.steps()[0]["update/lr"] == first.steps()[0]["update/lr"]
         return

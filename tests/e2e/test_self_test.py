@@ -64,7 +64,7 @@ def test_a_worker_that_dies_is_named_with_its_log_and_what_follows_is_not_tried(
     assert "FAIL  log-prob gap: worker-1 (rank 1, process " in printed
     assert "died: its process " in printed
     (folder,) = tmp_path.glob("mindrl-self-test-*")
-    assert f"1 of 7 trials failed; the logs of the workers are in {folder}/logs" in printed
+    assert f"1 of 7 trials failed; worker logs: {folder}/logs" in printed
     assert (folder / "logs/worker_1.log").is_file()
     assert gone(processes, timeout_seconds=10)
 
@@ -73,4 +73,4 @@ def test_a_cluster_of_others_is_not_tried() -> None:
     process = started(Path("/tmp"), {"RAY_ADDRESS": "192.0.2.10:6379"})
     _, errors = process.communicate()
     assert process.returncode == 2
-    assert "RAY_ADDRESS=192.0.2.10:6379: the self-test starts a Ray of its own" in errors
+    assert "RAY_ADDRESS=192.0.2.10:6379: the self-test starts its own Ray" in errors

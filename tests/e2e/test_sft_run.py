@@ -98,7 +98,7 @@ def test_a_run_has_the_numbers_of_a_hugging_face_loop_and_goes_on_to_the_same_bi
     asked = ["--resume", str(killed.folder)]
     goes_on = start_program(killed.folder, asked, program="train_sft")
     assert goes_on.process.wait(timeout=600) == 0, goes_on.text()
-    assert "goes on behind step 2" in goes_on.text()
+    assert "continues after step 2" in goes_on.text()
     assert [computed(line) for line in learned(goes_on)] == [computed(line) for line in steps]
     files = [run.folder / "model/model.safetensors" for run in (goes_on, straight)]
     assert checksum_of(files[0]) == checksum_of(files[1])

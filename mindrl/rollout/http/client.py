@@ -51,10 +51,10 @@ class ServerClient:
             except (OSError, HTTPException) as error:
                 refuses = isinstance(error, HttpStatusError) and error.status not in _BUSY
                 if refuses or pause is None:
-                    said = f"{self.name} at {self.url} gave no answer to {path}"
+                    said = f"{self.name} at {self.url} did not respond to {path}"
                     raise WorkerDiedError(f"{said}: {error}") from error
             time.sleep(pause)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def ask(
         self, form: type[_Form], path: str, body: Any, *, seconds: float, again: bool = False
@@ -69,11 +69,11 @@ class ServerClient:
         try:
             return read(form, text)
         except ValueError as error:
-            raise self.garbage(path, f"{error}; it begins with {text[:60]!r}") from error
+            raise self.garbage(path, f"{error}; it starts with {text[:60]!r}") from error
 
     def garbage(self, path: str, what: str) -> AnswerError:
         """Return the error for an invalid answer."""
-        return AnswerError(f"{self.name} at {self.url} answered {path} with garbage: {what}")
+        return AnswerError(f"{self.name} at {self.url}: invalid response to {path}: {what}")
 
     def is_up(self) -> bool:
         """Return whether the server is ready for requests."""

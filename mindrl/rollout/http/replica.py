@@ -120,14 +120,14 @@ class HttpReplica:
         while not self.client.is_up():
             if time.monotonic() > ends:
                 raise WorkerDiedError(
-                    f"{self.client.name} at {self.client.url} did not come up within {seconds:g} s"
+                    f"{self.client.name} at {self.client.url} did not start within {seconds:g} s"
                 )
             check_interrupt()
             time.sleep(_LOOK_SECONDS)
 
     def receive_weights(self, version: int) -> None:
         """Let the server receive new weights: see `EngineServer`."""
-        assert not self.asked, "new weights come while requests are open"
+        assert not self.asked, "new weights arrived while requests are open"
         began = time.perf_counter()
         self.version = None
         self.server.receive_weights(version)
@@ -152,8 +152,8 @@ class HttpReplica:
             ReshardError: There are no weights.
         """
         if self.version is None:
-            raise ReshardError("this replica has no weights: none came, or the last did not arrive")
-        assert not self.asked, "what was begun before has been taken"
+            raise ReshardError("this replica has no weights: the last transfer did not complete")
+        assert not self.asked, "earlier requests have been collected"
         self.sampling = sampling
         self._ask(requests)
 
@@ -196,7 +196,7 @@ class HttpReplica:
             each.answer.cancel()
         while left := [each for each in self.asked if not each.answer.done()]:
             if time.monotonic() > ends:
-                raise WorkerDiedError(f"{self.client.name} takes {len(left)} requests not back")
+                raise WorkerDiedError(f"{self.client.name} did not abort {len(left)} requests")
             self.server.take_back([each.name for each in left])
             wait([each.answer for each in left], timeout=_ABORT_SECONDS)
         asked, self.asked = self.asked, []
@@ -217,7 +217,7 @@ class HttpReplica:
 
     def _answer(self, request: Request, name: str) -> Answer:
         """Request a valid response. Runs in a separate thread."""
-        assert self.sampling is not None, "it has begun"
+        assert self.sampling is not None, "generation has started"
         sampling = self.sampling
         answer = self.server.generate(request, sampling, name, self.answer_seconds)
         count = len(answer.token_ids)
@@ -235,7 +235,7 @@ class HttpReplica:
         return answer
 
     def _garbage(self, what: str) -> AnswerError:
-        return AnswerError(f"{self.client.name} at {self.client.url} answered with garbage: {what}")
+        return AnswerError(f"{self.client.name} at {self.client.url}: invalid response: {what}")
 
     def _whole(self) -> list[int]:
         """Return the indices of completed answers that were not returned before."""
@@ -245,10 +245,10 @@ class HttpReplica:
             if each.answer.done() and not each.is_told
         ]
         for place in new:
-            assert self.sampling is not None, "it has begun"
+            assert self.sampling is not None, "generation has started"
             answer = self._checked(self.asked[place])
             if answer.ending == "abort":
-                raise WorkerDiedError(f"{self.client.name} gave a request up that it was asked for")
+                raise WorkerDiedError(f"{self.client.name} aborted a request")
             if what := self.certain.unsound(answer.logprobs, self.sampling):
                 raise self._garbage(what)
             self.asked[place].is_told = True
@@ -257,10 +257,10 @@ class HttpReplica:
     def _checked(self, asked: _Asked) -> Answer:
         answer = asked.answer.result()
         if answer.token_ids and answer.versions != {str(self.version)}:
-            versions = ", ".join(sorted(answer.versions)) or "of no version"
+            versions = ", ".join(sorted(answer.versions)) or "without a version"
             raise WorkerDiedError(
-                f"{self.client.name} answers with weights {versions}, and has been given "
-                f"{self.version}: it began anew, or somebody else gave it others"
+                f"{self.client.name} uses weights {versions}, but {self.version} were sent: it was "
+                "restarted, or another program sent it weights"
             )
         return answer
 

@@ -114,7 +114,7 @@ class VllmRouter:
             if self.process.poll() is not None or time.monotonic() > ends:
                 self._end()
                 said = f"last lines of {self.log}:\n{tail(self.log, lines=10)}"
-                raise WorkerDiedError(f"vllm-router does not come up; {said}")
+                raise WorkerDiedError(f"vllm-router did not start; {said}")
             time.sleep(_LOOK_SECONDS)
 
     def _end(self) -> None:

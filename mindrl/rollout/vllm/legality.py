@@ -44,8 +44,8 @@ def cpu_attention_findings(model: ModelDescription, word: str) -> Iterator[Findi
         return
     near = ", ".join(map(str, sizes))
     yield Finding(
-        f"{word}: head_dim={model.head_dim} must be one of {near}, of which vLLM's attention on a "
-        "CPU has kernels",
+        f"{word}: head_dim={model.head_dim} must be one of {near}: vLLM's CPU attention has no "
+        "other kernels",
         word,
     )
 
@@ -53,7 +53,7 @@ def cpu_attention_findings(model: ModelDescription, word: str) -> Iterator[Findi
 def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
     known = installed_architectures()
     if known is not None and other.architecture not in known:
-        yield Finding(f"{word}: the vLLM here has no {other.architecture}", word)
+        yield Finding(f"{word}: the installed vLLM does not support {other.architecture}", word)
     # Some families stack experts under other names; a stack that is not of experts is a
     # convolution.
     if any(
@@ -61,7 +61,7 @@ def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
         for name, shape in other.tensors
     ):
         # On CPU vLLM reorders experts once, and would keep using the first ones.
-        need = "experts, which vLLM may not load a second time; a family that mindrl knows can"
+        need = "experts, which vLLM cannot load again; use a family that mindrl supports"
         yield Finding(f"{word}: {other.architecture} has {need}", word)
 
 

@@ -78,7 +78,7 @@ class EngineShards:
 
     def close(self, name: str) -> None:
         """Mark a local tensor as complete; pack its modules if all their tensors are complete."""
-        assert name in self.filling, f"{name} is closed twice, or was never opened"
+        assert name in self.filling, f"{name} is not open"
         del self.filling[name]
         with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
             for module in self.slots[name].modules:
@@ -147,7 +147,7 @@ def _process(module: Module, loaded: Mapping[str, Tensor]) -> None:
     """Let the engine pack a module from its own parameters and the newly loaded ones."""
     method = _processing(module)
     if method is None:
-        assert not loaded, f"nothing packs {', '.join(loaded)} of {type(module).__name__}"
+        assert not loaded, f"unknown packing of {', '.join(loaded)} in {type(module).__name__}"
         return
     kept = {name: module._parameters.get(name) for name in loaded}
     for name, tensor in loaded.items():

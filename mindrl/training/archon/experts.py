@@ -69,7 +69,7 @@ class Mixture(nn.Module):
         """Build the layer on the meta device."""
         super().__init__()
         moe = model.moe
-        assert moe is not None, "a dense model"
+        assert moe is not None, "the model has no experts"
         self.moe, self.meshes, self.balance = moe, meshes, balance
         self.gate = Router(model, moe.num_experts, parallel)
         self.experts = Experts(model.hidden_size, moe, meshes)

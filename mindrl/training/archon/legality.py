@@ -51,10 +51,10 @@ def _own_network(
     assert own is not None
     for letter, name in {"t": "tp", "p": "pp", "c": "cp"}.items():
         if (size := getattr(layout, name)) > 1 and letter not in own.sizes:
-            need = f"is not among the sizes that {own.spec} has, {own.sizes!r}; 1 is legal"
+            need = f"is not among the sizes of {own.spec}, {own.sizes!r}; 1 is legal"
             yield broken(keys[name], size, need, 1)
     if layout.pp > 1 and model.tie_word_embeddings:
-        need = f"needs a head of its own: {own.spec} ties it to {other.embedding}; 1 is legal"
+        need = f"needs a separate head: {own.spec} ties it to {other.embedding}; 1 is legal"
         yield broken(keys["pp"], layout.pp, need, 1)
 
 
@@ -63,8 +63,8 @@ def _other_cuts(
 ) -> Iterator[Finding]:
     """Refuse a tensor-parallel size that does not fit the cuts of a network from outside mindrl."""
     if other.cuts is None:
-        need = f"needs to know how {other.architecture} may be cut, which no plan of transformers"
-        yield broken(field, tp, f"{need} for plain matrices says; 1 is legal", 1)
+        need = f"needs a plan of transformers that shards {other.architecture} as plain matrices"
+        yield broken(field, tp, f"{need}; 1 is legal", 1)
         return
     yield from must_divide(field, tp, "num_key_value_heads", model.num_key_value_heads)
     sizes = {
@@ -86,9 +86,9 @@ def _not_built(model: ModelDescription) -> Iterator[str]:
         if moe.shared_intermediate_size:
             yield "shared experts"
         if moe.score_correction_bias:
-            yield "a bias of the choice of experts"
+            yield "a bias of expert routing"
         if moe.groups > 1:
-            yield "groups of experts"
+            yield "expert groups"
 
 
 def archon_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:

@@ -106,10 +106,10 @@ def built(folder: str, own: OwnFamily, part: StagePart) -> Any:
     except Exception as error:
         raise ModelError(f"{path}: module {place} of {own.spec} {raised(error)}") from error
     if not isinstance(network, nn.Module):
-        raise ModelError(f"{own.spec}: module {place} made no torch.nn.Module")
+        raise ModelError(f"{own.spec}: module {place} is not a torch.nn.Module")
     layers: Any = getattr(network, "layers", ())
     if [isinstance(each, nn.Module) for each in layers] != [True] * len(part.layers):
-        need = f"`layers` must be its {len(part.layers)} layers, modules each"
+        need = f"`layers` must contain its {len(part.layers)} layers, each a module"
         raise ModelError(f"{own.spec}: module {place}: {need}")
     return network
 

@@ -227,7 +227,7 @@ class Pipeline:
     def _sent(self, hidden_1SH: Tensor, chunk: int) -> dist.Work:
         target = self.layout.stage_with(chunk)
         work = dist.isend(hidden_1SH.contiguous(), group=self.group, group_dst=target)
-        assert work is not None, "no rank of the group"
+        assert work is not None, "this rank is not in the group"
         return work
 
     def _room(self, tokens: int, device: str) -> Tensor:

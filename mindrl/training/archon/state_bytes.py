@@ -18,7 +18,7 @@ from mindrl.training.trained_bytes import TrainedBytes
 
 def archon_trained_bytes(sharding: Sharding) -> tuple[TrainedBytes, ...]:
     """Return the bytes that each rank allocates to train its part."""
-    assert sharding.dtype == "float32", "what is bfloat16 is borrowed, and never kept"
+    assert sharding.dtype == "float32", "bfloat16 weights are borrowed, and not kept"
     return tuple(
         TrainedBytes(weights=stored, gradients=used, optimizer=2 * used)
         for stored, used in zip(sharding.held_bytes(), sharding.used_bytes(), strict=True)

@@ -62,7 +62,7 @@ class HuggingFaceNetwork(GivenNetwork):
         network = _built(folder)
         head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
         if type(head) is not nn.Linear or head.bias is not None:
-            raise ModelError(f"{folder}: its head {head} is no plain product of hidden states")
+            raise ModelError(f"{folder}: its head {head} must be a torch.nn.Linear without bias")
         if settings.head == "value" and head.weight is not embedding.weight:
             network.set_output_embeddings(None)
         super().__init__(network, model, part, settings)
@@ -70,8 +70,8 @@ class HuggingFaceNetwork(GivenNetwork):
         wanted = logical_shapes(model, head=settings.head)
         if differing := sorted({*found.items()} ^ {*wanted.items()}):
             raise ModelError(
-                f"{folder}: the tensors of its files are not those of transformers' "
-                f"{type(network).__name__}; the first that differs is {differing[0]}"
+                f"{folder}: the tensors of its files differ from those of transformers' "
+                f"{type(network).__name__}; the first difference is {differing[0]}"
             )
         self.folder: str = folder
         self.going: _Pass = _Pass(settings=settings)
@@ -96,9 +96,9 @@ class HuggingFaceNetwork(GivenNetwork):
         )
         if self.going.attended != (layers := len(self.part.layers)):
             raise ModelError(
-                f"{self.folder}: {self.going.attended} of its {layers} layers attend by "
-                "transformers' registry of attention functions; the others would see more than "
-                "one sequence of a pack"
+                f"{self.folder}: only {self.going.attended} of its {layers} layers use "
+                "transformers' registry of attention functions; the others would mix the sequences "
+                "of a pack"
             )
         return self.before_head(found.last_hidden_state)
 
@@ -113,13 +113,13 @@ class HuggingFaceNetwork(GivenNetwork):
                 self.network._init_weights(module)
             for key, buffer in buffers.items():
                 if not buffer.is_floating_point() or bool(buffer.isnan().any()):
-                    raise ModelError(f"{self.folder}: transformers does not renew {name}.{key}")
+                    raise ModelError(f"{self.folder}: transformers leaves {name}.{key} empty")
         return self
 
     def _share(self) -> None:
         """Cut the model over the tensor-parallel ranks by transformers' plan."""
         parallel, styles = self.parallel, dict(self.other.styles)
-        assert not parallel.sequence, "is refused before"
+        assert not parallel.sequence, "validated: an engine without sequence parallelism"
         deal_out(
             self.network, self.other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS
         )
@@ -158,7 +158,7 @@ def _built(folder: str) -> Any:
                 trust_remote_code=False,
             )
     except (ValueError, OSError, KeyError) as error:
-        raise ModelError(f"{folder}: transformers does not build it: {error}") from error
+        raise ModelError(f"{folder}: transformers cannot build it: {error}") from error
     # Rollout engines use no dropout.
     return network.eval()
 
@@ -182,7 +182,7 @@ def _attend(
     """
     going: Any = module.mindrl_pass
     if unbuilt := [name for name in _NOT_BUILT if told.get(name) is not None]:
-        raise ModelError(f"{type(module).__name__} asks for {', '.join(unbuilt)} in attention")
+        raise ModelError(f"{type(module).__name__} requires {', '.join(unbuilt)} in attention")
     going.attended += 1
     heads = [each[0].transpose(0, 1) for each in (query_1NSD, key_1MSD, value_1MSD)]
     kernel, context = going.settings.attention, going.settings.context

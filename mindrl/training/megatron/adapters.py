@@ -56,7 +56,7 @@ class Adapter(nn.Module):
         super().__init__()
         layer: Any = linear
         weight: Tensor = layer.weight
-        assert not getattr(layer, "gather_output", False), "what it gives is cut as its rows are"
+        assert not getattr(layer, "gather_output", False), "its output must be cut like its rows"
         first, second = (weight.new_empty(tuple(shape)) for shape in shapes)
         self.lora_A, self.lora_B = nn.Parameter(first), nn.Parameter(second)
         self.places, self.use, self.dropout = places, use, dropout
@@ -198,7 +198,7 @@ class FactorPlaces:
             if start <= first and last <= stop:
                 offset = of_second - start
                 return (of_first, of_first + self.r), (first + offset, last + offset)
-            assert last <= start or stop <= first, "a box of several matrices"
+            assert last <= start or stop <= first, "a box must lie in one matrix"
         return None
 
 
@@ -270,7 +270,7 @@ def put_adapters(
         chunk, _, path = name.removesuffix(".weight").partition(".")
         linear = unwrap(chunks[int(chunk.removeprefix("chunk"))]).get_submodule(path)
         assert isinstance(linear, ColumnParallelLinear | RowParallelLinear), (
-            f"{name}: no linear layer"
+            f"{name}: not a linear layer"
         )
         first, second = (table[factor].shape for factor in local_factor_names(name))
         places = FactorPlaces.of(entry, low_rank, linear.weight.device)

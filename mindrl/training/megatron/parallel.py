@@ -121,4 +121,4 @@ def _check_coordinates(layout: TrainLayout) -> None:
         parallel_state.get_expert_model_parallel_rank(),
         parallel_state.get_expert_data_parallel_rank(),
     ]
-    assert megatrons == ours, f"rank {rank}: Megatron says {megatrons}, the layout {ours}"
+    assert megatrons == ours, f"rank {rank}: {megatrons} in Megatron, {ours} in the layout"

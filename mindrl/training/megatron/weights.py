@@ -35,7 +35,7 @@ def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
         # Megatron also views two-dimensional parameters that hold several experts in three.
         assert found == wanted or (
             len(found) < len(wanted) and made[name].numel() == math.prod(wanted)
-        ), f"{name}: Megatron has {found}, the table {wanted}"
+        ), f"{name}: Megatron has {found}, the table has {wanted}"
 
 
 def mark_parameters(network: nn.Module) -> None:

@@ -202,14 +202,14 @@ def test_replicas_that_are_lost_too_often_in_a_row_are_given_up_and_the_last_end
         assert len(run.started[1]) == 2
         run.lose(1)
         engines.begin_replacing(1)
-        assert run.told[-1].startswith("warning: rollout replica 1 is given up: ")
+        assert run.told[-1].startswith("warning: rollout replica 1 is not restarted: ")
         engines.publish(1)
         # It has lived from one publishing to the next: losses before that do not count.
         run.lose(0)
         engines.begin_replacing(0)
         run.fleet.take_up(10.0)
         run.lose(0)
-        with pytest.raises(ClusterError, match=r"^all 2 rollout replica\(s\) are lost"):
+        with pytest.raises(ClusterError, match=r"^all 2 rollout replica\(s\) were lost"):
             engines.begin_replacing(0)
 
 
@@ -225,7 +225,7 @@ def test_a_replica_that_ends_while_nobody_waits_for_it_is_replaced_at_once() -> 
         run.lose(0)
         engines.look()
         assert len(run.told) == 2
-        assert run.told[-1] == "rollout replica 1 is up again"
+        assert run.told[-1] == "rollout replica 1 is running again"
 
 
 @pytest.mark.parametrize("waits_in", ["generate", "join_link"])

@@ -24,7 +24,7 @@ def test_a_later_call_may_take_five_times_the_longest_so_far(limits: CallLimits)
         limits.note(ROLLOUT, seconds, ticks)
     limit = limits.of(ROLLOUT)
     assert (limit.seconds, limit.ticks) == (1500, 5000)
-    assert limit.said == "1500 s, the longest such call so far having taken 300.0 s"
+    assert limit.said == "1500 s; the longest such call so far took 300.0 s"
     limits.note(("flush_metrics", 2, 0), 0.01, 0)
     assert limits.of(("flush_metrics", 2, 0)).seconds == 600
 

@@ -57,7 +57,7 @@ def found(watch: GroupWatch, seconds: float = 2.0, *, silence_counts: bool = Tru
 
 def test_a_stopped_worker_is_found_beside_one_that_gets_on(start: Start) -> None:
     watch = start("gets_on", "is_stopped")
-    stopped = f"did not run, stopped by a signal, {LIMIT}"
+    stopped = f"was suspended by a signal {LIMIT}"
     assert found(watch) == Hang(ranks=[1], seen=stopped)
     # So it is while engines start, when nobody is asked to tick.
     assert found(watch, silence_counts=False) == Hang(ranks=[1], seen=stopped)
@@ -84,7 +84,7 @@ def test_a_worker_that_is_seen_to_be_stopped_later_is_named_beside_the_first(sta
     while (hang := vigil.look([0, 1])) is None and time.monotonic() < deadline:
         time.sleep(watch.interval_seconds)
     assert vigil.stopped[1] < 1
-    assert hang == Hang(ranks=[0, 1], seen=f"did not run, stopped by a signal, {LIMIT}")
+    assert hang == Hang(ranks=[0, 1], seen=f"was suspended by a signal {LIMIT}")
 
 
 def test_whoever_waits_is_well_while_another_gets_on_and_hangs_with_one_that_spins(

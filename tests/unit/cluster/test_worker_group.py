@@ -141,8 +141,8 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
     with pytest.raises(WorkerDiedError) as caught:
         group.call_all("update")
     assert str(caught.value) == (
-        "worker-1 (rank 1, process 1 on host-a), worker-3 (rank 3, process 3 on host-a) gave no "
-        "answer within 1 s (rl_config.worker_call_timeout_seconds)\n"
+        "worker-1 (rank 1, process 1 on host-a), worker-3 (rank 3, process 3 on host-a) did not "
+        "respond within 1 s (rl_config.worker_call_timeout_seconds)\n"
         f"during: update\nlast lines of {group.logs[1]}:\nthe end of worker_1"
     )
     assert (len(waits), meanwhile) == (3, ["something else"])
@@ -158,7 +158,7 @@ def test_a_rank_that_failed_because_it_waited_too_long_names_whom_it_waited_for(
         group.call_all("update")
     assert str(caught.value).splitlines()[:3] == [
         "worker-0 (rank 0, process 0 on host-a) failed: RuntimeError: Timed out",
-        "no answer yet from worker-1 (rank 1, process 1 on host-a)",
+        "no response yet from worker-1 (rank 1, process 1 on host-a)",
         "during: update",
     ]
 

@@ -67,7 +67,7 @@ def test_a_new_run_goes_on_from_the_run_or_the_checkpoint_that_is_named(
     assert (found.step, found.updates) == (step, {"actor": 2 * step})
     assert found.folder == tmp_path / f"old/checkpoints/step-{step:08}"
     assert found.state.items() >= PARTS.items()
-    assert str(found) == f"goes on behind step {step}, from {found.folder}"
+    assert str(found) == f"continues after step {step}, from {found.folder}"
 
 
 def test_its_own_checkpoints_come_first_and_are_taken_over_whole(
@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_of_the_other_run_is_passed_over_and_one_that_is_na
     assert found is not None
     assert found.step == 10
     assert "step-00000020/actor-00000.safetensors is damaged" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole"):
+    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
         begin(resume=str(newest))
 
 
@@ -124,7 +124,7 @@ def test_weights_alone_leave_steps_and_updates_behind_and_all_keys_but_the_model
     found = begin(resume=old, finetune=True, seed=7, train_iters=5)
     assert found is not None
     assert (found.step, found.updates, found.state) == (0, {"actor": 0}, {})
-    assert str(found).startswith("begins with the weights of ")
+    assert str(found).startswith("starts with the weights of ")
     with pytest.raises(CheckpointError, match=r"megatron_training\.seed=7 differs"):
         begin(resume=old, seed=7)
 

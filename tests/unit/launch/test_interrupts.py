@@ -92,7 +92,7 @@ def test_a_first_signal_stops_at_the_next_check_and_a_second_one_at_once(
     with pytest.raises(InterruptedRunError, match=r"^stopped by SIGTERM$"):
         run()
     assert reached == ["behind the first signal"]
-    assert capfd.readouterr().err.count("once more stops at once") == 1
+    assert capfd.readouterr().err.count("a second signal stops at once") == 1
     assert [signal.getsignal(each) for each in BOTH] == before
 
 

@@ -89,10 +89,10 @@ def test_without_stored_responses_it_learns_from_new_ones(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("step", "generates", "words"),
     [
-        (6, False, "no checkpoint of step 5 for it; steps that can be replayed: 5"),
-        (1, False, "no file in rollouts/ (--generate does without) for it; steps that can be "),
-        (4, True, "no checkpoint of step 3 for it; steps that can be replayed: 1, 5"),
-        (7, False, "no line in metrics.jsonl, no file in rollouts/ (--generate does without) for"),
+        (6, False, "a checkpoint of step 5;  steps that can be replayed: 5"),
+        (1, False, "a file in rollouts/ (not needed with --generate); steps that can be "),
+        (4, True, "a checkpoint of step 3;  steps that can be replayed: 1, 5"),
+        (7, False, "a line in metrics.jsonl, a file in rollouts/ (not needed with --generate);"),
     ],
 )
 def test_a_step_that_cannot_be_replayed_is_refused_with_those_that_can(
@@ -101,14 +101,14 @@ def test_a_step_that_cannot_be_replayed_is_refused_with_those_that_can(
     folder = trained(tmp_path)
     with pytest.raises(ConfigError) as caught:
         recorded_step(CONFIG, folder, step, generates=generates)
-    assert f"--step {step}: {tmp_path} has {words}" in str(caught.value)
+    assert f"--step {step}: {tmp_path} lacks {words}" in str(caught.value)
 
 
 def test_the_first_step_of_a_run_that_begins_from_another_has_no_initial_models(
     tmp_path: Path,
 ) -> None:
     folder, begun = trained(tmp_path), config(train_iters=6, resume="/runs/other")
-    with pytest.raises(ConfigError, match=r"no checkpoint of step 0 for it; .* replayed: 5$"):
+    with pytest.raises(ConfigError, match=r"a checkpoint of step 0; .* replayed: 5$"):
         recorded_step(begun, folder, 1, generates=True)
 
 

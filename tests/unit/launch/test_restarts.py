@@ -27,10 +27,10 @@ def test_the_third_fault_behind_one_checkpoint_ends_a_run_that_may_restart_twice
     assert restarts.count == 2
     assert told == [
         "warning: worker-1 died",
-        "restart 1: step 4 was lost, on from behind step 0",
+        "restart 1: step 4 was lost; continuing after step 0",
         "warning: worker-1 died",
-        "restart 2: step 2 was lost, on from behind step 0",
-        "rl_config.max_restarts=2 behind step 0 are used up",
+        "restart 2: step 2 was lost; continuing after step 0",
+        "rl_config.max_restarts=2 after step 0 is reached",
     ]
 
 

@@ -51,7 +51,7 @@ def _found(act: Callable[..., None], status: int) -> str:
         took = time.monotonic() - began
     tries = 1 if refuses else TRIES
     most = tries * LIMIT_SECONDS + sum(client_module._PAUSES_SECONDS) + LATE_SECONDS
-    is_named = said.startswith(f"replica 2 at {url} gave no answer to /x: ")
+    is_named = said.startswith(f"replica 2 at {url} did not respond to /x: ")
     of_status = "" if status == 200 or act in NO_ANSWER else f"HTTP {status}"
     of_time = f"within {LIMIT_SECONDS:g} s" if act in ENDLESS and not of_status else ""
     is_named = is_named and of_status in said and of_time in said

@@ -66,7 +66,7 @@ GARBAGE: dict[str, tuple[Change, str]] = {
     "an empty answer": (of_choice(token_ids=[], logprobs=content()), "a response is empty"),
     "too long": (
         of_choice(token_ids=[7, 8, 9, 1], logprobs=content(-1, -1, -1, -1)),
-        "4 tokens, where 3 were asked for",
+        "4 tokens, but the limit was 3",
     ),
     "too short": (
         of_choice(token_ids=[7, 8], logprobs=content(-1, -1), finish_reason="length"),
@@ -89,7 +89,8 @@ def test_garbage_is_named_and_loses_the_server(case: str) -> None:
     with listening(Changed(change)) as url:
         replica = replica_at(url)
         replica.begin([REQUEST], SAMPLING)
-        with pytest.raises(AnswerError, match=rf"^replica 2 at {url} answered .*garbage: .*{said}"):
+        invalid = rf"^replica 2 at {url}: invalid response.*: .*{said}"
+        with pytest.raises(AnswerError, match=invalid):
             advance_to_the_end(replica, 1)
         # Whoever takes all back does not get it either.
         with pytest.raises(AnswerError, match=said):
@@ -110,7 +111,7 @@ def test_a_request_that_somebody_else_takes_back_loses_the_server() -> None:
     with listening(Changed(of_choice(finish_reason="abort"))) as url:
         replica = replica_at(url)
         replica.begin([REQUEST], SAMPLING)
-        with pytest.raises(WorkerDiedError, match="replica 2 gave a request up"):
+        with pytest.raises(WorkerDiedError, match="replica 2 aborted a request"):
             advance_to_the_end(replica, 1)
 
 
@@ -141,7 +142,7 @@ def test_a_server_that_is_certain_of_all_tokens_is_lost_behind_512_of_them() -> 
     with listening(Changed(of_choice(logprobs=content(0.0, -0.0, 0.0)))) as url:
         replica = replica_at(url)
         replica.begin([REQUEST] * 200, SAMPLING)
-        said = rf"^replica 2 at {url} answered with garbage: the log-probs of 513 tokens in a row"
+        said = rf"^replica 2 at {url}: invalid response: the log-probs of 513 tokens in a row"
         with pytest.raises(AnswerError, match=said):
             advance_to_the_end(replica, 200)
         assert sum(each.is_told for each in replica.asked) == 170

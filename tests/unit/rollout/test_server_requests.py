@@ -59,7 +59,7 @@ def test_a_request_that_breaks_off_is_asked_again_and_each_sample_has_one_answer
 def test_a_server_that_breaks_off_three_times_is_lost(engine: Engine, replica: HttpReplica) -> None:
     engine.breaks = 3
     replica.begin(REQUESTS[:1], SAMPLING)
-    with pytest.raises(WorkerDiedError, match=r"^replica 2 at http://.* gave no answer to /infer"):
+    with pytest.raises(WorkerDiedError, match=r"^replica 2 at http://.* did not respond to /infer"):
         advance_to_the_end(replica, 1)
     assert [*engine.asked.values()] == [3]
 
@@ -102,7 +102,7 @@ def test_requests_are_taken_back_with_the_tokens_that_they_have(
 def test_an_answer_of_other_weights_is_refused(engine: Engine, replica: HttpReplica) -> None:
     engine.version = "default"
     replica.begin(REQUESTS[:1], SAMPLING)
-    with pytest.raises(WorkerDiedError, match="answers with weights default, and has been given 4"):
+    with pytest.raises(WorkerDiedError, match="uses weights default, but 4 were sent"):
         advance_to_the_end(replica, 1)
 
 
@@ -160,6 +160,6 @@ def test_a_server_is_called_as_the_workers_of_a_replica_are(
 def test_a_server_that_does_not_come_up_is_given_up_within_the_limit() -> None:
     replica = replica_at("http://127.0.0.1:1")
     looked: list[int] = []
-    with pytest.raises(WorkerDiedError, match=r"replica 2 at .* did not come up within 0.5 s"):
+    with pytest.raises(WorkerDiedError, match=r"replica 2 at .* did not start within 0.5 s"):
         ServerGroup(replica, 0.5, lambda: looked.append(1))
     assert looked

@@ -123,7 +123,7 @@ def test_a_link_that_is_not_made_is_told_in_the_words_of_the_server(
         ({"output_token_logprobs": [[None, 4, None]]}, "output_token_logprobs.0.0: .*valid number"),
         ({"output_token_logprobs": [[-1.0, 4]]}, "output_token_logprobs.0.2: Field required"),
         ({"output_token_logprobs": None}, "a response is empty"),
-        ({"output_token_logprobs": [[-1.0, 4, None]]}, "a response was cut at 1 of 3 tokens"),
+        ({"output_token_logprobs": [[-1.0, 4, None]]}, "a response was cut off at 1 of 3 tokens"),
     ],
 )
 def test_garbage_loses_the_server(
@@ -139,7 +139,7 @@ def test_garbage_loses_the_server(
 
     engine.generate = garbled  # type: ignore[method-assign]
     replica.begin(REQUESTS[:1], SAMPLING)
-    with pytest.raises(AnswerError, match=rf"^replica 1 at .* garbage: .*{said}"):
+    with pytest.raises(AnswerError, match=rf"^replica 1 at .*: invalid response.*: .*{said}"):
         advance_to_the_end(replica, 1)
 
 

@@ -36,7 +36,7 @@ def test_sound_responses_have_no_fault_whole_or_not() -> None:
     [
         ({"most": (3,)}, "2 responses to 1 requests"),
         ({"most": (3, 2)}, "3 tokens, where 2 were asked for"),
-        ({"most": (3, 4)}, "a response was cut at 3 of 4 tokens"),
+        ({"most": (3, 4)}, "a response was cut off at 3 of 4 tokens"),
         ({"token_ids": [[4, 1], [5, 10, 7]]}, "token 10 is outside the vocabulary of 10"),
         ({"token_ids": [[], [5, 6, 7]], "logprobs": [[], [-1.0] * 3]}, "a response is empty"),
         ({"logprobs": [[-1.0, float("nan")], [-1.0] * 3]}, "a log-prob is nan"),
@@ -67,7 +67,7 @@ CERTAIN = (0.0,) * (CERTAIN_TOKENS // 4)
 
 
 def test_a_long_row_of_certain_tokens_is_drawn_by_no_engine() -> None:
-    said = "the log-probs of 512 tokens in a row are 0: each was drawn at temperature 1"
+    said = "the log-probs of 512 tokens in a row are 0 at temperature 1"
     assert row(*[CERTAIN] * 4).startswith(said)
     assert row(*[(-1e-9,) * 8] * 64).startswith(said)
     assert row(*[CERTAIN] * 3) == ""

@@ -52,10 +52,10 @@ def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -
     with pytest.raises(SpoolError) as caught:
         found.agree({**OURS, "model": "ffff", "rl_config.max_staleness": 2})
     first, *others = str(caught.value).splitlines()
-    assert first == f"{tmp_path} is the spool of other jobs than this one:"
+    assert first == f"{tmp_path} is the spool of other jobs:"
     assert others == [
-        'model is "ffff" here, the spool was begun with "0a1b"',
-        "rl_config.max_staleness is 2 here, the spool was begun with 1",
+        'model is "ffff" here, but the spool was started with "0a1b"',
+        "rl_config.max_staleness is 2 here, but the spool was started with 1",
     ]
     path = tmp_path / "spool.json"
     newer = {**json.loads(unsealed(path)), "format": FORMAT + 1, "prefetch": 3}
@@ -72,7 +72,7 @@ def test_fingerprints_of_a_spool_are_compared_where_both_jobs_have_them(tmp_path
     found.agree({**OURS, key: ["ab"]})
     found.agree(OURS)
     with pytest.raises(
-        SpoolError, match=f'{key} is .*"cd".* here, the spool was begun with .*"ab"'
+        SpoolError, match=f'{key} is .*"cd".* here, but the spool was started with .*"ab"'
     ):
         found.agree({**OURS, key: ["cd"]})
 
@@ -244,8 +244,8 @@ def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: 
         spool=found, leases=leases, steps=9, parts=2, version_of=lambda step: max(0, step - 2)
     )
     assert duties.take() is None
-    waits = "step 1 waits for the weights behind 0"
-    assert duties.why_none.startswith(f"{waits}; no train job is at work on {found.root}: ")
+    waits = "step 1 waits for the weights of step 0"
+    assert duties.why_none.startswith(f"{waits}; {found.root} has no running train job:  ")
     assert found.leases("the train job").take("train") is None
     assert duties.take() is None
     assert duties.why_none == waits
@@ -259,7 +259,7 @@ def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: 
         found.records.put(record(duty.place, name))
         duties.finish(duty)
     assert others.take() is None
-    assert others.why_none.startswith("step 2 waits for room")
+    assert others.why_none.startswith("step 2 waits: the records")
     # What the trainer waits for is drawn all the same.
     found.note(HowFar(gathering=2))
     third = others.take()

@@ -78,7 +78,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     jobs.start("rollout", file_bytes=2000)
     log = tmp_path / "rollout.txt"
     deadline = time.monotonic() + 60
-    while "waits until there is room" not in log.read_text():
+    while "waits for free space" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert jobs.spool.records.places() == []
@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     resource.prlimit(jobs.running["rollout"].pid, resource.RLIMIT_FSIZE, unlimited)
     jobs.wait()
     jobs.require_each_once()
-    assert log.read_text().count("waits until there is room") == 1
+    assert log.read_text().count("waits for free space") == 1
 
 
 def test_a_damaged_record_is_told_of_set_aside_and_drawn_again(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_where_a_callback_raises_its_step_is_written_whole_saved_and_exported(
     callbacks, roles = Callbacks([judge]), MemoryRoles()
     trainer = build(tmp_path, roles)
     trainer.run_log.trackers = [callbacks, *trainer.run_log.trackers]
-    with pytest.raises(CallbackError, match="ZeroDivisionError behind step 3") as caught:
+    with pytest.raises(CallbackError, match="ZeroDivisionError after step 3") as caught:
         trainer.run(callbacks.check_interrupt)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert commits(tmp_path).steps() == [3, 2]
@@ -247,7 +247,7 @@ def test_steps_without_an_update_are_counted_on(tmp_path: Path) -> None:
     found = commits(tmp_path / "first").read(2)
     second = build(tmp_path / "second", roles())
     second.resume(found.step, found.state())
-    with pytest.raises(SkippedUpdatesError, match=r"^step 3: the actor has taken no update"):
+    with pytest.raises(SkippedUpdatesError, match=r"^step 3: all updates of the actor"):
         second.run()
 
 

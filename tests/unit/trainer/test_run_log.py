@@ -156,8 +156,8 @@ def test_failing_rewards_are_told_once_for_each_kind_and_counted(tmp_path: Path)
         run_log.reward_failures(step, [failed("exception", 8), failed("timeout", 1)])
     said = stream.getvalue().splitlines()
     assert said == [
-        f"warning: step 0: rewards.py:score gave {count} response(s) no score: {kind}: "
-        "'KeyError: 1' (/rewards.py:3); more in driver.log, the summary counts them all"
+        f"warning: step 0: rewards.py:score did not score {count} response(s): {kind}: "
+        "'KeyError: 1' (/rewards.py:3); details are in driver.log, and the summary counts all"
         for count, kind in ((8, "exception"), (1, "timeout"))
     ]
     assert run_log.close()["reward_failures"] == {
@@ -173,8 +173,8 @@ def test_steps_without_signal_are_told_once_and_counted(tmp_path: Path) -> None:
     for step, signal in enumerate((some, equal, flat, equal, {}), start=1):
         run_log.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0) | signal, [])
     of_signal, of_gradient = (line for line in stream.getvalue().splitlines() if "warning" in line)
-    assert of_signal.startswith("warning: step 2 has nothing to learn from: the responses to")
-    assert of_gradient.startswith("warning: step 3 changed nothing: the gradient is 0, although")
+    assert of_signal.startswith("warning: step 2 did not change the policy: the responses to")
+    assert of_gradient.startswith("warning: step 3 did not change the policy: the gradient is 0")
     assert run_log.close()["steps_without_signal"] == 3
 
 
@@ -240,7 +240,7 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
     steps, *told = done.stdout.splitlines()
     assert steps == "40"
     files = [
-        re.sub(r"^warning: (.*) cannot be written: .*; the run goes on without it$", r"\1", each)
+        re.sub(r"^warning: (.*) cannot be written: .*; the run continues without it$", r"\1", each)
         for each in told
     ]
     assert sorted(re.sub(r"tfevents.*", "tfevents", file) for file in files) == [

@@ -225,7 +225,7 @@ def test_a_run_that_may_skip_one_goes_on_says_so_and_writes_the_next(
     skipped = [line["step"] for line in lines(tmp_path / "metrics.jsonl") if SKIPPED in line]
     assert skipped == [5]
     told = " ".join(shown.getvalue().split())
-    assert told.count("the run goes on without it") == 1
+    assert told.count("the run continues without it") == 1
     assert case.said in told
 
 

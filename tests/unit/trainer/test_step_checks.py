@@ -25,12 +25,11 @@ def test_a_gap_beyond_the_limit_is_warned_of_at_once_and_ends_the_run_in_the_thi
         trainer.run()
     differ = "rollout and training log-probs differ by 0.5 nats on average"
     assert str(caught.value) == (
-        f"step 3: {differ}, rl_config.max_logprob_gap=0.1, for 3 step(s) in a row: the rollout "
-        "engine has other weights, another temperature or another precision than the trainer"
+        f"step 3: {differ} (rl_config.max_logprob_gap=0.1) for 3 step(s) in a row: weights, "
+        "temperature or precision of rollout engine and trainer differ"
     )
     assert [record.message for record in caplog.records] == [
-        f"step {step}: {differ}, rl_config.max_logprob_gap=0.1; the run ends if that lasts for "
-        "3 steps in a row"
+        f"step {step}: {differ} (rl_config.max_logprob_gap=0.1); 3 such steps in a row end the run"
         for step in (1, 2)
     ]
     assert len(lines(tmp_path / "metrics.jsonl")) == 3
@@ -94,8 +93,8 @@ def test_one_token_without_a_log_prob_is_told_and_the_gap_is_measured_at_the_oth
     assert [step["logprob_gap/max"] for step in steps] == pytest.approx([0.05] * 3)
     assert ["nonfinite/logprob_gap" in step for step in steps] == [False, True, False]
     differ = "rollout and training log-probs differ by 0.05 nats on average"
-    differ += ", rl_config.max_logprob_gap=0.1"
-    ends = "; the run ends if that lasts for 3 steps in a row"
+    differ += " (rl_config.max_logprob_gap=0.1)"
+    ends = "; 3 such steps in a row end the run"
     assert [record.message for record in caplog.records] == [
         "step 2: not finite: logprob_gap",
         f"step 2: {differ}, and are not finite at 1 token(s){ends}",
@@ -111,7 +110,7 @@ def test_a_metric_that_is_no_finite_number_ends_the_run_and_is_named(tmp_path: P
     roles = Overflowing()
     with pytest.raises(MindrlError) as caught:
         build(tmp_path, roles, train_iters=3).run()
-    assert str(caught.value) == "step 1: not a finite number: update/ratio"
+    assert str(caught.value) == "step 1: metrics are not finite: update/ratio"
     assert "export model" not in roles.calls
 
 
@@ -127,7 +126,7 @@ def test_a_skipped_update_is_counted_and_told_and_enters_no_mean(
     assert (second["update/skipped"], second["update/policy_loss"]) == (1.0, 4.0)
     assert second["update/grad_norm"] == 0.5
     assert [record.message for record in caplog.records] == [
-        "step 2: not finite: the norm of a gradient",
+        "step 2: not finite: a gradient norm",
         "step 2: 1 update(s) of the actor skipped",
     ]
     assert trainer.run_log.close()["skipped_updates"] == 1
@@ -142,8 +141,8 @@ def test_three_steps_in_a_row_without_any_update_end_the_run(
     with pytest.raises(SkippedUpdatesError) as caught:
         trainer.run()
     assert str(caught.value) == (
-        "step 3: the actor has taken no update in 3 steps: its loss or its gradient is not finite; "
-        "its weights are those of before"
+        "step 3: all updates of the actor in 3 steps were skipped because its loss or gradient was "
+        "not finite; its weights are unchanged"
     )
     steps = lines(tmp_path / "metrics.jsonl")
     assert [step["update/skipped"] for step in steps] == [2.0] * 3

@@ -62,8 +62,8 @@ def worker(engine: Garbled) -> RolloutWorker:
     [
         ([4, 10, 1], "token 10 is outside the vocabulary of 10"),
         ([], "a response is empty"),
-        ([4, 5], "a response was cut at 2 of 3 tokens"),
-        ([4, 5, 6, 1], "4 tokens, where 3 were asked for"),
+        ([4, 5], "a response was cut off at 2 of 3 tokens"),
+        ([4, 5, 6, 1], "4 tokens, but the limit was 3"),
     ],
 )
 def test_garbage_never_leaves_the_worker(

@@ -165,7 +165,7 @@ def test_a_device_that_is_too_small_says_what_did_not_fit_beside_what() -> None:
     with pytest.raises(DeviceMemoryError) as caught:
         built.enter(Phase.TRAIN)
     assert str(caught.value) == (
-        "out of device memory of 0.0 MiB: actor_optimizer needs 0.0 MiB more beside "
+        "out of device memory of 0.0 MiB: actor_optimizer needs 0.0 MiB more; on the device: "
         "actor_weights 0.0 MiB, actor_gradients 0.0 MiB"
     )
     assert calls == ["bring actor_gradients"]

@@ -1,5 +1,7 @@
 """The generated pages are those that the sources give."""
 
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "config": ("make_config_reference.py", "`1234`", "`4321`"),
     "npu-environment": ("make_environment_reference.py", "`1800`", "`120`"),
+    "python-api": ("make_api_reference.py", "`ConfigError`", "`ConfigurationError`"),
 }
 """By page of docs/reference: its script, a value that it shows, and one that it does not."""
 
@@ -47,3 +50,13 @@ def test_a_page_edited_by_hand_is_found_left_alone_and_then_restored(
     assert page.read_text(encoding="utf-8") == edited
     assert run_script(script, "--output", str(page)).returncode == 0
     assert page.read_bytes() == current.read_bytes()
+
+
+def test_every_name_of_the_python_api_can_be_imported_from_where_the_page_says() -> None:
+    page = (ROOT / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8")
+    imports = re.findall(r"^    from ([\w.]+) import (.+)$", page, flags=re.MULTILINE)
+    names = [(module, name) for module, found in imports for name in found.split(", ")]
+    assert ("mindrl", "train") in names
+    assert len(names) >= 20
+    for module, name in names:
+        assert getattr(importlib.import_module(module), name).__name__ == name

@@ -27,7 +27,7 @@ from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
-from mindrl.launch.parts import colocated_actor, loop_of
+from mindrl.launch.parts import loop_of, worker_handle
 from mindrl.launch.plan_record import plan_record
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
@@ -48,13 +48,13 @@ from mindrl.preflight.run_shardings import RunPlan
 from mindrl.report.live_page import LivePage
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.tracking.opened import opened_trackers
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.inputs import Prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 from mindrl.trainer.training_loop import TrainingLoop
+from mindrl.trainer.worker_handle import WorkerHandle
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
 _LONE_FACTORY = "mindrl.launch.rollout_worker:build_lone_rollout_worker"
@@ -319,7 +319,7 @@ class Attempts:
                 cluster.stop()
 
     @contextmanager
-    def _workers(self, cluster: RayCluster) -> Iterator[ColocatedActor]:
+    def _workers(self, cluster: RayCluster) -> Iterator[WorkerHandle]:
         """Start the workers of both sides in parallel, and end them."""
         config, logs = self.plan.config, self.files.folder.logs
         whole = replace(self.plan, config=with_absolute_paths(config))
@@ -338,7 +338,7 @@ class Attempts:
             if fleet is not None:
                 fleet.wait_for_all()
                 engines = ApartEngines(group, fleet)
-            yield colocated_actor(group, self.plan, engines)
+            yield worker_handle(group, self.plan, engines)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
         """Start the replicas of a separate rollout; their router ends with `stack`."""

@@ -9,7 +9,6 @@ from mindrl.models.decoder import forward_cost
 from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.engines import ColocatedEngines, Engines
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.ranks import Ranks
@@ -17,12 +16,13 @@ from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.supervised_trainer import SupervisedTrainer
 from mindrl.trainer.training_loop import TrainingLoop
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 def loop_of(
     plan: RunPlan,
     data: RunData,
-    actor: ColocatedActor,
+    actor: WorkerHandle,
     scorer: RewardScorer | None,
     run_log: RunLog,
 ) -> TrainingLoop:
@@ -35,7 +35,7 @@ def loop_of(
 def trainer_of(
     plan: RunPlan,
     data: RunData,
-    actor: ColocatedActor,
+    actor: WorkerHandle,
     scorer: RewardScorer | None,
     run_log: RunLog,
 ) -> PolicyTrainer:
@@ -59,7 +59,7 @@ def trainer_of(
     return PolicyTrainer(config, data, actor, rewards, run_log, max_logprob_gap=gap)
 
 
-def colocated_actor(group: Ranks, plan: RunPlan, engines: Engines | None = None) -> ColocatedActor:
+def worker_handle(group: Ranks, plan: RunPlan, engines: Engines | None = None) -> WorkerHandle:
     """Return the interface to the workers, which balances batches by cost, or by count.
 
     The engines are those of the group, unless others are given.
@@ -68,7 +68,7 @@ def colocated_actor(group: Ranks, plan: RunPlan, engines: Engines | None = None)
     if plan.config.rl_config.use_dynamic_bsz:
         linear, quadratic = forward_cost(plan.models["actor"])
         costs = partial(sequence_costs, linear=linear, quadratic=quadratic)
-    return ColocatedActor(
+    return WorkerHandle(
         group,
         plan.layouts,
         engines or ColocatedEngines(group, plan.rollout),

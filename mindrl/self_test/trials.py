@@ -14,7 +14,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.errors import MindrlError
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
@@ -112,7 +112,7 @@ class SelfTest:
 
     def _gap(self) -> dict[str, float]:
         """Generate with the engine; compare with the trainer's log-probs for the same weights."""
-        actor, config = colocated_actor(self.group, self.plan), self.plan.config
+        actor, config = worker_handle(self.group, self.plan), self.plan.config
         prompts = [
             Prompt(uid=uid, token_ids=(*range(2 + uid, 18 + uid),), text="", answer="")
             for uid in range(config.world_size)

@@ -9,8 +9,8 @@ from mindrl.checkpoint.commits import Commits, SavedFiles
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.errors import CheckpointError, OutputError
 from mindrl.observability.metrics import Metrics
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        workers: ColocatedActor,
+        workers: WorkerHandle,
         training: MegatronTrainingConfig,
         record: Mapping[str, object],
         run_log: RunLog,

@@ -16,9 +16,9 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.timing import StageTimer
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import Rewarded
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 class Estimation:
@@ -28,7 +28,7 @@ class Estimation:
         self,
         config: RunConfig,
         estimator: Estimator,
-        workers: ColocatedActor,
+        workers: WorkerHandle,
         timer: StageTimer,
     ) -> None:
         """Set the parts; `timer` times the stages."""

@@ -10,9 +10,9 @@ from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.reward_manager import RatedBatch, RewardManager
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 class Evaluation:
@@ -22,7 +22,7 @@ class Evaluation:
         self,
         config: RunConfig,
         data: RunData,
-        workers: ColocatedActor,
+        workers: WorkerHandle,
         rewards: RewardManager,
         run_log: RunLog,
     ) -> None:

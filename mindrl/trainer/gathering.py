@@ -9,8 +9,8 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import MixedOrder, PromptOrder
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.reward_manager import Rating, RewardManager
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Answering:
 
     prompts: Sequence[Prompt]
     order: PromptOrder | MixedOrder
-    workers: ColocatedActor
+    workers: WorkerHandle
     sampling: Sampling
     rewards: RewardManager
     per_step: int

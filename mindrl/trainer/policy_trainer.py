@@ -24,7 +24,6 @@ from mindrl.errors import (
 from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.gathering import Answering, Gathered, Gathering
@@ -36,6 +35,7 @@ from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.weight_probe import probed_gap, with_probe
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 class PolicyTrainer(TrainingLoop):
@@ -45,7 +45,7 @@ class PolicyTrainer(TrainingLoop):
         self,
         config: RunConfig,
         data: RunData,
-        workers: ColocatedActor,
+        workers: WorkerHandle,
         rewards: RewardSources,
         run_log: RunLog,
         *,

@@ -19,7 +19,7 @@ from mindrl.observability.trace import span
 from mindrl.rewards.inputs import Answered
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
-from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class RewardSources:
 
     scorer: RewardScorer | None
     """Reward functions. None if only the reward model scores."""
-    reward_model: ColocatedActor | None
+    reward_model: WorkerHandle | None
     reward_model_weight: float
     """Weight of the model's score, which is added to the weighted sum of the functions."""
     length_penalty: LengthPenalty | None = None

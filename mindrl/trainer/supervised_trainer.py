@@ -18,9 +18,9 @@ from mindrl.data.order import prompt_order
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
 from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.training_loop import TrainingLoop
+from mindrl.trainer.worker_handle import WorkerHandle
 
 _LOSS = "update/policy_loss"
 _OF_POLICIES = frozenset({_LOSS, "update/clip_fraction", "update/ratio", "update/kl_old"})
@@ -31,7 +31,7 @@ class SupervisedTrainer(TrainingLoop):
     """Increases the probability of given answers."""
 
     def __init__(
-        self, config: RunConfig, data: RunData, workers: ColocatedActor, run_log: RunLog
+        self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog
     ) -> None:
         """Set all parts of a run."""
         super().__init__(config, workers, run_log, max_logprob_gap=None)

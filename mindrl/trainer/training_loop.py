@@ -25,10 +25,10 @@ from mindrl.observability.metrics import Metrics
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.checkpoints import Checkpoints
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.minibatches import MinibatchT
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
+from mindrl.trainer.worker_handle import WorkerHandle
 
 _ENDS = (
     *(CallbackError, NonfiniteError, NoSignalError, RewardError),
@@ -43,7 +43,7 @@ class TrainingLoop(ABC):
     def __init__(
         self,
         config: RunConfig,
-        workers: ColocatedActor,
+        workers: WorkerHandle,
         run_log: RunLog,
         *,
         max_logprob_gap: float | None,

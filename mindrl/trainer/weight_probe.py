@@ -20,11 +20,11 @@ from mindrl.batch.sequences import Sequences
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.spool.weights import KnownLogprobs
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.engines import Replica
 from mindrl.trainer.gathering import Answering
 from mindrl.trainer.mismatch import GAP, mean_and_max
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
+from mindrl.trainer.worker_handle import WorkerHandle
 
 PROBE_RESPONSES, _TOKENS = 8, 8
 _KNOWN_ROWS = 64
@@ -79,7 +79,7 @@ class WeightProbe:
         return replace(laid_out, group_B=torch.tensor(replicas))
 
 
-def probed_gap(workers: ColocatedActor, probed: Rollouts | None) -> Metrics:
+def probed_gap(workers: WorkerHandle, probed: Rollouts | None) -> Metrics:
     """Return the gap of a probe under the trainer's current weights, for the worst replica."""
     if probed is None:
         return {}
@@ -93,7 +93,7 @@ def probed_gap(workers: ColocatedActor, probed: Rollouts | None) -> Metrics:
     return _worst(each)
 
 
-def known_logprobs(workers: ColocatedActor, rollouts: Rollouts) -> KnownLogprobs:
+def known_logprobs(workers: WorkerHandle, rollouts: Rollouts) -> KnownLogprobs:
     """Return the log-probs of one token of some responses under the trainer's current weights."""
     taken_B = torch.arange(len(rollouts))[:: -(-len(rollouts) // _KNOWN_ROWS)]
     lengths_B = rollouts.response_mask_BT.sum(dim=1)[taken_B]
@@ -113,7 +113,7 @@ def known_logprobs(workers: ColocatedActor, rollouts: Rollouts) -> KnownLogprobs
     )
 
 
-def loaded_gap(workers: ColocatedActor, known: KnownLogprobs | None, temperature: float) -> Metrics:
+def loaded_gap(workers: WorkerHandle, known: KnownLogprobs | None, temperature: float) -> Metrics:
     """Measure the gap of engines that have loaded weights of which something is known.
 
     An engine knows an upper bound of the log-prob of an unlikely token: the gap is at least this.
@@ -125,7 +125,7 @@ def loaded_gap(workers: ColocatedActor, known: KnownLogprobs | None, temperature
     return _worst([*(found - known_B).abs()])
 
 
-def _read(workers: ColocatedActor, sequences: Sequences, rows: Sequence[int]) -> Tensor:
+def _read(workers: WorkerHandle, sequences: Sequences, rows: Sequence[int]) -> Tensor:
     """Return the actor's log-probs of some rows, padded to the full width, [B, T]."""
     # A batch must divide over the training replicas.
     more = [*rows[:1]] * (-len(rows) % workers.layouts["actor"].replicas)

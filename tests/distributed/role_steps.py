@@ -12,7 +12,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.worker_handle import WorkerHandle
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", answer="")
@@ -41,7 +41,7 @@ class StepTrace:
 
 
 def take_step(
-    actor: ColocatedActor, config: RunConfig, step: int, sampling: Sampling = SAMPLING
+    actor: WorkerHandle, config: RunConfig, step: int, sampling: Sampling = SAMPLING
 ) -> StepTrace:
     """Roll out, ask every role that is there, and update those that learn."""
     rollouts = actor.generate_sequences(PROMPTS, sampling, step=step)

@@ -11,7 +11,7 @@ from test_reference import pushed_up
 from torch import Tensor
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
@@ -32,7 +32,7 @@ def test_model_optimizer_inference_model_and_sharding_manager_are_the_real_ones(
     config = run_config(random_model(False), {"actor_config.backend": backend})
     plan = unordered_shardings(config).ordered.plan
     group = forked_workers.start(plan, "hybrid_probe:HybridProbe")
-    actor = colocated_actor(group, plan)
+    actor = worker_handle(group, plan)
 
     (classes,) = group.call_all("classes")
     assert classes["model"][0] == engine

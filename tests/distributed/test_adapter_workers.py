@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Minibatch
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.preflight.memory_plan import memory_plan
@@ -90,7 +90,7 @@ def test_the_reference_is_the_base_in_the_memory_that_was_planned(
     assert config.roles == ("actor",)
     shardings = unordered_shardings(config).ordered
     group = forked_workers.start(shardings.plan)
-    actor = colocated_actor(group, shardings.plan)
+    actor = worker_handle(group, shardings.plan)
     first, read = actor.generate_sequences(PROMPTS, SAMPLING, step=0), []
     for step in range(3):
         if step == 2:

@@ -19,7 +19,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
 from mindrl.errors import NonfiniteError
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.observability.console import StepConsole
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.platform.device import PLATFORMS
@@ -111,7 +111,7 @@ def stage(
             rewards = RewardSources(scorer=scorer, reward_model=workers, reward_model_weight=1.0)
             return PolicyTrainer(chosen, data, workers, rewards, log, max_logprob_gap=0.01)
 
-        workers = colocated_actor(group, plan)
+        workers = worker_handle(group, plan)
         yield Stage(group, trainer)
     group.stop()
 

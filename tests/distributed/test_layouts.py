@@ -15,7 +15,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.minibatches import MinibatchDealer
@@ -51,7 +51,7 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     """Roll out, score and update three times, with advantages that depend on tokens alone."""
     plan = unordered_shardings(config).ordered.plan
     group = workers.start(plan)
-    actor = colocated_actor(group, plan)
+    actor = worker_handle(group, plan)
     trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[], received=[])
     for step in range(3):
         rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)

@@ -22,7 +22,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.memory_watch import MemoryWatch
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS
@@ -115,7 +115,7 @@ def colocated(forked_workers: ForkedWorkers, configured: Callable[..., RunConfig
     config = configured()
     plan = check(config, PLATFORMS["cpu"])
     group = forked_workers.start(plan)
-    actor = colocated_actor(group, plan)
+    actor = worker_handle(group, plan)
     steps = [take_step(actor, config, 0), take_step(actor, config, 1)]
     group.call_all("flush_metrics")
     actor.record_memory(is_on=True)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
@@ -82,7 +82,7 @@ class Course:
 def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
     plan = unordered_shardings(config).ordered.plan
     group = workers.start(plan)
-    actor = colocated_actor(group, plan)
+    actor = worker_handle(group, plan)
     actor.export("actor", folder / "initial", {"step": 0})
     traces = [take_step(actor, config, step) for step in range(STEPS)]
     answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)

@@ -14,7 +14,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.checkpoint.commits import Commits
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Sampling
 
@@ -57,7 +57,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
     )
     plan = unordered_shardings(with_reference).ordered.plan
     group = forked_workers.start(plan)
-    actor = colocated_actor(group, plan)
+    actor = worker_handle(group, plan)
     sequences = actor.generate_sequences(PROMPTS, SAMPLING, step=0).sequences()
     before = actor.compute_ref_log_prob(sequences).logprobs_BT
     own = actor.compute_log_prob(sequences).logprobs_BT
@@ -68,7 +68,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
 
     alone = unordered_shardings(run_config(random_model(True), TWO_RANKS)).ordered.plan
     group = forked_workers.start(alone)
-    expected = colocated_actor(group, alone).compute_log_prob(sequences).logprobs_BT
+    expected = worker_handle(group, alone).compute_log_prob(sequences).logprobs_BT
     group.stop()
 
     assert torch.equal(before, expected)
@@ -94,7 +94,7 @@ def test_the_reference_takes_over_the_actors_weights_and_a_checkpoint_has_them(
     config = run_config(random_model(False), TWO_RANKS | resets)
     plan = unordered_shardings(config).ordered.plan
     group = forked_workers.start(plan)
-    actor, commits = colocated_actor(group, plan), Commits(tmp_path)
+    actor, commits = worker_handle(group, plan), Commits(tmp_path)
 
     def asked() -> tuple[Tensor, Tensor]:
         """Return the log-probs of the reference, and of the actor."""

@@ -12,10 +12,10 @@ from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.distributed
 
@@ -64,18 +64,18 @@ def noted(
     forked_workers: ForkedWorkers,
     random_model: Callable[[bool], Path],
     run_config: Callable[..., RunConfig],
-) -> Iterator[tuple[ColocatedActor, Noting]]:
+) -> Iterator[tuple[WorkerHandle, Noting]]:
     """Two engines, and what they were asked."""
     plan = unordered_shardings(run_config(random_model(True), TWO_ENGINES)).ordered.plan
     group = forked_workers.start(plan)
     noting = Noting(group)
-    actor = colocated_actor(noting, plan)
+    actor = worker_handle(noting, plan)
     assert (actor.engines.replicas, actor.engine_rows) == (2, ROWS)
     yield actor, noting
     group.stop()
 
 
-def at_once(actor: ColocatedActor, sampling: Sampling) -> list[Answer]:
+def at_once(actor: WorkerHandle, sampling: Sampling) -> list[Answer]:
     """Answer all prompts in one call."""
     found = actor.generate_sequences(PROMPTS, sampling, step=1)
     rows = range(REQUESTS)
@@ -95,7 +95,7 @@ def answers(found: Responses) -> list[Answer]:
 
 
 def test_requests_that_waited_for_a_place_are_answered_as_if_all_had_begun_at_once(
-    noted: tuple[ColocatedActor, Noting],
+    noted: tuple[WorkerHandle, Noting],
 ) -> None:
     actor, noting = noted
     expected = at_once(actor, SAMPLED)
@@ -113,7 +113,7 @@ def test_requests_that_waited_for_a_place_are_answered_as_if_all_had_begun_at_on
 
 
 def test_what_a_step_leaves_goes_on_with_what_it_never_began_to_the_same_greedy_answers(
-    noted: tuple[ColocatedActor, Noting],
+    noted: tuple[WorkerHandle, Noting],
 ) -> None:
     actor, _ = noted
     expected = [tokens for tokens, _, _ in at_once(actor, GREEDY)]

@@ -17,12 +17,12 @@ from mindrl.batch.sequences import Sequences
 from mindrl.checkpoint.commits import Commits
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.distributed
 
@@ -81,7 +81,7 @@ def minibatches(sequences: Sequences) -> tuple[Minibatch, CriticMinibatch]:
     )
 
 
-def trained(actor: ColocatedActor, folder: Path, resumed: Path | None = None) -> Found:
+def trained(actor: WorkerHandle, folder: Path, resumed: Path | None = None) -> Found:
     """Roll out, ask and update all models twice, with a checkpoint between; or from there on."""
     commits, said, metrics = Commits(folder / "checkpoints"), list[Tensor](), []
     actor.record_memory(is_on=True)
@@ -131,7 +131,7 @@ def run(
         plan = unordered_shardings(config).ordered.plan
         group = forked_workers.start(plan)
         try:
-            return trained(colocated_actor(group, plan), folder, resumed)
+            return trained(worker_handle(group, plan), folder, resumed)
         finally:
             group.stop()
 

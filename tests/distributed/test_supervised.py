@@ -24,7 +24,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
 from mindrl.launch.beginning import beginning
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import computed
 from mindrl.observability.trackers import JsonlTracker
@@ -118,7 +118,7 @@ def learned(
     log = RunLog(folder, summary, StepConsole(STEPS, io.StringIO()), [JsonlTracker(folder.metrics)])
     group = workers.start(plan)
     try:
-        actor = colocated_actor(group, plan)
+        actor = worker_handle(group, plan)
         trainer = SupervisedTrainer(config, data, actor, log)
         if from_step_2:
             found = beginning(config, folder, {})

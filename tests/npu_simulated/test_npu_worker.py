@@ -16,7 +16,7 @@ from role_steps import GREEDY, PROMPTS, StepTrace, take_step
 from simulated import Machine, SimulatedNpus
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.parts import colocated_actor
+from mindrl.launch.parts import worker_handle
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import RunPlan, unordered_shardings
 
@@ -89,7 +89,7 @@ def planned(
 
 
 def told(group: Any, plan: RunPlan) -> Told:
-    actor = colocated_actor(group, plan)
+    actor = worker_handle(group, plan)
     steps = [take_step(actor, plan.config, step, GREEDY) for step in range(STEPS)]
     answers = actor.generate_sequences(PROMPTS, GREEDY, step=STEPS)
     return Told(steps, answers.tokens_BT.tolist())

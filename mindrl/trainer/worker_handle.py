@@ -30,7 +30,7 @@ AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
 
 @dataclass(frozen=True)
-class ColocatedActor:
+class WorkerHandle:
     """Distributes batches to the replicas of each role and joins their results.
 
     Roles that share devices take turns: workers switch from one role's call to the next.

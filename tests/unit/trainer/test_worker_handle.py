@@ -14,8 +14,8 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.engines import ColocatedEngines
+from mindrl.trainer.worker_handle import WorkerHandle
 
 
 class RecordingGroup:
@@ -109,8 +109,8 @@ class DrawingGroup(RecordingGroup):
 
 def dealing_actor(
     group: "RecordingGroup", *, train: int, rollout: int, rows: int = 8
-) -> ColocatedActor:
-    return ColocatedActor(
+) -> WorkerHandle:
+    return WorkerHandle(
         group,
         {"actor": TrainLayout(tp=train, dp=4 // train)},
         ColocatedEngines(group, RolloutLayout(tp=rollout, dp=4 // rollout)),
@@ -238,7 +238,7 @@ def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
 
 def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_order() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(
+    actor = WorkerHandle(
         group,
         {"actor": TrainLayout(dp=2, pp=2)},
         ColocatedEngines(group, RolloutLayout(dp=4)),
@@ -291,7 +291,7 @@ def critic_minibatch() -> CriticMinibatch:
 
 def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(
+    actor = WorkerHandle(
         group, MIXED, ColocatedEngines(group, RolloutLayout(dp=4)), seed=1, engine_rows=8
     )
     sequences = four_sequences()
@@ -313,7 +313,7 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
 
 def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answers() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(
+    actor = WorkerHandle(
         group, MIXED, ColocatedEngines(group, RolloutLayout(dp=4)), seed=1, engine_rows=8
     )
 
@@ -328,7 +328,7 @@ def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
     layouts = MIXED | {"critic": TrainLayout(pp=2, dp=2)}
     group = RecordingGroup()
     engines = ColocatedEngines(group, RolloutLayout(dp=4))
-    actor = ColocatedActor(group, layouts, engines, seed=1, engine_rows=8)
+    actor = WorkerHandle(group, layouts, engines, seed=1, engine_rows=8)
     assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}
 
 
@@ -350,7 +350,7 @@ def test_a_role_is_asked_on_its_own_ranks_and_what_was_begun_ahead_is_asked_for_
         "ref": TrainLayout(dp=4),
     }
     engines = ColocatedEngines(group, RolloutLayout(dp=4))
-    actor = ColocatedActor(group, layouts, engines, seed=1, engine_rows=8)
+    actor = WorkerHandle(group, layouts, engines, seed=1, engine_rows=8)
     batch = four_sequences()
     actor.begin("compute_ref_log_prob", "ref", [batch])
     actor.begin("compute_values", "critic", [batch])

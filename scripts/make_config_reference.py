@@ -1,7 +1,8 @@
 """Write docs/reference/config.md from the configuration dataclasses, or check that it is current.
 
 A field's page entry is its name, its type in words, its default and the text under it in the
-source, so a field that is added without a text, or a page that is edited by hand, is noticed.
+source, so a field that is added without a text, or a page that is edited by hand, is noticed. An
+entry that an earlier section has is a reference to that section.
 """
 
 import json
@@ -27,13 +28,13 @@ HEADER = """\
 <!-- Written by scripts/make_config_reference.py from mindrl/config/. Do not edit. -->
 
 Every key of a run, with its type, its default and its meaning. A configuration file in `configs/`
-states only what differs from the defaults; any key can be overridden on the command line as
+contains only differences from the defaults; any key can be overridden on the command line as
 `section.key=value`. An unknown key, a wrong type or a value out of range is refused before
-anything starts, with exit code 2. "Required" means that there is no default. A whole number
-goes up to 2147483647 where nothing else is said.
+anything starts, with exit code 2. "Required" means that there is no default. The maximum of a whole
+number is 2147483647 unless another one is given.
 
 [Before Ray starts](../explanation/architecture.md#before-ray-starts) lists the rules between keys;
-[Change one thing](../tutorials/first-run.md#change-one-thing) shows overrides at work.
+[Change one thing](../tutorials/first-run.md#change-one-thing) shows overrides.
 """
 
 
@@ -113,17 +114,28 @@ def row(name: str, field: FieldInfo) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def table(key: str, section: type) -> str:
-    """Lay out one dataclass: its text, then its fields; nested sections follow on their own."""
+def table(key: str, section: type, written: dict[str, str]) -> str:
+    """Lay out one dataclass: its text, then its fields; nested sections follow on their own.
+
+    Args:
+        key: Dotted name of the section.
+        section: Its dataclass.
+        written: Section of each row on the page so far; extended by this one.
+    """
     within = [path[0] for path in sections(section) if len(path) == 1]
     lines = [f"## {key}", "", cleandoc(section.__doc__ or ""), ""]
-    lines += ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
     fields = documented_fields(section)
-    lines += [row(name, field) for name, field in fields.items() if name not in within]
+    rows = {name: row(name, field) for name, field in fields.items() if name not in within}
+    if own := [line for line in rows.values() if line not in written]:
+        lines += ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |", *own, ""]
+    for first in dict.fromkeys(written[line] for line in rows.values() if line in written):
+        names = [f"`{name}`" for name, line in rows.items() if written.get(line) == first]
+        lines += [f"As in [{first}](#{anchor(first)}): {', '.join(names)}.", ""]
+    written.update({line: key for line in rows.values() if line not in written})
     if within:
         links = [f"[{key}.{name}](#{anchor(f'{key}.{name}')})" for name in within]
-        lines += ["", f"Sections within: {', '.join(links)}."]
-    return "\n".join(lines) + "\n"
+        lines += [f"Sections within: {', '.join(links)}.", ""]
+    return "\n".join(lines)
 
 
 def anchor(heading: str) -> str:
@@ -134,7 +146,8 @@ def anchor(heading: str) -> str:
 def page() -> str:
     """Return the whole page."""
     found = {".".join(path): section for path, section in sections(RunConfig).items() if path}
-    return "\n".join([HEADER, *(table(key, section) for key, section in found.items())])
+    written: dict[str, str] = {}
+    return "\n".join([HEADER, *(table(key, section, written) for key, section in found.items())])
 
 
 if __name__ == "__main__":

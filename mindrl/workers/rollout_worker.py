@@ -16,7 +16,7 @@ from mindrl.models.placement import ShardingTable
 from mindrl.observability.timing import StageTimer
 from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import Request, RolloutEngine, RolloutSink, Sampling
-from mindrl.rollout.soundness import unsound
+from mindrl.rollout.response_checks import response_error
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.weight_links import ReceivingEnd
 
@@ -187,6 +187,6 @@ class RolloutWorker:
     ) -> Responses:
         """Raise if the tokens are impossible; the run checks log-probs itself."""
         tokens = replace(responses, logprobs_N=torch.zeros_like(responses.logprobs_N))
-        if what := unsound(tokens, most, self.vocabulary, are_whole=are_whole):
+        if what := response_error(tokens, most, self.vocabulary, are_whole=are_whole):
             raise AnswerError(f"the engine of this replica returned an invalid response: {what}")
         return responses

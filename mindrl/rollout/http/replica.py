@@ -20,7 +20,7 @@ from mindrl.observability.progress import tick
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.http.answers import Answer
 from mindrl.rollout.http.client import ServerClient
-from mindrl.rollout.soundness import CertainRow, unsound
+from mindrl.rollout.response_checks import CertainRow, response_error
 
 _LOOK_SECONDS = 0.3
 _ABORT_SECONDS = 0.5
@@ -224,7 +224,7 @@ class HttpReplica:
         if len(answer.logprobs) != (0 if sampling.is_greedy else count):
             what = f"{len(answer.logprobs)} log-probs of {count} tokens"
         else:
-            what = unsound(
+            what = response_error(
                 _responses([answer]),
                 [sampling.section.max_tokens - request.drawn],
                 self.vocabulary,
@@ -249,7 +249,7 @@ class HttpReplica:
             answer = self._checked(self.asked[place])
             if answer.ending == "abort":
                 raise WorkerDiedError(f"{self.client.name} aborted a request")
-            if what := self.certain.unsound(answer.logprobs, self.sampling):
+            if what := self.certain.add(answer.logprobs, self.sampling):
                 raise self._garbage(what)
             self.asked[place].is_told = True
         return new

@@ -27,7 +27,7 @@ class CertainRow:
 
     tokens: int = 0
 
-    def unsound(self, logprobs: Sequence[float], sampling: Sampling) -> str:
+    def add(self, logprobs: Sequence[float], sampling: Sampling) -> str:
         """Add the log-probs of one response; return what is wrong with the run, or an empty string.
 
         Greedy responses, those of a truncated distribution (`top_k=1` leaves one token) and those
@@ -47,7 +47,9 @@ class CertainRow:
         )
 
 
-def unsound(responses: Responses, most: Sequence[int], vocabulary: int, *, are_whole: bool) -> str:
+def response_error(
+    responses: Responses, most: Sequence[int], vocabulary: int, *, are_whole: bool
+) -> str:
     """Return what is wrong with responses; empty if they are possible.
 
     `most` is the requested maximum of tokens of each. With `are_whole`, each must have ended by

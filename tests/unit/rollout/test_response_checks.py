@@ -8,7 +8,7 @@ import torch
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import SamplingConfig
 from mindrl.rollout.engine import Sampling
-from mindrl.rollout.soundness import CERTAIN_TOKENS, CertainRow, unsound
+from mindrl.rollout.response_checks import CERTAIN_TOKENS, CertainRow, response_error
 
 # Two responses to requests for up to 3 tokens; of a vocabulary of 10.
 SOUND: dict[str, Any] = {
@@ -20,7 +20,7 @@ SOUND: dict[str, Any] = {
 
 def found(*, whole: bool = True, most: tuple[int, ...] = (3, 3), **fields: Any) -> str:
     responses = Responses.of(**SOUND | fields)
-    return unsound(responses, most, 10, are_whole=whole)
+    return response_error(responses, most, 10, are_whole=whole)
 
 
 def test_sound_responses_have_no_fault_whole_or_not() -> None:
@@ -28,7 +28,7 @@ def test_sound_responses_have_no_fault_whole_or_not() -> None:
     assert (
         found(token_ids=[[], [5]], logprobs=[[], [-1.0]], finished=[False] * 2, whole=False) == ""
     )
-    assert unsound(Responses.of([], [], []), [], 10, are_whole=True) == ""
+    assert response_error(Responses.of([], [], []), [], 10, are_whole=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def row(*responses: tuple[float, ...], greedy: bool = False, **section: Any) -> 
     """Return what is said of responses one behind the other."""
     certain = CertainRow()
     sampling = Sampling(section=SamplingConfig(**section), stop_token_ids=(), is_greedy=greedy)
-    return next(filter(None, (certain.unsound(each, sampling) for each in responses)), "")
+    return next(filter(None, (certain.add(each, sampling) for each in responses)), "")
 
 
 CERTAIN = (0.0,) * (CERTAIN_TOKENS // 4)

@@ -1,12 +1,15 @@
-"""Prove that a change alters no number of a run: the same three short runs before and after it.
+"""Prove that a change alters no number of a run: the same short runs before and after it.
 
     python scripts/compare_runs.py b87699c               # that revision against the working tree
     python scripts/compare_runs.py b87699c HEAD --only ppo
     python scripts/compare_runs.py b87699c --set actor_config.lr_decay_style=constant
 
-grpo   two workers, TP 2 in training and TP 1 in rollout
-moe    experts halved between two workers in training, each expert halved in rollout
-ppo    actor, reference and critic on two workers
+grpo     two workers, TP 2 in training and TP 1 in rollout
+moe      experts halved between two workers in training, each expert halved in rollout
+ppo      actor, reference and critic on two workers
+dapo     groups without a signal are replaced (dynamic sampling)
+partial  responses continue in the next step
+ahead    rollout on a worker of its own, one step ahead of training
 
 Each run is made with the code of either side, with the quickstarts' data and models. All responses,
 rewards, metrics (but seconds, rates and memory of processes) and exported weights must be equal to
@@ -32,8 +35,19 @@ RUNS = {
     "grpo": ("train_grpo", "grpo_tiny_cpu", ("actor_config.tensor_model_parallel_size=2",)),
     "moe": ("train_grpo", "grpo_tiny_moe_cpu", ()),
     "ppo": ("train_ppo", "ppo_tiny_cpu", ()),
+    "dapo": ("train_grpo", "grpo_tiny_cpu", ("rl_config.filter_groups_enable=true",)),
+    "partial": ("train_grpo", "grpo_tiny_cpu", ("rl_config.partial_rollout=true",)),
+    "ahead": (
+        *("train_grpo", "grpo_tiny_cpu"),
+        (
+            "rl_config.use_integrated_worker=false",
+            "rl_config.actor_resource.num_npus=1",
+            "rl_config.rollout_resource.num_npus=1",
+            "rl_config.step_order=one_step_off",
+        ),
+    ),
 }
-UNTIMED = ("seconds/", "throughput/", "memory/")
+UNTIMED = ("seconds/", "throughput/", "memory/", "idle/")
 SAMPLE_KEYS = ("step", "prompt", "response", "reward", "parts", "finished", "response_tokens")
 
 

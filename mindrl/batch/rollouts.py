@@ -119,6 +119,16 @@ class Rollouts(Sequences):
             finished_B=responses.finished_B,
         )
 
+    def responses(self) -> Responses:
+        """Return the responses alone, as they came from the engine."""
+        mask_BT = self.response_mask_BT
+        return Responses(
+            token_ids_N=self.tokens_BT[mask_BT],
+            logprobs_N=self.rollout_logprobs_BT[mask_BT],
+            lengths_B=mask_BT.sum(dim=1),
+            finished_B=self.finished_B,
+        )
+
     def with_ages(self, ages_N: Tensor) -> Self:
         """Set the age of each response token, given concatenated."""
         mask_BT = self.response_mask_BT

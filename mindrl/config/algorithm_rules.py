@@ -13,10 +13,6 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     yield from _old_log_probs(config)
     yield from _rollout_correction(config)
     rl = config.rl_config
-    if rl.partial_rollout and rl.filter_groups_enable:
-        need = ": with rl_config.filter_groups_enable=true a step ends when it is full; use one"
-        yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)
-    yield from _baseline(config)
     yield from _reference(config)
     if rl.clip_cov_lb > rl.clip_cov_ub:
         need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
@@ -77,16 +73,3 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         own = "rl_config.reference_resource has devices" if elsewhere else "ref_config has a layout"
         need = f"needs a reference that is laid out as the actor; {own} of its own"
         yield broken(field, interval, need, 0)
-
-
-def _baseline(config: RunConfig) -> Iterator[Finding]:
-    """A reward model also scores the greedy answers."""
-    if not config.rl_config.has_baseline or config.reward_config is None:
-        return
-    prompts, replicas = config.megatron_training.global_batch_size, config.layout("reward").dp
-    if replicas and prompts % replicas:
-        need = (
-            f"must be divisible by the {replicas} data-parallel replicas of reward_config: with "
-            "rl_config.adv_estimator=remax they rate a greedy answer to each prompt"
-        )
-        yield broken("megatron_training.global_batch_size", prompts, need)

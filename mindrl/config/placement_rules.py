@@ -141,9 +141,6 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
 def _ahead(config: RunConfig) -> Iterator[Finding]:
     """If the rollout overlaps training, refuse options that need it in turns."""
     rl, order = config.rl_config, config.rl_config.step_order
-    if rl.filter_groups_enable:
-        need = f"needs {_ORDER}=in_turns, found {order}: a step draws prompts until it is full"
-        yield broken("rl_config.filter_groups_enable", rl.filter_groups_enable, need, False)
     if rl.has_baseline:
         need = f"needs {_ORDER}=in_turns, found {order}: it answers prompts in the middle of a step"
         yield broken("rl_config.adv_estimator", rl.adv_estimator, need, "rloo")

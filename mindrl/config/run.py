@@ -337,13 +337,18 @@ class RunConfig:
         return self.generate_config.sampling_config.max_tokens // 5 if asked is None else asked
 
     @property
+    def max_staleness(self) -> int:
+        """Maximum number of steps between the one that starts a group and the one that uses it."""
+        rl, job = self.rl_config, self.spool_config.job
+        is_in_turns = rl.step_order == "in_turns" and not rl.partial_rollout and job is None
+        most = 1 if rl.step_order == "one_step_off" else rl.max_staleness
+        return 0 if is_in_turns else most
+
+    @property
     def rollout_correction(self) -> RolloutCorrection | None:
         """The correction for the engine with its effective level; None if it has no effect."""
-        rl, asked = self.rl_config, self.rl_config.rollout_correction
-        goes_on = rl.partial_rollout or rl.step_order == "asynchronous"
-        goes_on = goes_on or self.spool_config.job is not None
-        stale = rl.step_order == "one_step_off" or (goes_on and rl.max_staleness > 0)
-        alike = self.generate_config.dtype == "float32" and not stale
+        asked = self.rl_config.rollout_correction
+        alike = self.generate_config.dtype == "float32" and not self.max_staleness
         alike = alike or self.old_log_probs == "from_rollout"
         level = asked.level or ("off" if alike else "token")
         rejects = asked.reject_below is not None or asked.reject_above is not None

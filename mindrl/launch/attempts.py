@@ -48,11 +48,11 @@ from mindrl.preflight.run_shardings import RunPlan
 from mindrl.report.live_page import LivePage
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.tracking.opened import opened_trackers
-from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.inputs import Prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+from mindrl.trainer.source.interface import Source
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
 
@@ -134,7 +134,7 @@ class Attempts:
     """Whether workers have started once; later failures may not recur and are retried."""
     limits: CallLimits | None = None
     """Durations of worker calls so far, passed on to new workers."""
-    gathers: Callable[[PolicyTrainer], Gathering] | None = None
+    source: Callable[[PolicyTrainer], Source] | None = None
     """Creates the source of step data, if it is not the trainer's default."""
     prefork: PreforkServer | None = None
     """Process that imports what workers need, and forks them."""
@@ -286,8 +286,8 @@ class Attempts:
         with self._workers(services.cluster) as actor:
             self.has_begun = True
             trainer = loop_of(self.plan, self.data, actor, services.scorer, run_log)
-            if self.gathers is not None and isinstance(trainer, PolicyTrainer):
-                trainer.gathering = self.gathers(trainer)
+            if self.source is not None and isinstance(trainer, PolicyTrainer):
+                trainer.source = self.source(trainer)
             actor.group.meanwhile = _meanwhile(trainer)
             if found is not None:
                 actor.restore(found.folder, found.updates)

@@ -15,8 +15,8 @@ from mindrl.observability.output_files import step_of_record
 from mindrl.observability.terminal import note
 from mindrl.report.run_record import raw_lines
 from mindrl.trainer.inputs import Prints, changed_inputs
-from mindrl.trainer.resumed_groups import gathering_state
 from mindrl.trainer.run_log import RunFolder
+from mindrl.trainer.source.choice import source_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Beginning:
     def __str__(self) -> str:
         """Describe it for the user."""
         if self.step:
-            return f"goes on behind step {self.step}, from {self.folder}"
-        return f"begins with the weights of {self.folder}"
+            return f"continues after step {self.step}, from {self.folder}"
+        return f"starts with the weights of {self.folder}"
 
 
 def beginning(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning | None:
@@ -69,8 +69,8 @@ def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
     last = max((step for step in steps if step is not None), default=0)
     if last > config.megatron_training.save_interval:
         raise CheckpointError(
-            f"{checkpoints} is empty, and {metrics} has {last} steps, which a new run would "
-            "replace: put the checkpoints back, or remove that empty folder to begin anew"
+            f"{checkpoints} is empty, but {metrics} has {last} steps, which a new run would "
+            "replace; restore the checkpoints, or remove the empty folder to start a new run"
         )
 
 
@@ -84,12 +84,12 @@ def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
         ) from error
     training = config.megatron_training
     found = _newest_whole(config, commits, steps, inputs, weights_alone=training.finetune)
-    assert found is not None, "one of these steps is whole"
+    assert found is not None, "at least one checkpoint is complete"
     last = training.train_iters
     if found.step >= last and not training.finetune:
         raise CheckpointError(
-            f"megatron_training.resume={place}: {found.folder} leaves nothing to do: "
-            f"megatron_training.train_iters={last} must be above {found.step}, and named in "
+            f"megatron_training.train_iters={last} must be above {found.step}, the last step of "
+            f"megatron_training.resume={found.folder}; raise it and list it in "
             "megatron_training.resume_allow"
         )
     return found
@@ -106,10 +106,10 @@ def _newest_whole(
     """Return the newest complete checkpoint, if the configuration may continue from it."""
     found, problems = commits.newest_whole(steps)
     for problem in problems:
-        note(f"{problem}; this checkpoint is passed over")
+        note(f"{problem}; skipping this checkpoint")
     if found is None:
         if problems:
-            raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
+            raise CheckpointError(f"{commits.root}: all {len(problems)} checkpoints are damaged")
         return None
     state = found.state()
     findings = [*map(str, resume_findings(state["config"], config, weights_alone=weights_alone))]
@@ -121,8 +121,8 @@ def _newest_whole(
         raise CheckpointError("\n".join(findings))
     # A reference that was reset may be fixed from now on.
     updates = {role: n for role, n in state["updates"].items() if role in config.changing_roles}
-    if not weights_alone and "gathering" in state:
-        state = {**state, "gathering": gathering_state(config, found.step, state)}
+    if not weights_alone and "source" in state:
+        state = {**state, "source": source_state(config, found.step, state)}
     return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)
 
 

@@ -36,7 +36,7 @@ from mindrl.spool.reader import StepReader
 from mindrl.trainer.inputs import shared_prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
-from mindrl.trainer.spool_groups import SpoolGroups
+from mindrl.trainer.source.spool import SpoolGroups
 from mindrl.trainer.spool_rollouts import SpoolRollouts
 
 _AGREED = (
@@ -95,7 +95,7 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     with _part_of(spool, "train", "the train job") as leases:
         spool.agree(agreed(config, read_data(config)))
 
-        def gathers(trainer: PolicyTrainer) -> SpoolGroups:
+        def source(trainer: PolicyTrainer) -> SpoolGroups:
             return SpoolGroups(
                 config=config,
                 reader=StepReader(
@@ -109,7 +109,7 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
                 committed=lambda: max(commits.steps(), default=0),
             )
 
-        train(plan, platform, run_dir, gathers=gathers)
+        train(plan, platform, run_dir, source=source)
         last = config.megatron_training.train_iters
         spool.note(HowFar(gathering=last, confirmed=last, done=True))
         spool.records.forget(last)
@@ -197,5 +197,5 @@ def _part_of(spool: Spool, name: str, what: str) -> Iterator[Leases]:
     """
     with spool.leases(what) as leases:
         if (other := leases.take_or_wait(name)) is not None:
-            raise SpoolError(f"{spool.root} has this job already: {other}")
+            raise SpoolError(f"{spool.root} already has this job: {other}")
         yield leases

@@ -23,11 +23,11 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.report.run_record import step_lines
 from mindrl.trainer.comparison import Comparison, Number, compare_metrics, compare_rollouts
-from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RatedBatch, Rating
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+from mindrl.trainer.source.interface import Gathered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
     """
     if config.sft_config is not None:
         raise ConfigError(
-            f"--step {step}: {folder.root} is supervised fine-tuning, which draws nothing: "
-            "it is the run itself that is repeated, from the same seed, to the same numbers"
+            f"--step {step}: {folder.root} is a run of supervised fine-tuning, which generates no "
+            "responses; repeat the run with the same seed to get the same numbers"
         )
     lines, files = _lines(folder.metrics), RolloutFiles(folder.rollouts)
     commits = Commits(folder.checkpoints)
@@ -72,15 +72,14 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
     suffices = lines.keys() & before & (lines.keys() if generates else stored)
     if step not in suffices:
         lacks = {
-            "no line in metrics.jsonl": step in lines,
-            f"no checkpoint of step {step - 1}": step in before,
-            "no file in rollouts/ (--generate does without)": generates or step in stored,
+            "a line in metrics.jsonl": step in lines,
+            f"a checkpoint of step {step - 1}": step in before,
+            "a file in rollouts/ (not needed with --generate)": generates or step in stored,
         }
         missing = ", ".join(what for what, is_there in lacks.items() if not is_there)
         possible = ", ".join(map(str, sorted(suffices))) or "none"
         raise ConfigError(
-            f"--step {step}: {folder.root} has {missing} for it; "
-            f"steps that can be replayed: {possible}"
+            f"--step {step}: {folder.root} lacks {missing}; steps that can be replayed: {possible}"
         )
     return Recorded(
         step=step,
@@ -131,7 +130,7 @@ def run_again(
     batch, compared = recorded.batch, Comparison(count=0, differences=())
     ways: Metrics = {}
     if generates:
-        gathered = trainer.gathering.gather(recorded.step, lambda: None)
+        gathered = trainer.source.next(recorded.step, lambda: None)
         ways = gathered.metrics
         if batch is not None:
             compared = compare_rollouts(batch.rollouts, gathered.rollouts)

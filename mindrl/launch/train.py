@@ -24,11 +24,11 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
-from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.inputs import Prints, input_prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
-from mindrl.trainer.stored_groups import stored_rollouts
+from mindrl.trainer.source.interface import Source
+from mindrl.trainer.source.stored import stored_rollouts
 
 
 def train(
@@ -36,13 +36,13 @@ def train(
     platform: Platform,
     run_dir: Path,
     *,
-    gathers: Callable[[PolicyTrainer], Gathering] | None = None,
+    source: Callable[[PolicyTrainer], Source] | None = None,
     callbacks: Callbacks | None = None,
     prefork: PreforkServer | None = None,
 ) -> dict[str, object]:
     """Train with the algorithm of a checked run, including the export; return the summary.
 
-    `run_dir` is the folder of the output. `gathers` creates the source of responses if it is not an
+    `run_dir` is the folder of the output. `source` creates the source of responses if it is not an
     engine of the run. `callbacks` are called after each step. Workers are forked from the
     prefork server, if given.
 
@@ -67,7 +67,7 @@ def train(
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
     traces = step_traces(config, folder, console)
     files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces, inputs)
-    attempts = Attempts(plan, platform, data, files, gathers=gathers, prefork=prefork)
+    attempts = Attempts(plan, platform, data, files, source=source, prefork=prefork)
     try:
         with trace_requests(traces.ask), interrupts_unwrapped(), console:
             attempts.run(found)

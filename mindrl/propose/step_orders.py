@@ -13,7 +13,7 @@ from typing import Literal
 
 from mindrl.propose.decoding import Drawing, Rates
 from mindrl.propose.fleet import Dealing, Fleet, Seen
-from mindrl.trainer.pool_bounds import PoolBounds
+from mindrl.trainer.source.bounds import PoolBounds
 
 Order = Literal["in_turns", "partial", "one_step_off", "asynchronous"]
 WARM = 4
@@ -104,7 +104,7 @@ class _Run:
     def steps(self) -> Iterator[tuple[list[int], int, int]]:
         """Yield after each step the ages of its groups, their responses and their tokens."""
         for step in range(1, self.bounds.last_step + 1):
-            self._begin(step, self.bounds.to_begin(step, len(self.born)))
+            self._begin(step, self.bounds.to_start(step, len(self.born)))
             while (taken := self._taken(step)) is None:
                 # Nothing changes before another group is complete.
                 while not self._go_on():
@@ -116,7 +116,7 @@ class _Run:
             if self.way.order == "partial":
                 self._stop(self.now)
             elif self.way.is_apart:
-                self._begin(step, self.bounds.to_begin_behind(step, len(self.born)))
+                self._begin(step, self.bounds.to_start_ahead(step, len(self.born)))
             self._learn(tokens)
             yield ages, drawn, tokens
 
@@ -167,7 +167,7 @@ class _Run:
 
     def _taken(self, step: int) -> list[int] | None:
         whole_G = [not self.open_[group] for group in self.born]
-        return self.bounds.taken(step, [*self.born.values()], whole_G)
+        return self.bounds.ready(step, [*self.born.values()], whole_G)
 
 
 def worth_of(

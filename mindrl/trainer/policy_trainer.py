@@ -26,13 +26,13 @@ from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
-from mindrl.trainer.gathering import Answering, Gathered, Gathering
-from mindrl.trainer.gatherings import gathering_of
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSources
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.source.choice import source_of
+from mindrl.trainer.source.interface import Answering, Gathered, Source
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.weight_probe import probed_gap, with_probe
 from mindrl.trainer.worker_handle import WorkerHandle
@@ -78,7 +78,7 @@ class PolicyTrainer(TrainingLoop):
             rewards=self.rewards,
             per_step=self.training.global_batch_size,
         )
-        self.gathering: Gathering = gathering_of(config, self.answering, run_log.warn)
+        self.source: Source = source_of(config, self.answering, run_log.warn)
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
 
@@ -88,13 +88,13 @@ class PolicyTrainer(TrainingLoop):
             **super().state(),
             "minibatches": self.minibatches.state(),
             **self.minibatches.entropy_state(),
-            "gathering": self.gathering.state(self.run_log.summary.steps),
+            "source": self.source.state(self.run_log.summary.steps),
         }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
         """Continue after a step, with the available parts of a state."""
         super().resume(step, state)
-        self.gathering.resume(step, state.get("gathering", {}))
+        self.source.load_state(step, state.get("source", {}))
 
     def taking(self) -> dict[str, Callable[[Any], None]]:
         """Return the function that restores each part of a state, by name."""
@@ -113,10 +113,10 @@ class PolicyTrainer(TrainingLoop):
     def step(self, step: int) -> tuple[Metrics, RatedBatch]:
         """Roll out, score, estimate and update once."""
         with self.timer("step"):
-            gathered = self.gathering.gather(step, self.check_interrupt)
+            gathered = self.source.next(step, self.check_interrupt)
             learn = self.train_on if self.config.learns else self.rate
             computed, batch = learn(step, gathered)
-            computed |= self.gathering.learned(step)
+            computed |= self.source.trained(step)
         spent = self.spent(computed["rollout/response_tokens"])
         return measured(merge(computed, gathered.metrics, spent)), batch
 

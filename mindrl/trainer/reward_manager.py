@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from mindrl.algorithms.length_penalty import LengthPenalty
@@ -42,6 +41,20 @@ class Rewarded:
     responses: list[str]
     scores: Scores
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate batches."""
+        return cls(
+            responses=[each for part in parts for each in part.responses],
+            scores=Scores.joined([part.scores for part in parts]),
+        )
+
+    def rows(self, rows: Sequence[int]) -> Self:
+        """Keep some responses; failures of the others are still counted."""
+        return replace(
+            self, responses=[self.responses[row] for row in rows], scores=self.scores.rows(rows)
+        )
+
 
 Rating = AbstractContextManager[Callable[[], Rewarded]]
 """Scores a batch while its body runs; the body calls the result for the scores."""
@@ -66,26 +79,7 @@ class RatedBatch:
         return cls(
             prompts=[prompt for part in parts for prompt in part.prompts],
             rollouts=Rollouts.joined([part.rollouts for part in parts]),
-            rewarded=Rewarded(
-                responses=[each for part in parts for each in part.rewarded.responses],
-                scores=Scores.joined([part.rewarded.scores for part in parts]),
-            ),
-        )
-
-    def of_groups(self, groups: Sequence[int]) -> Self:
-        """Keep the responses to some prompts, in their order."""
-        group_B = self.rollouts.group_B
-        rows_B = torch.isin(group_B, torch.tensor(groups)).nonzero()[:, 0]
-        rollouts, rows = self.rollouts.rows(rows_B), rows_B.tolist()
-        renumbered_B = torch.searchsorted(torch.tensor(groups), rollouts.group_B)
-        return replace(
-            self,
-            prompts=[self.prompts[group] for group in groups],
-            rollouts=replace(rollouts, group_B=renumbered_B),
-            rewarded=Rewarded(
-                responses=[self.rewarded.responses[row] for row in rows],
-                scores=self.rewarded.scores.rows(rows),
-            ),
+            rewarded=Rewarded.joined([part.rewarded for part in parts]),
         )
 
     def samples(self, rows: Iterable[int]) -> list[Sample]:

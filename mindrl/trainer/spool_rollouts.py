@@ -13,10 +13,10 @@ from mindrl.spool.files import when_there_is_room
 from mindrl.spool.folder import Spool
 from mindrl.spool.records import Record
 from mindrl.spool.weights import Weights
-from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import packed
-from mindrl.trainer.spool_groups import responses_of, step_prompts
+from mindrl.trainer.source.interface import Gathered
+from mindrl.trainer.source.spool import responses_of, step_prompts
 from mindrl.trainer.weight_probe import loaded_gap
 
 

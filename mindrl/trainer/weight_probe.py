@@ -21,8 +21,8 @@ from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.spool.weights import KnownLogprobs
 from mindrl.trainer.engines import Replica
-from mindrl.trainer.gathering import Answering
 from mindrl.trainer.mismatch import GAP, mean_and_max
+from mindrl.trainer.source.interface import Answering
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
 from mindrl.trainer.worker_handle import WorkerHandle
 
@@ -40,7 +40,7 @@ class WeightProbe:
     @classmethod
     def of(cls, answering: Answering, seed: int, version: int) -> "WeightProbe":
         """Create it from the first prompts of the step after a version; `seed` is the run's."""
-        prompts = answering.draw(version * answering.per_step, PROBE_RESPONSES)
+        prompts = answering.prompts_from(version * answering.per_step, PROBE_RESPONSES)
         asked, section = answering.sampling, answering.sampling.section
         # From the full distribution, whose log-probs the trainer computes.
         short = replace(
@@ -127,10 +127,8 @@ def loaded_gap(workers: WorkerHandle, known: KnownLogprobs | None, temperature: 
 
 def _read(workers: WorkerHandle, sequences: Sequences, rows: Sequence[int]) -> Tensor:
     """Return the actor's log-probs of some rows, padded to the full width, [B, T]."""
-    # A batch must divide over the training replicas.
-    more = [*rows[:1]] * (-len(rows) % workers.layouts["actor"].replicas)
-    read_BT = workers.compute_log_prob(sequences.rows(torch.tensor([*rows, *more]))).logprobs_BT
-    return pad(read_BT[: len(rows)], (0, sequences.tokens_BT.size(1) - read_BT.size(1)))
+    read_BT = workers.compute_log_prob(sequences.rows(torch.tensor(rows))).logprobs_BT
+    return pad(read_BT, (0, sequences.tokens_BT.size(1) - read_BT.size(1)))
 
 
 def _worst(gaps: Sequence[Tensor]) -> Metrics:

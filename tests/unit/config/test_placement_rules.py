@@ -49,10 +49,7 @@ def test_keys_of_a_rollout_apart_are_refused_where_devices_are_shared(
         ({"rl_config.partial_rollout": True}, "rl_config.partial_rollout"),
         ({"rl_config.on_device_loss": "shrink"}, "rl_config.on_device_loss"),
         ({"rl_config.filter_groups_enable": True}, ""),
-        (
-            {"rl_config.filter_groups_enable": True, ORDER: "one_step_off"},
-            "rl_config.filter_groups_enable",
-        ),
+        ({"rl_config.filter_groups_enable": True, ORDER: "one_step_off"}, ""),
         ({"rl_config.adv_estimator": "remax"}, ""),
         ({"rl_config.adv_estimator": "remax", ORDER: "asynchronous"}, "rl_config.adv_estimator"),
         ({"rl_config.reproducible_sampling": False}, ""),

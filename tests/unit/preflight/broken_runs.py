@@ -91,11 +91,11 @@ RUNS: dict[str, Broken] = {
         "math_verify",
         on(8, {"rl_config.filter_groups_enable": True}),
     ),
-    "two ways to end a rollout": Broken(
-        "rl_config.partial_rollout",
-        True,
+    "partial rollout without seeds": Broken(
+        "rl_config.reproducible_sampling",
         False,
-        on(8, {"rl_config.filter_groups_enable": True}),
+        True,
+        on(8, {"rl_config.partial_rollout": True}),
     ),
     # The model.
     "actor tp and attention heads": Broken(f"{ACTOR}.{TP}", 8, 4, on(8)),

@@ -38,6 +38,8 @@ def test_a_run_that_goes_on_asks_the_prompts_of_one_that_was_never_stopped(tmp_p
     # Of each three prompts one is row 0, the only one of its set.
     assert [uid == 0 for uids in asked for uid in uids][:9] == [False, True, False] * 3
     first = build(tmp_path, MemoryRoles())
+    for step in range(1, 4):
+        first.recorded_step(step)
     later = build(tmp_path, rest)
     later.resume(3, first.state())
     later.run()

@@ -24,9 +24,10 @@ from mindrl.data.order import prompt_order
 from mindrl.data.prompts import PromptSet
 from mindrl.errors import ClusterError
 from mindrl.observability.timing import StageTimer
-from mindrl.trainer.ahead_groups import AheadGroups
-from mindrl.trainer.gathering import Answering
 from mindrl.trainer.reward_manager import RewardManager
+from mindrl.trainer.source.choice import source_of
+from mindrl.trainer.source.generated import GeneratedGroups
+from mindrl.trainer.source.interface import Answering
 
 LONGEST = 12
 PROBE_CALLS = 3
@@ -71,7 +72,7 @@ class Trained:
         return found
 
 
-def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) -> AheadGroups:
+def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) -> GeneratedGroups:
     """Build it for steps of two prompts, with rounds of two engine steps."""
     order = "asynchronous" if is_asynchronous else "one_step_off"
     asked = {
@@ -96,33 +97,33 @@ def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) 
         rewards=RewardManager(rewards(roles), decode, timer),
         per_step=2,
     )
-    return AheadGroups(chosen, answering)
+    return source_of(chosen, answering, lambda _: None)
 
 
 def train(
-    groups: AheadGroups,
+    groups: GeneratedGroups,
     steps: Sequence[int],
     learn: Callable[[int], None] = lambda _: None,
 ) -> Trained:
     trained = Trained()
     for step in steps:
-        gathered = groups.gather(step, lambda: None)
+        gathered = groups.next(step, lambda: None)
         learn(step)
         trained.steps.append(gathered.rollouts)
         trained.probed.append(gathered.probed)
-        trained.metrics.append({**gathered.metrics, **groups.learned(step)})
+        trained.metrics.append({**gathered.metrics, **groups.trained(step)})
     return trained
 
 
-def check(groups: AheadGroups, trained: Trained, steps: int, staleness: int) -> None:
+def check(groups: GeneratedGroups, trained: Trained, steps: int, staleness: int) -> None:
     """Hold what every order promises: nothing twice, nothing lost, nothing too old."""
     assert sorted(itertools.chain(*trained.uids())) == list(range(2 * steps))
     for rollouts in trained.steps:
         lengths_B = rollouts.response_mask_BT.sum(dim=1).tolist()
         assert lengths_B == [length_of(int(uid) - 1) for uid in rollouts.tokens_BT[:, 0]]
     assert all(0 <= age <= staleness for ages in trained.ages() for age in ages)
-    assert not groups.pool.dealt.groups
-    assert groups.place == 2 * steps
+    assert not groups.pool.groups
+    assert groups.pool.next_prompt == 2 * steps
 
 
 def test_one_step_off_each_batch_is_drawn_whole_by_the_weights_before_the_last_update() -> None:
@@ -241,7 +242,7 @@ def test_what_nobody_expects_of_a_replica_ends_the_run() -> None:
 def test_a_resumed_run_goes_on_with_the_tokens_that_were_under_way(
     done: int, *, is_asynchronous: bool
 ) -> None:
-    def build() -> tuple[AheadGroups, MemoryEngines]:
+    def build() -> tuple[GeneratedGroups, MemoryEngines]:
         engines = MemoryEngines(2, length_of)
         keys = {"train_iters": 6, "max_staleness": 2}
         return ahead(engines, is_asynchronous=is_asynchronous, **keys), engines
@@ -249,16 +250,16 @@ def test_a_resumed_run_goes_on_with_the_tokens_that_were_under_way(
     groups, _ = build()
     before = train(groups, range(1, done + 1))
     state = json.loads(json.dumps(groups.state(done)))
-    under_way = groups.pool.dealt.under_way
+    under_way = tuple(groups.pool.groups.values())
     again, engines = build()
-    again.resume(done, state)
+    again.load_state(done, state)
     behind = train(again, range(done + 1, 7))
     both = Trained(steps=[*before.steps, *behind.steps])
     check(again, both, steps=6, staleness=2 if is_asynchronous else 1)
     # What had been drawn was not drawn again: what is open goes on from its tokens.
     asked = {(request.token_ids[0] - 1, request.drawn) for request in engines.asked}
     open_ = {
-        (group.index, len(each.tokens_N))
+        (group.prompt, len(each.tokens_N))
         for group in under_way
         for each in group.sequences
         if not each.finished
@@ -273,7 +274,7 @@ def test_one_step_off_a_resumed_run_is_the_straight_one() -> None:
     first = ahead(MemoryEngines(1, length_of), is_asynchronous=False, train_iters=6)
     train(first, range(1, 4))
     again = ahead(MemoryEngines(3, length_of), is_asynchronous=False, train_iters=6)
-    again.resume(3, json.loads(json.dumps(first.state(3))))
+    again.load_state(3, json.loads(json.dumps(first.state(3))))
     behind = train(again, range(4, 7))
     for ours, theirs in zip(behind.steps, whole.steps[3:], strict=True):
         assert torch.equal(ours.tokens_BT, theirs.tokens_BT)

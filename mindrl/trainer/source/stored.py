@@ -9,9 +9,9 @@ from typing import Any
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
 from mindrl.observability.metrics import Metrics
-from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.reward_manager import Rating
 from mindrl.trainer.rollout_files import RolloutFiles
+from mindrl.trainer.source.interface import Gathered
 
 _KEY = "rl_config.debug_rollouts"
 
@@ -22,14 +22,14 @@ class StoredGroups:
 
     files: RolloutFiles
 
-    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
+    def next(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Read the file of a step."""
         check_interrupt()
         batch = self.files.read(step)
         rating: Rating = nullcontext(lambda: batch.rewarded)
         return Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
 
-    def learned(self, step: int) -> Metrics:  # noqa: ARG002
+    def trained(self, step: int) -> Metrics:  # noqa: ARG002
         """Do nothing: the new weights are not used elsewhere."""
         return {}
 
@@ -37,7 +37,7 @@ class StoredGroups:
         """Return an empty state: the file of a step follows from its number."""
         return {}
 
-    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
 

@@ -123,8 +123,8 @@ def test_at_the_limit_groups_without_a_signal_fill_the_step_and_the_run_says_so_
     (line,) = told
     assert line == (
         "step 1: 1 of 2 groups have no signal after the 4 prompts that a step may draw "
-        "(rl_config.filter_groups_max_batches): their advantages are 0; groups/without_signal "
-        "tells of later steps"
+        "(rl_config.filter_groups_max_batches): their advantages are 0; see groups/without_signal "
+        "for later steps"
     )
 
 
@@ -187,7 +187,7 @@ def test_groups_may_be_judged_by_the_function_that_measures_accuracy(tmp_path: P
     # A source that has a judge of its own is judged by that one.
     roles = Shaped(EVERY_FIFTH)
     trainer = build(tmp_path / "judged", roles, filter_groups_metric="accuracy")
-    trainer.gathering.judge = "other"
+    trainer.source.filter.judge = "other"
     ranges = {name: ScoreRange(0.0, 1.0) for name in ("exact", "other")}
     score = roles.score
     roles.score = lambda *given: replace(score(*given), ranges=ranges)

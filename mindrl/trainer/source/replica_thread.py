@@ -13,11 +13,11 @@ from mindrl.trainer.weight_probe import WeightProbe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Advanced:
     """A replica has generated for some time."""
 
     number: int
-    places: Sequence[int]
+    indices: Sequence[int]
     """Indices of the requests that are complete, in the order of sending."""
     responses: Responses
     steps: int
@@ -43,20 +43,20 @@ class Lost:
 
 
 class ReplicaThread:
-    """Lets a replica generate until it is stopped; calls `tell` with events on its own thread."""
+    """Lets a replica generate until it is stopped; calls `report` with events on its own thread."""
 
     def __init__(
         self,
         replica: Replica,
         sampling: Sampling,
         round_steps: int,
-        tell: Callable[[Drawn | Probed | Lost], None],
+        report: Callable[[Advanced | Probed | Lost], None],
         *,
         probe: WeightProbe,
     ) -> None:
         """Start without requests except those of the probe."""
         self.replica, self.sampling = replica, sampling
-        self.round_steps, self.tell, self.probe = round_steps, tell, probe
+        self.round_steps, self.report, self.probe = round_steps, report, probe
         self.busy_seconds = 0.0
         self._changed, self._asked, self._stops = Condition(), list[Request](), False
         Thread(target=self._run, name=f"replica-{replica.number}", daemon=True).start()
@@ -77,19 +77,21 @@ class ReplicaThread:
         number = self.replica.number
         try:
             began = time.perf_counter()
-            self.tell(Probed(number=number, responses=self.probe.draw(self.replica)))
+            self.report(Probed(number=number, responses=self.probe.draw(self.replica)))
             self.busy_seconds += time.perf_counter() - began
             asked = self._draw()
             began = time.perf_counter()
             responses = self.replica.take() if asked else Responses.of([], [], [])
             self.busy_seconds += time.perf_counter() - began
-            places = range(asked)
-            self.tell(
-                Drawn(number=number, places=places, responses=responses, steps=0, has_ended=True)
+            indices = range(asked)
+            self.report(
+                Advanced(
+                    number=number, indices=indices, responses=responses, steps=0, has_ended=True
+                )
             )
         except Exception as error:  # noqa: BLE001
             # Passed to the driver, which raises errors other than the loss of a replica.
-            self.tell(Lost(number=number, error=error))
+            self.report(Lost(number=number, error=error))
 
     def _draw(self) -> int:
         """Generate until stopped; return the number of requests received."""
@@ -102,7 +104,7 @@ class ReplicaThread:
             asked, left = asked + len(more), left + len(more) - len(found)
             self.busy_seconds += time.perf_counter() - began
             number, steps = self.replica.number, self.round_steps
-            self.tell(Drawn(number=number, places=found, responses=responses, steps=steps))
+            self.report(Advanced(number=number, indices=found, responses=responses, steps=steps))
         return asked
 
     def _next(self, *, is_idle: bool) -> list[Request] | None:

@@ -17,9 +17,9 @@ from mindrl.observability.metrics import Metrics
 from mindrl.spool.reader import StepReader
 from mindrl.spool.records import Record
 from mindrl.spool.weights import Weights
-from mindrl.trainer.gathering import Answering, Gathered
 from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.rollout_files import unpacked
+from mindrl.trainer.source.interface import Answering, Gathered
 from mindrl.trainer.weight_probe import known_logprobs, worst_gap
 
 
@@ -43,11 +43,11 @@ class SpoolGroups:
     newest: Rollouts | None = None
     """Rollouts of the last step, published with the weights after it."""
 
-    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
+    def next(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Wait for the records of a step."""
         self.check_interrupt = check_interrupt
         if not self.ready:
-            self.learned(step - 1)
+            self.trained(step - 1)
             self.ready = True
         self.confirm(self.committed())
         weights, prompts = self._weights(step), step_prompts(self.answering, step)
@@ -75,7 +75,7 @@ class SpoolGroups:
             gap=worst_gap([record.gap for record in records]),
         )
 
-    def learned(self, step: int) -> Metrics:
+    def trained(self, step: int) -> Metrics:
         """Publish the weights after a step, if they are due.
 
         On a full disk this waits until there is room.
@@ -104,7 +104,7 @@ class SpoolGroups:
         """Return an empty state: the data of a step follows from its number."""
         return {}
 
-    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def _export(self, folder: Path) -> None:
@@ -126,7 +126,7 @@ class SpoolGroups:
 
 def step_prompts(answering: Answering, step: int) -> list[Prompt]:
     """Return the prompts of a step, in order."""
-    return answering.draw((step - 1) * answering.per_step, answering.per_step)
+    return answering.prompts_from((step - 1) * answering.per_step, answering.per_step)
 
 
 def responses_of(prompts: Sequence[Prompt], samples: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Data of a step: prompts, responses and rewards."""
+"""Data of a step, and the interface of its sources."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from mindrl.trainer.worker_handle import WorkerHandle
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """Data that a step trains on."""
+    """Data that a step trains on: prompts, responses and rewards."""
 
     prompts: Sequence[Prompt]
     rollouts: Rollouts
@@ -28,13 +28,13 @@ class Gathered:
     """Log-prob gap of other tokens, measured with the weights that sampled these."""
 
 
-class Gathering(Protocol):
+class Source(Protocol):
     """Source of each step's data."""
 
-    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
+    def next(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Return the data of a step; `check_interrupt` raises if the run was asked to stop."""
 
-    def learned(self, step: int) -> Metrics:
+    def trained(self, step: int) -> Metrics:
         """Record that a step was trained: the weights are new from now on."""
 
     def state(self, step: int) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Gathering(Protocol):
         The step is the last one, or the one before if the last was abandoned.
         """
 
-    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
         """Continue after a step; the state is empty if it was not stored."""
 
 
@@ -59,9 +59,9 @@ class Answering:
     per_step: int
     """Prompts that a step trains on."""
 
-    def draw(self, place: int, count: int) -> list[Prompt]:
+    def prompts_from(self, start: int, count: int) -> list[Prompt]:
         """Return `count` prompts from an index in the order; indices count from 0."""
-        return [self.prompts[index] for index in self.order.indices(place, count)]
+        return [self.prompts[index] for index in self.order.indices(start, count)]
 
     def roll_out(
         self, prompts: Sequence[Prompt], step: int, answered: Sequence[Prompt] = ()
@@ -72,32 +72,3 @@ class Answering:
             return self.workers.generate_sequences(
                 prompts, self.sampling, step=step, answered=answered
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepGroups:
-    """One rollout per step, of exactly the prompts that the step trains on."""
-
-    answering: Answering
-    blocking: bool
-    """Whether to score before other work, not concurrently."""
-
-    def gather(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
-        """Draw the prompts of a step, and generate responses."""
-        answering, count = self.answering, self.answering.per_step
-        prompts = answering.draw((step - 1) * count, count)
-        rollouts = answering.roll_out(prompts, step)
-        check_interrupt()
-        rating = answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
-        return Gathered(prompts=prompts, rollouts=rollouts, rating=rating)
-
-    def learned(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: the next generation fetches the weights."""
-        return {}
-
-    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return an empty state: the prompts of a step follow from its number."""
-        return {}
-
-    def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Groups that stay open over several steps.
+"""Responses to a prompt that may be incomplete, and their form in a checkpoint.
 
 Shapes: N tokens of a response.
 """
@@ -29,13 +29,13 @@ class OpenSequence:
     """Whether it ended by itself."""
 
     @classmethod
-    def begun(cls, sample: int) -> Self:
+    def started(cls, sample: int) -> Self:
         """Create a response without tokens."""
         none = torch.zeros(0, dtype=torch.int64)
         return cls(sample=sample, tokens_N=none, logprobs_N=torch.zeros(0), steps_N=none)
 
-    def is_whole(self, longest: int) -> bool:
-        """Return whether it is complete."""
+    def is_complete(self, longest: int) -> bool:
+        """Return whether it ended, by itself or at the maximum number of tokens."""
         return self.finished or len(self.tokens_N) == longest
 
     def with_more(self, tokens_N: Tensor, logprobs_N: Tensor, *, step: int, finished: bool) -> Self:
@@ -53,27 +53,27 @@ class OpenSequence:
 class OpenGroup:
     """The possibly incomplete responses to a prompt."""
 
-    index: int
+    prompt: int
     """Index of the prompt in the data."""
-    born: int
+    start_step: int
     """Step that started it."""
     sequences: tuple[OpenSequence, ...]
 
-    def is_whole(self, longest: int) -> bool:
+    def is_complete(self, longest: int) -> bool:
         """Return whether it can be trained on."""
-        return not self.open_places(longest)
+        return not self.incomplete(longest)
 
-    def open_places(self, longest: int) -> list[int]:
+    def incomplete(self, longest: int) -> list[int]:
         """Return the indices of incomplete responses."""
         each = enumerate(self.sequences)
-        return [place for place, sequence in each if not sequence.is_whole(longest)]
+        return [index for index, sequence in each if not sequence.is_complete(longest)]
 
     def with_more(
-        self, place: int, drawn: tuple[Tensor, Tensor], *, step: int, finished: bool
+        self, index: int, sampled: tuple[Tensor, Tensor], *, step: int, finished: bool
     ) -> Self:
         """Append to a response the tokens and log-probs, [N] each, sampled in a step."""
         sequences = [*self.sequences]
-        sequences[place] = sequences[place].with_more(*drawn, step=step, finished=finished)
+        sequences[index] = sequences[index].with_more(*sampled, step=step, finished=finished)
         return replace(self, sequences=tuple(sequences))
 
 
@@ -81,22 +81,25 @@ _COLUMNS = {"tokens_N": np.int64, "logprobs_N": np.float32, "steps_N": np.int64}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class GroupPool:
-    """State after a step."""
+class PoolState:
+    """State of the groups after a step."""
 
-    place: int
+    next_prompt: int
     """Index of the next prompt in the order of the data."""
     groups: tuple[OpenGroup, ...] = ()
     """Open groups, the oldest first."""
+    without_signal: int = 0
+    """Consecutive prompts before it whose groups had no signal; only with a group filter."""
 
-    def state(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, bitwise exact."""
         return {
-            "place": self.place,
+            "next_prompt": self.next_prompt,
+            "without_signal": self.without_signal,
             "groups": [
                 {
-                    "index": group.index,
-                    "born": group.born,
+                    "prompt": group.prompt,
+                    "start_step": group.start_step,
                     "sequences": [_as_json(each) for each in group.sequences],
                 }
                 for group in self.groups
@@ -104,19 +107,13 @@ class GroupPool:
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
+    def of_json(cls, state: Mapping[str, Any]) -> Self:
         """Restore it."""
-        return cls(
-            place=state["place"],
-            groups=tuple(
-                OpenGroup(
-                    index=group["index"],
-                    born=group["born"],
-                    sequences=tuple(map(_of_json, group["sequences"])),
-                )
-                for group in state["groups"]
-            ),
+        groups = (
+            OpenGroup(**{**group, "sequences": tuple(map(_of_json, group["sequences"]))})
+            for group in state["groups"]
         )
+        return cls(**{**state, "groups": tuple(groups)})
 
 
 def _as_json(sequence: OpenSequence) -> dict[str, Any]:

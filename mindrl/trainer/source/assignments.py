@@ -1,0 +1,100 @@
+"""Requests in flight: which replica generates which open response of a pool.
+
+Pure: no engine, no thread and no clock.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from mindrl.batch.rollouts import Responses
+from mindrl.trainer.source.pool import GroupPool, Row
+
+
+@dataclass
+class _InFlight:
+    """Requests sent to a replica since it started."""
+
+    rows: list[Row] = field(default_factory=list)
+    """In the order of sending."""
+    since: list[int] = field(default_factory=list)
+    """Number of steps that the replica had run when each was sent."""
+    returned: set[int] = field(default_factory=set)
+    """Indices of those that returned."""
+    steps: int = 0
+
+
+@dataclass
+class Assignments:
+    """Distributes the open responses of a pool over replicas."""
+
+    pool: GroupPool
+    in_flight: dict[int, _InFlight] = field(default_factory=dict)
+    """By the numbers of the replicas that have started."""
+
+    def assign(self, replicas: Collection[int]) -> dict[int, list[Row]]:
+        """Assign unassigned responses, oldest first, each group to the least loaded replica.
+
+        The load is the number of tokens in flight. Responses to a prompt stay together unless some
+        were assigned before.
+        """
+        assigned = {row for each in self.in_flight.values() for row in each.rows}
+        loads = {number: self._load(number) for number in sorted(replicas)}
+        groups: dict[int, list[Row]] = {}
+        for row in self.pool.incomplete() if loads else ():
+            if row not in assigned:
+                groups.setdefault(row.group, []).append(row)
+        more: dict[int, list[Row]] = {}
+        for rows in groups.values():
+            chosen = min(loads, key=loads.__getitem__)
+            loads[chosen] += sum(map(self._tokens, rows))
+            more.setdefault(chosen, []).extend(rows)
+        for chosen, rows in more.items():
+            each = self.in_flight.setdefault(chosen, _InFlight())
+            each.rows += rows
+            each.since += [each.steps] * len(rows)
+        return more
+
+    def received(
+        self, replica: int, indices: Sequence[int], responses: Responses, *, step: int
+    ) -> None:
+        """Add the responses at these indices of a replica's requests.
+
+        `step` is the one whose weights the replica has. Responses that arrived before are ignored.
+        """
+        each, finished = self.in_flight[replica], responses.finished_B.tolist()
+        for index, sampled, ended in zip(indices, responses.each(), finished, strict=True):
+            row = each.rows[index]
+            if index not in each.returned and row.group in self.pool.groups:
+                each.returned.add(index)
+                self.pool.extend(row, sampled, step=step, finished=ended)
+
+    def advanced(self, replica: int, steps: int) -> None:
+        """Record that a replica has run steps."""
+        self.in_flight[replica].steps += steps
+
+    def ended(self, replica: int) -> None:
+        """Record that a replica has stopped: its open responses can be assigned to others."""
+        self.in_flight.pop(replica, None)
+
+    def lost(self, replica: int) -> int:
+        """Unassign the requests of a lost replica, discarding what it did not return.
+
+        Returns the maximum number of discarded tokens.
+        """
+        each = self.in_flight.pop(replica, _InFlight())
+        return sum(
+            min(each.steps - since, self.pool.longest - self._sampled(row))
+            for index, (row, since) in enumerate(zip(each.rows, each.since, strict=True))
+            if index not in each.returned and row.group in self.pool.groups
+        )
+
+    def _load(self, replica: int) -> int:
+        each = self.in_flight.get(replica, _InFlight())
+        left = [row for index, row in enumerate(each.rows) if index not in each.returned]
+        return sum(self._tokens(row) for row in left if row.group in self.pool.groups)
+
+    def _sampled(self, row: Row) -> int:
+        return len(self.pool.groups[row.group].sequences[row.response].tokens_N)
+
+    def _tokens(self, row: Row) -> int:
+        return len(self.pool.prompt(row.group).token_ids) + self._sampled(row)

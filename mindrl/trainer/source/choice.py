@@ -1,0 +1,68 @@
+"""The source of step data, and what a checkpoint's groups need of it, from the configuration."""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Any, cast
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import CheckpointError
+from mindrl.trainer.engines import SeparateEngines
+from mindrl.trainer.source.bounds import PoolBounds
+from mindrl.trainer.source.generated import GeneratedGroups
+from mindrl.trainer.source.generation import Generation, InTurns
+from mindrl.trainer.source.group_filter import GroupFilter
+from mindrl.trainer.source.interface import Answering, Source
+from mindrl.trainer.source.pool import GroupPool
+from mindrl.trainer.source.replicas import Replicas
+from mindrl.trainer.source.stored import StoredGroups, stored_rollouts
+
+
+def source_of(config: RunConfig, answering: Answering, warn: Callable[[str], None]) -> Source:
+    """Return the source of step data for a run."""
+    rl, per_step = config.rl_config, answering.per_step
+    if rl.debug == "train_only":
+        return StoredGroups(stored_rollouts(config))
+    pool, completes = GroupPool(config, answering), rl.step_order == "one_step_off"
+    generation: Generation
+    if rl.step_order == "in_turns":
+        round_steps = rl.rollout_round_steps if rl.partial_rollout else None
+        generation = InTurns(pool=pool, round_steps=round_steps)
+    else:
+        engines = cast("SeparateEngines", answering.workers.engines)
+        generation = Replicas(
+            engines, pool, round_steps=rl.rollout_round_steps, completes=completes
+        )
+    steps_in_flight = {"in_turns": 1.0, "one_step_off": 1.0, "asynchronous": 1.0 + rl.max_staleness}
+    times = rl.groups_in_flight if rl.partial_rollout else steps_in_flight[rl.step_order]
+    bounds = PoolBounds(
+        per_step=per_step,
+        in_flight=ceil(times * per_step),
+        max_staleness=config.max_staleness,
+        last_step=config.megatron_training.train_iters,
+        in_order=completes,
+    )
+    group_filter = GroupFilter(config, answering, warn) if rl.filter_groups_enable else None
+    return GeneratedGroups(pool, bounds, generation, group_filter, blocking=rl.blocking)
+
+
+def source_state(config: RunConfig, step: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the source's state after a step, from a checkpoint's state.
+
+    Raises:
+        CheckpointError: The run could not train on some open groups in time.
+    """
+    found: Mapping[str, Any] = state.get("source", {})
+    groups, most = found.get("groups", ()), config.max_staleness
+    # The first steps train on the oldest groups.
+    ages = [
+        step + 1 + index // config.megatron_training.global_batch_size - group["start_step"]
+        for index, group in enumerate(groups)
+    ]
+    if late := sum(age > most for age in ages):
+        raise CheckpointError(
+            f"the checkpoint of step {step} has {len(groups)} open groups of responses, {late} of "
+            f"which this run would train on more than {most} step(s) after the step that started "
+            "them: continue with the rl_config.step_order, rl_config.partial_rollout and "
+            "rl_config.max_staleness of the run that wrote it"
+        )
+    return found

@@ -1,0 +1,107 @@
+"""How the open responses of a pool get tokens, and engines that work while the trainer waits."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mindrl.batch.rollouts import Rollouts
+from mindrl.observability.metrics import Metrics
+from mindrl.trainer.source.group import OpenGroup
+from mindrl.trainer.source.pool import GroupPool
+from mindrl.trainer.weight_probe import PROBE_RESPONSES
+
+IsEnough = Callable[[Sequence[bool]], bool]
+"""Returns whether the complete groups, True in the order of the pool, are enough."""
+
+
+class Generation(Protocol):
+    """Extends the incomplete responses of a pool."""
+
+    runs_ahead: bool
+    """Whether it continues while the trainer trains."""
+
+    def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:
+        """Begin a step: the engines get the weights of the step before."""
+
+    def generate(self, step: int, is_enough: IsEnough, check_interrupt: Callable[[], None]) -> None:
+        """Generate until there are enough complete groups."""
+
+    def end(
+        self, step: int, trained: Sequence[OpenGroup], check_interrupt: Callable[[], None]
+    ) -> tuple[Metrics, Rollouts | None]:
+        """Stop waiting for a step, which trains on these groups; generation may run ahead.
+
+        Returns:
+            Metrics, and tokens by which the log-prob gap of the step's weights can be measured if
+                the step itself may have none.
+        """
+
+    def publish(self, step: int) -> Metrics:
+        """Publish the weights after a step to engines that run ahead."""
+
+
+@dataclass(kw_only=True)
+class InTurns:
+    """All engines generate, while the trainer waits."""
+
+    pool: GroupPool
+    round_steps: int | None
+    """Engine steps between checks whether enough groups are complete. None completes all, which
+    have no tokens yet."""
+    runs_ahead: bool = field(default=False, init=False)
+    rounds: int = field(default=0, init=False)
+
+    def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:  # noqa: ARG002
+        """Reset the count of rounds; the weights are fetched with the first request."""
+        self.rounds = 0
+
+    def generate(
+        self,
+        step: int,
+        is_enough: IsEnough,
+        check_interrupt: Callable[[], None],  # noqa: ARG002
+    ) -> None:
+        """Generate for all incomplete responses; nothing is done if there are none."""
+        rows, answering = self.pool.incomplete(), self.pool.answering
+        if not rows:
+            return
+        if self.round_steps is None:
+            prompts = [self.pool.prompt(number) for number in self.pool.groups]
+            rollouts = answering.roll_out(prompts, step, self.pool.used_prompts())
+            responses = rollouts.responses()
+        else:
+            requests = [self.pool.request(row) for row in rows]
+
+            def is_over(complete: Collection[int]) -> bool:
+                self.rounds += 1
+                open_ = {row.group for at, row in enumerate(rows) if at not in complete}
+                return is_enough([number not in open_ for number in self.pool.groups])
+
+            with answering.rewards.timer("rollout"):
+                responses = answering.workers.generate_until(
+                    requests, answering.sampling, is_over, round_steps=self.round_steps
+                )
+        finished = responses.finished_B.tolist()
+        for row, sampled, ended in zip(rows, responses.each(), finished, strict=True):
+            self.pool.extend(row, sampled, step=step, finished=ended)
+
+    def end(
+        self,
+        step: int,
+        trained: Sequence[OpenGroup],
+        check_interrupt: Callable[[], None],
+    ) -> tuple[Metrics, Rollouts | None]:
+        """Return the rounds; and tokens of open responses if the step trains on older ones only."""
+        check_interrupt()
+        if self.round_steps is None:
+            return {}, None
+        is_fresh = any(
+            (each.steps_N == step).any() for group in trained for each in group.sequences
+        )
+        probed = None if is_fresh else self.pool.sampled_in(step, PROBE_RESPONSES)
+        rounds = {"staleness/rounds": float(self.rounds)}
+        return rounds | self.pool.staleness(step, trained), probed
+
+    def publish(self, step: int) -> Metrics:  # noqa: ARG002
+        """Do nothing: the next generation fetches the weights."""
+        return {}

@@ -1,0 +1,148 @@
+"""Groups with a signal: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+
+Shapes: B responses, G groups in the order in which a step scored them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from math import ceil
+
+import torch
+
+from mindrl.algorithms.advantages import groups_of
+from mindrl.config.rl import ACCURACY
+from mindrl.config.run import RunConfig
+from mindrl.errors import NoSignalError
+from mindrl.observability.metrics import Metrics
+from mindrl.trainer.reward_manager import Rewarded
+from mindrl.trainer.source.group import OpenGroup
+from mindrl.trainer.source.interface import Answering
+
+
+@dataclass(kw_only=True)
+class Judged:
+    """Scored groups of a step: those with a signal, and the others until the step is full."""
+
+    per_step: int
+    most: int
+    """Number of scored groups after which the others fill the step."""
+    groups: list[OpenGroup] = field(default_factory=list)
+    scored: list[Rewarded] = field(default_factory=list)
+    signal_G: list[bool] = field(default_factory=list)
+
+    def add(
+        self, groups: Sequence[OpenGroup], rewarded: Rewarded, signal_G: Sequence[bool]
+    ) -> None:
+        """Add groups that were scored together."""
+        self.groups += groups
+        self.scored.append(rewarded)
+        self.signal_G += signal_G
+
+    @property
+    def found(self) -> int:
+        """Number of groups with a signal."""
+        return sum(self.signal_G)
+
+    @property
+    def needed(self) -> int:
+        """Number of groups to score next, at least; not positive if the step is over."""
+        return self.per_step - self.found if len(self.groups) < self.most else 0
+
+    @property
+    def likely(self) -> int:
+        """Number of further groups that will probably fill the step, at most those of a step."""
+        share = max(1, self.found) / max(1, len(self.groups))
+        likely = ceil((self.per_step - self.found) / share)
+        return min(likely, self.per_step, self.most - len(self.groups))
+
+    @property
+    def chosen(self) -> list[int]:
+        """Indices of the groups to train on: the oldest without a signal fill the step."""
+        found = [group for group, has in enumerate(self.signal_G) if has][: self.per_step]
+        others = [group for group, has in enumerate(self.signal_G) if not has]
+        return sorted(found + others[: self.per_step - len(found)])
+
+    @property
+    def used(self) -> int:
+        """Number of groups up to the one that filled the step."""
+        return len(self.groups) if self.found < self.per_step else self.chosen[-1] + 1
+
+    def rewarded(self) -> Rewarded:
+        """Return texts and scores of the chosen groups; failures of the others still count."""
+        samples = len(self.groups[0].sequences)
+        rows = [group * samples + index for group in self.chosen for index in range(samples)]
+        return Rewarded.joined(self.scored).rows(rows)
+
+    def metrics(self) -> Metrics:
+        """Return metrics about the scored groups."""
+        return {
+            "groups/rollouts": float(len(self.scored)),
+            "groups/drawn": float(len(self.groups)),
+            "groups/without_signal": 1 - self.found / len(self.groups),
+            "groups/answered_again": float(len(self.groups) - self.used),
+        }
+
+
+class GroupFilter:
+    """Judges whether the responses of a group differ, and ends a run without any signal."""
+
+    def __init__(
+        self, config: RunConfig, answering: Answering, warn: Callable[[str], None]
+    ) -> None:
+        """Set the quantity and the limits; `warn` is called with notes for the user."""
+        rl, self.warn = config.rl_config, warn
+        self.per_step, self.samples = answering.per_step, rl.n_samples_per_prompt
+        self.metric, self.judge = rl.filter_groups_metric, next(iter(rl.verifier_function), "")
+        self.prompts = len(answering.prompts)
+        epoch = max(1, self.prompts // self.per_step)
+        self.most = self.per_step * (rl.filter_groups_max_batches or epoch)
+        self.has_warned = False
+
+    def begin(self) -> Judged:
+        """Return the empty record of a step."""
+        return Judged(per_step=self.per_step, most=self.most)
+
+    def signals(self, rewarded: Rewarded) -> list[bool]:
+        """Return for each group whether its responses differ."""
+        scores = rewarded.scores
+        values = scores.rewards
+        if self.metric == ACCURACY and ACCURACY not in scores.components:
+            values = tuple(scores.shares(self.judge))
+        elif self.metric is not None:
+            # A function that applies to no response of a group gives it no signal.
+            values = tuple(each or 0.0 for each in scores.components[self.metric])
+        # As for the advantages: exactly 0 if all are equal.
+        group_B = torch.arange(len(values)) // self.samples
+        centred_B = groups_of(torch.tensor(values), group_B).centred_B
+        signal_G: list[bool] = (centred_B != 0).view(-1, self.samples).any(dim=1).tolist()
+        return signal_G
+
+    def without_signal(self, before: int, signal_G: Sequence[bool]) -> int:
+        """Return how many consecutive prompts up to the end of a step have had no signal.
+
+        Raises:
+            NoSignalError: They are as many as the data has.
+        """
+        without = len([*takewhile(lambda has: not has, reversed(signal_G))])
+        without += before * (without == len(signal_G))
+        if without >= self.prompts:
+            what = "rewards" if self.metric is None else f"scores of {self.metric}"
+            raise NoSignalError(
+                f"rl_config.filter_groups_enable=true: the {what} of the responses to each of the "
+                f"last {without} prompts are equal, and the data has {self.prompts}:"
+                " there is nothing to learn from; other data or rewards, more "
+                "rl_config.n_samples_per_prompt or a higher temperature may help"
+            )
+        return without
+
+    def warn_missing(self, step: int, judged: Judged) -> None:
+        """Warn once of a step that groups without a signal had to fill."""
+        missing = self.per_step - judged.found
+        if missing > 0 and not self.has_warned:
+            self.warn(
+                f"step {step}: {missing} of {self.per_step} groups have no signal after the "
+                f"{self.most} prompts that a step may draw (rl_config.filter_groups_max_batches): "
+                "their advantages are 0; see groups/without_signal for later steps"
+            )
+            self.has_warned = True

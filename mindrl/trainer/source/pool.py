@@ -1,0 +1,161 @@
+"""The open groups of a run: started, extended by tokens, and converted to training data.
+
+Shapes: B responses, N concatenated tokens, T positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
+from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.config.run import RunConfig
+from mindrl.observability.metrics import Metrics
+from mindrl.rollout.engine import Request
+from mindrl.trainer.source.group import OpenGroup, OpenSequence, PoolState
+from mindrl.trainer.source.interface import Answering
+
+
+class Row(NamedTuple):
+    """A response: the number of its group in the run, and its index in the group."""
+
+    group: int
+    response: int
+
+
+class GroupPool:
+    """Open groups by number, the oldest first, and the position in the data."""
+
+    def __init__(self, config: RunConfig, answering: Answering) -> None:
+        """Create an empty pool at the start of the data."""
+        self.answering = answering
+        self.seed = config.megatron_training.seed
+        self.samples = config.rl_config.n_samples_per_prompt
+        self.longest = config.generate_config.sampling_config.max_tokens
+        self.load(PoolState(next_prompt=0))
+
+    def load(self, state: PoolState) -> None:
+        """Replace all groups and the position by those of a state."""
+        self.next_prompt = state.next_prompt
+        self.groups = dict(enumerate(state.groups))
+        self._numbers = count(len(state.groups))
+        self._started_in, self._started = 0, list[int]()
+
+    def start(self, step: int, number: int) -> None:
+        """Start groups with the next prompts, in a step."""
+        if step != self._started_in:
+            self._started_in, self._started = step, []
+        indices = self.answering.order.indices(self.next_prompt, number)
+        every = [*self._started, *indices]
+        uids = [self.answering.prompts[each].uid for each in every for _ in range(self.samples)]
+        samples = iter(sample_numbers(uids)[len(self._started) * self.samples :])
+        for index in indices:
+            sequences = [OpenSequence.started(next(samples)) for _ in range(self.samples)]
+            self.groups[next(self._numbers)] = OpenGroup(
+                prompt=index, start_step=step, sequences=tuple(sequences)
+            )
+        self.next_prompt += number
+        self._started = every
+
+    def used_prompts(self) -> list[Prompt]:
+        """Return the prompts that the current step started and took; nothing older is open."""
+        used = self._started[: len(self._started) - len(self.groups)]
+        return [self.answering.prompts[index] for index in used]
+
+    def prompt(self, group: int) -> Prompt:
+        """Return the prompt of a group."""
+        return self.answering.prompts[self.groups[group].prompt]
+
+    def incomplete(self) -> list[Row]:
+        """Return the responses that need more tokens."""
+        return [
+            Row(number, response)
+            for number, group in self.groups.items()
+            for response in group.incomplete(self.longest)
+        ]
+
+    def complete_groups(self) -> list[bool]:
+        """Return for each group whether it can be trained on."""
+        return [group.is_complete(self.longest) for group in self.groups.values()]
+
+    def request(self, row: Row) -> Request:
+        """Return the request for the rest of a response."""
+        group, prompt = self.groups[row.group], self.prompt(row.group)
+        sequence = group.sequences[row.response]
+        drawn = len(sequence.tokens_N)
+        return Request(
+            token_ids=(*prompt.token_ids, *sequence.tokens_N.tolist()),
+            drawn=drawn,
+            seed=sequence_seed(
+                self.seed,
+                step=group.start_step,
+                uid=prompt.uid,
+                sample=sequence.sample,
+                drawn=drawn,
+            ),
+        )
+
+    def extend(
+        self, row: Row, sampled: tuple[Tensor, Tensor], *, step: int, finished: bool
+    ) -> None:
+        """Append to a response the tokens and log-probs sampled in a step."""
+        group = self.groups[row.group]
+        self.groups[row.group] = group.with_more(
+            row.response, sampled, step=step, finished=finished
+        )
+
+    def take(self, indices: Sequence[int]) -> list[OpenGroup]:
+        """Remove and return the groups at these indices."""
+        numbers = [*self.groups]
+        return [self.groups.pop(numbers[index]) for index in indices]
+
+    def prompts_of(self, groups: Sequence[OpenGroup]) -> list[Prompt]:
+        """Return the prompt of each group."""
+        return [self.answering.prompts[group.prompt] for group in groups]
+
+    def rollouts(self, step: int, groups: Sequence[OpenGroup]) -> Rollouts:
+        """Return groups as rollouts, with the age of each token if some are old."""
+        sequences = [each for group in groups for each in group.sequences]
+        responses = Responses(
+            token_ids_N=torch.cat([each.tokens_N for each in sequences]),
+            logprobs_N=torch.cat([each.logprobs_N for each in sequences]),
+            lengths_B=torch.tensor([len(each.tokens_N) for each in sequences]),
+            finished_B=torch.tensor([each.finished for each in sequences]),
+        )
+        asked = [prompt.token_ids for prompt in self.prompts_of(groups)]
+        group_B = [index for index in range(len(groups)) for _ in range(self.samples)]
+        rollouts = Rollouts.from_responses(asked, responses, group_B)
+        ages_N = step - torch.cat([each.steps_N for each in sequences])
+        return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
+
+    def sampled_in(self, step: int, most: int) -> Rollouts | None:
+        """Return at most `most` open responses, masked to the tokens of a step's weights.
+
+        None if there are no such tokens.
+        """
+        groups = [*self.groups.values()]
+        if not any((each.steps_N == step).any() for group in groups for each in group.sequences):
+            return None
+        found = self.rollouts(step, groups)
+        mask_BT = found.response_mask_BT
+        if found.ages_BT is not None:
+            mask_BT = mask_BT & (found.ages_BT == 0)
+        rows_B = mask_BT.any(dim=1).nonzero()[:most, 0]
+        of_one = torch.zeros_like(found.group_B)
+        return replace(found, response_mask_BT=mask_BT, group_B=of_one).rows(rows_B)
+
+    def staleness(self, step: int, trained: Sequence[OpenGroup]) -> Metrics:
+        """Return metrics about the age of a step's data, and the groups that stay open."""
+        ages_N = step - torch.cat([each.steps_N for group in trained for each in group.sequences])
+        lengths = [len(each.tokens_N) for group in self.groups.values() for each in group.sequences]
+        return {
+            "staleness/mean": ages_N.double().mean().item(),
+            "staleness/max": float(max(step - group.start_step for group in trained)),
+            "staleness/stale_tokens": (ages_N > 0).double().mean().item(),
+            "staleness/open_groups": float(len(self.groups)),
+            "staleness/open_tokens": float(sum(lengths)),
+        }

@@ -1,10 +1,6 @@
-"""Measure a model, or that of a run: python cli/evaluate.py MODEL_OR_RUN [--data FILE]."""
+"""Evaluate a model or the model of a run: python cli/evaluate.py MODEL_OR_RUN [--data FILE]."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.evaluate import evaluate
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(evaluate())
+    start("evaluate")

@@ -1,8 +1,6 @@
-"""Ask a model, or that of a run: python cli/generate.py MODEL_OR_RUN [PROMPT]."""
+"""Ask a model or the model of a run: python cli/generate.py MODEL_OR_RUN [PROMPT]."""
 
-import sys
-
-from mindrl.programs.generate import generate
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(generate())
+    start("generate")

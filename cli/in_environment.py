@@ -1,6 +1,6 @@
-"""Starts a program again in the environment of this checkout, where Python was that of the machine.
+"""Starts a program in the environment of this checkout, also from the Python of the machine.
 
-Importing it is enough. It is read by any Python 3, and ends with words where there is nothing else.
+Any Python 3 can read this file; without an environment it prints how to make one.
 """
 
 import os
@@ -13,19 +13,21 @@ _ROOT = Path(__file__).resolve().parents[1]
 _OWN = _ROOT / ".venv"
 
 
+def start(name: str) -> None:
+    """Run `mindrl NAME` with the arguments of this process, and exit."""
+    if not (find_spec("mindrl") and find_spec("hydra")):
+        _enter()
+    import_module("mindrl.programs.early_signals").end_at_sigterm()
+    sys.exit(import_module("mindrl.programs.entry").start(name))
+
+
 def _enter() -> None:
-    if find_spec("mindrl") and find_spec("hydra"):
-        return
+    """Replace this process by one of the environment, or exit with an error."""
     python = _OWN / "bin" / "python"
     if python.is_file() and Path(sys.prefix) != _OWN:
         os.execv(python, [str(python), *sys.argv])  # noqa: S606 - no shell, and our own path
-    way = f"activate its environment: source {_ROOT}/.venv/bin/activate"
+    way = f"activate the environment: source {_ROOT}/.venv/bin/activate"
     if not python.is_file():
-        way = f"make its environment: bash {_ROOT}/scripts/install.sh"
+        way = f"create the environment: bash {_ROOT}/scripts/install.sh"
     sys.stderr.write(f"error: {sys.executable} has no mindrl; {way}\n")
     sys.exit(1)
-
-
-_enter()
-# Only now is it sure that there is a mindrl.
-import_module("mindrl.programs.early_signals").end_at_sigterm()

@@ -1,10 +1,6 @@
-"""Two jobs that a folder joins: python cli/job.py train|rollout|schedule ..."""
+"""Train and roll out in jobs that share a folder: python cli/job.py train|rollout|schedule ..."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.job import job
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(job())
+    start("job")

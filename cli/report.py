@@ -1,10 +1,6 @@
-"""Write one page about runs: python cli/report.py RUN [RUN ...] [--output FILE]."""
+"""Write an HTML page about runs: python cli/report.py RUN [RUN ...] [--output FILE]."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.report import report
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(report())
+    start("report")

@@ -1,10 +1,6 @@
 """List runs: python cli/runs.py [FOLDER ...]."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.runs import runs
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(runs())
+    start("runs")

@@ -1,10 +1,6 @@
-"""Start vLLM's own server as a replica of a run: python cli/serve.py --config-name NAME."""
+"""Serve a model with vLLM's server: python cli/serve.py MODEL_OR_RUN."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.serve import serve
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    start("serve")

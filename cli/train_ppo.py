@@ -1,10 +1,6 @@
 """Train a model with PPO: python cli/train_ppo.py --config-name NAME [key=value ...]."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.train import train_ppo
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(train_ppo())
+    start("train-ppo")

@@ -1,10 +1,6 @@
-"""Fine-tune a model on answers that the data has: python cli/train_sft.py [key=value ...]."""
+"""Fine-tune a model on the answers in the data: python cli/train_sft.py [key=value ...]."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.train import train_sft
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(train_sft())
+    start("train-sft")

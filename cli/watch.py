@@ -1,10 +1,6 @@
-"""Show a run in the browser while it goes on: python cli/watch.py RUN [RUN ...]."""
+"""Show a run in the browser while it is running: python cli/watch.py RUN [RUN ...]."""
 
-import sys
-
-import in_environment  # noqa: F401 - finds the environment of this checkout
-
-from mindrl.programs.watch import watch
+from in_environment import start
 
 if __name__ == "__main__":
-    sys.exit(watch())
+    start("watch")

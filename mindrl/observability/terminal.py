@@ -1,7 +1,7 @@
 """Terminal output of programs: lines, rows, notes; foreign text is made safe."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +28,30 @@ def print_rows(rows: Iterable[Sequence[str]], *columns: Column) -> None:
     # A pipe or a file has no width to wrap at.
     wide = console if console.is_terminal else Console(width=_WIDEST)
     wide.print(table)
+
+
+class _Absent:
+    """A value that a row lacks."""
+
+    def __format__(self, spec: str) -> str:
+        return "-"
+
+
+def print_table(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
+    """Print rows of a JSON answer as a table; None is shown as `-`.
+
+    `columns` has by title the format of its cells, such as `{step}/{steps}`. Columns of formatted
+    numbers, such as `{reward:.3f}`, are justified to the right.
+    """
+    absent = _Absent()
+    shown = ({name: absent if row[name] is None else row[name] for name in row} for row in rows)
+    print_rows(
+        ([escape(printable(cell.format_map(row))) for cell in columns.values()] for row in shown),
+        *(
+            Column(title, overflow="fold", justify="right" if ":" in cell else "left")
+            for title, cell in columns.items()
+        ),
+    )
 
 
 def note(text: str) -> None:

@@ -1,39 +1,53 @@
-"""Shared argparse helpers of all programs: the parser and the value types."""
+"""The command line of a program: its parser, its exit code and the types of its values."""
 
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindrl.observability.units import GIB
-from mindrl.programs.version import version_line
+from mindrl.programs.exits import exit_code
 
 MOST_RANKS = 4096
 _LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A sub-command of `mindrl plan`."""
+class Program:
+    """A program with options: call it with its name to run it on `sys.argv`."""
 
-    summary: str
-    """Its line in the list of all plans."""
     about: str
     examples: str
+    """Text at the end of its help."""
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    """Takes the parsed options; returns the exit code."""
-
-
-def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of a program, with examples at the end of its help."""
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description=description,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Returns the exit code."""
+    parse: Callable[[argparse.ArgumentParser], argparse.Namespace] = (
+        argparse.ArgumentParser.parse_intermixed_args
     )
-    parser.add_argument("--version", action="version", version=version_line())
-    return parser
+    shows_all: Callable[[argparse.Namespace], bool] = lambda _: False
+    """Whether more than the first ten reasons of an error are printed."""
+    bad_input: tuple[type[Exception], ...] = ()
+    """Errors with exit code 2, besides `ConfigError`."""
+
+    def __call__(self, name: str) -> int:
+        """Parse the command line and run the program; returns the exit code."""
+        parser = argparse.ArgumentParser(
+            prog=name,
+            description=self.about,
+            epilog=self.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_options(parser)
+        options = self.parse(parser)
+        return exit_code(
+            lambda: self.run(options), *self.bad_input, shows_all=self.shows_all(options)
+        )
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the changes to a configuration, which may stand anywhere on the command line."""
+    text = "changes, as for a training program"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
 
 
 def count(text: str, most: int = 1 << 20) -> int:
@@ -71,8 +85,8 @@ def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
         "--layers-per-chunk",
         type=counts,
         metavar="N,N,...",
-        help=f"layers of each pipeline stage of {of}, or of each of its p x v chunks, "
-        "where they are not even",
+        help=f"layers of each pipeline stage of {of}, or of each of its p x v chunks "
+        "(default: equal numbers)",
     )
 
 

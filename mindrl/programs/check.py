@@ -1,4 +1,4 @@
-"""Check a configuration without starting anything: `mindrl check`. Needs no torch."""
+"""Check a configuration without starting anything: `mindrl plan check`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -11,16 +11,8 @@ from mindrl.platform.garbage import planning
 from mindrl.preflight.checks import Checked, checked_with_legal_values
 from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
-from mindrl.programs.arguments import gib, parser_of
-from mindrl.programs.exits import (
-    FAILED,
-    MOST_SHOWN,
-    counted,
-    exit_code,
-    print_json,
-    report,
-    rest_of,
-)
+from mindrl.programs.arguments import Program, gib
+from mindrl.programs.exits import FAILED, MOST_SHOWN, counted, print_json, report, rest_of
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
 from mindrl.tracking.opened import tracking_text
 
@@ -29,32 +21,24 @@ examples:
   mindrl check --config-name grpo_tiny_cpu
   mindrl check --config-name grpo_qwen25_7b --elsewhere --host-memory-gib 1024 --json
 
-The exit code is 1 where there are findings, 2 where the configuration cannot be read.
+The exit code is 1 with findings, 2 if the configuration cannot be read.
 """
 
 
-def check_config(name: str = "mindrl check") -> int:
-    """Check the configuration named on the command line; returns the exit code."""
-    about = (
-        "Find everything that keeps a run from working before anything is started: "
-        "each finding with its key, its need and the nearest legal values."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     add = parser.add_argument
     elsewhere = (
-        "the run is for another machine: devices and files that are not here are no finding, and "
-        "of models that are not here the shipped sizes are taken"
+        "the run is for another machine: skip missing devices and files, and use the shipped sizes "
+        "of missing models"
     )
     add("--elsewhere", action="store_true", help=elsewhere)
-    host = "memory of one machine that the run may take for what leaves its devices"
-    add("--all", action="store_true", help="print all findings, and not the first ten alone")
+    host = "host memory of one machine that the run may use for offloading"
+    add("--all", action="store_true", help="print all findings, not only the first ten")
     add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
-    options = parser.parse_intermixed_args()
-    with planning():
-        return exit_code(lambda: _check(options), shows_all=options.all or options.json)
 
 
+@planning()
 def _check(options: argparse.Namespace) -> int:
     config = asked_config(options)
     devices, platform = device_bytes(config, options), planned_platform(config.rl_config.device)
@@ -77,7 +61,7 @@ def _check(options: argparse.Namespace) -> int:
             note_shipped_sizes(config)
         _print_findings(checked.findings, shows_all=options.all)
         if here and not checked.findings:
-            say("rows and rewards are not tried: mindrl train-grpo --dry-run tries them")
+            say("rows and rewards are not checked: use mindrl train-grpo --dry-run")
         _print(options.config_name, checked, capacity, tracking_text(config))
     return FAILED if checked.findings else 0
 
@@ -100,16 +84,16 @@ def _print_findings(findings: Sequence[Finding], *, shows_all: bool) -> None:
 
 def _print(name: str, checked: Checked, capacity: Capacity, places: str) -> None:
     """Print what was not checked, the warnings, and the number of findings."""
-    say(*(f"not here, so not checked: {missing}" for missing in checked.not_checked))
+    say(*(f"missing here, so not checked: {missing}" for missing in checked.not_checked))
     for warning in checked.warnings:
         note(str(warning))
     if not checked.memory_checked:
-        remedy = "the model or rl_config.check_memory=false keeps it from that"
+        remedy = "the model is missing or rl_config.check_memory=false"
         if capacity.device_bytes is None:
-            remedy = "say --device-memory-gib N, or --device NAME"
+            remedy = "set --device-memory-gib N or --device NAME"
         elif checked.findings:
-            remedy = "it is, once nothing else is found"
-        say(f"memory of the devices not checked: {remedy}")
+            remedy = "it is checked after the other findings are fixed"
+        say(f"device memory not checked: {remedy}")
     if places:
         say(f"metrics go to: {places}")
     say(f"{name}: {counted(len(checked.findings), 'finding')}")
@@ -118,3 +102,13 @@ def _print(name: str, checked: Checked, capacity: Capacity, places: str) -> None
 def _on_command_line(value: Value) -> str:
     text = spelled(value)
     return f"[{text}]" if isinstance(value, tuple) else text
+
+
+PROGRAM = Program(
+    about="Check a configuration without starting the run: print each problem with its key, the "
+    "requirement and the nearest legal values.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_check,
+    shows_all=lambda options: options.all or options.json,
+)

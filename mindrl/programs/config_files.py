@@ -55,14 +55,14 @@ def check_files(name: str, folders: Sequence[Path]) -> None:
         if path is None or path in seen:
             continue
         if not path.is_file():
-            raise ConfigError(f"{path} is no file; a configuration is one, such as mine{SUFFIX}")
+            raise ConfigError(f"{path} is not a file; use a file such as mine{SUFFIX}")
         # Other errors are reported after Hydra has failed.
         with suppress(OSError, RecursionError, UnicodeError, yaml.YAMLError):
             root = bounded_graph(path)
             # A run folder's file contains every key.
             if not (seen or path.parent.name == ".hydra" or _has_defaults(root)):
-                need = f"put this line first: {_DEFAULTS}"
-                raise ConfigError(f"{path} has no list of defaults; {need}")
+                need = f"add this first line: {_DEFAULTS}"
+                raise ConfigError(f"{path} has no defaults list; {need}")
             names += map(_file_name, _entries(root))
         seen.add(path)
 
@@ -108,11 +108,13 @@ def no_such_name(name: str, folders: Sequence[Path]) -> str:
     if path.parent.name == RECIPE:
         files = (each for folder in folders for each in (folder / RECIPE).glob(f"*{SUFFIX}"))
         known = there = sorted({each.stem for each in files})
-    hint = f"there are: {', '.join(there)}"
+    hint = f"known: {', '.join(there)}"
     if Path(name).is_file():
-        hint = f"a configuration's file ends in {SUFFIX}"
-    elif near := difflib.get_close_matches(path.stem, known, n=1):
-        hint = f"did you mean {near[0]}? {hint}"
+        hint = f"configuration files end in {SUFFIX}"
+    elif near := [*dict.fromkeys(difflib.get_close_matches(path.stem, known, n=4))][:3]:
+        *others, last = near
+        meant = " or ".join(filter(None, (", ".join(others), last)))
+        hint = f"did you mean {meant}? {hint}"
     return f"{folders[0]} has no configuration {name}; {hint}"
 
 
@@ -134,7 +136,7 @@ def troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> Ite
         yield f"{path}{why_unreadable(error)}"
         return
     if not isinstance(values, dict):
-        yield f"{path} must hold sections with keys"
+        yield f"{path} must contain sections with keys"
         return
     defaults = values.pop("defaults", [])
     yield from (f"{path}: {each}" for each in wrong_sections(values))

@@ -26,12 +26,12 @@ from mindrl.observability.terminal import say
 from mindrl.observability.units import traffic_text
 from mindrl.programs.arguments import (
     MOST_RANKS,
+    Program,
     add_layers_per_chunk,
     gib,
-    parser_of,
     written_keys,
 )
-from mindrl.programs.exits import FAILED, exit_code, report
+from mindrl.programs.exits import FAILED, report
 from mindrl.training.planning import Storage, planning_of
 
 if TYPE_CHECKING:
@@ -40,33 +40,25 @@ if TYPE_CHECKING:
 _STORED: Mapping[str, DType] = {"F32": "float32", "BF16": "bfloat16"}
 """mindrl dtypes by their names in safetensors."""
 _EXAMPLE = """\
-example: to one file per rank, and back to a Hugging Face folder
+example: to one file per rank and back to a Hugging Face folder
   mindrl convert-ckpt --from models/Qwen2.5-7B --to cut/t4p2 --layout megatron:t4p2
   mindrl convert-ckpt --from cut/t4p2 --to models/again
 
-The source may be a Hugging Face folder or one of rank files. Layouts are written as in
-plan.py --help.
+The source is a Hugging Face folder or a folder of rank files. For layouts see
+mindrl plan reshard --help.
 """
 
 
-def convert(name: str = "mindrl convert-ckpt") -> int:
-    """Convert the weights named on the command line; returns the exit code."""
-    about = (
-        "Convert weights between a Hugging Face folder and the files of a training layout, "
-        "one tensor at a time, without a cluster."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--from", required=True, dest="source", metavar="DIR", help="folder of the weights")
     add("--to", required=True, dest="target", metavar="NEWDIR", help="new folder, or an empty one")
     layout = "training layout of the target; without it the target is a Hugging Face folder"
     add("--layout", metavar="LAYOUT", help=layout)
     add_layers_per_chunk(parser, "--layout")
-    add("--dtype", choices=get_args(DType), help="of the target (default: as in the source)")
-    most = "most GiB of a file of a Hugging Face folder (default: 5)"
+    add("--dtype", choices=get_args(DType), help="type of the target (default: the source's)")
+    most = "maximum GiB per file of a Hugging Face folder (default: 5)"
     add("--shard-gib", type=gib, dest="shard_bytes", metavar="N", help=most)
-    options = parser.parse_args()
-    return exit_code(lambda: _convert(options), ModelError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +85,7 @@ def _convert(options: argparse.Namespace) -> int:
     dtype = options.dtype or source.dtype
     if dtype is None:
         known = " or ".join(get_args(DType))
-        raise ConfigError(f"--from {options.source} is of another type; add --dtype {known}")
+        raise ConfigError(f"--from {options.source} has an unsupported type; add --dtype {known}")
     target = _new_target(options.target)
 
     # Imported late: --help and errors need no torch.
@@ -115,8 +107,8 @@ def _convert(options: argparse.Namespace) -> int:
     _run(conversion)
     if source.left_out:
         say(
-            f"left out: {len(source.left_out)} tensors that config.json does not ask for, "
-            f"the first is {source.left_out[0]}",
+            f"skipped {len(source.left_out)} tensors that config.json does not require, the first "
+            f"is {source.left_out[0]}",
             to_stderr=True,
         )
     return 0
@@ -125,13 +117,13 @@ def _convert(options: argparse.Namespace) -> int:
 def _target_layout(options: argparse.Namespace) -> TrainLayout | None:
     if options.layout is None:
         if options.layers_per_chunk:
-            raise ConfigError("--layers-per-chunk needs --layout; leave it out or add that")
+            raise ConfigError("--layers-per-chunk needs --layout; add it or remove the option")
         return None
     if options.shard_bytes is not None:
-        raise ConfigError("--shard-gib is for a Hugging Face folder; leave out it or --layout")
+        raise ConfigError("--shard-gib is for a Hugging Face folder; remove it or --layout")
     layout = parse_training(options.layout)
     if layout.world_size > MOST_RANKS:
-        ranks = f"{layout.world_size} ranks, at most {MOST_RANKS}"
+        ranks = f"{layout.world_size} ranks; the maximum is {MOST_RANKS}"
         raise ConfigError(f"--layout {options.layout}: {ranks}")
     return replace(layout, layers_per_chunk=options.layers_per_chunk)
 
@@ -175,7 +167,7 @@ def _check_space(target: Path, needed: int) -> None:
     parent = next(path for path in target.parents if path.is_dir())
     free = shutil.disk_usage(parent).free
     if needed > free:
-        there = f"{traffic_text(free)} are free"
+        there = f"its disk has {traffic_text(free)} free"
         raise OutputError(f"--to {target} needs {traffic_text(needed)}; {there}")
 
 
@@ -196,3 +188,13 @@ def _run(conversion: "Conversion") -> None:
         f"{conversion.target}: {kind}{conversion.target_sharding.dtype}, {files} files, "
         f"{traffic_text(total)}, {seconds:.1f} s"
     )
+
+
+PROGRAM = Program(
+    about="Convert weights between a Hugging Face folder and the files of a training layout, "
+    "one tensor at a time, without a cluster.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_convert,
+    bad_input=(ModelError,),
+)

@@ -16,7 +16,7 @@ from mindrl.doctor.findings import DEVICE_FINDINGS, PACKAGE_FINDINGS
 from mindrl.doctor.host_findings import HOST_FINDINGS, NETWORK_FINDINGS, disks
 from mindrl.observability.terminal import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
-from mindrl.programs.arguments import count, parser_of
+from mindrl.programs.arguments import Program, count
 from mindrl.programs.exits import FAILED, counted, print_json
 
 _EXAMPLE = """\
@@ -32,9 +32,7 @@ _STYLES: dict[Verdict, str] = {"ok": "green", "note": "yellow", "problem": "bold
 _WIDTH = 9
 
 
-def doctor(name: str = "mindrl doctor") -> int:
-    """Check this machine as the command line asks; returns the exit code."""
-    options = _parser(name).parse_args()
+def _doctor(options: argparse.Namespace) -> int:
     kind = choose_platform("auto").kind if options.device == "auto" else options.device
     if options.self_test:
         # Imported late: the other checks only read files and run tools.
@@ -63,12 +61,7 @@ def examine(facts: Facts) -> list[Observation]:
     return [found for look in looks for found in look(facts)]
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    about = (
-        "Check this machine: package versions, devices, memory, limits, ports and disks. Print a "
-        "remedy for each finding."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     kind = "kind of device of the runs (default: the best one of this machine)"
     add("--device", choices=("auto", *PLATFORMS), default="auto", help=kind)
@@ -81,7 +74,6 @@ def _parser(name: str) -> argparse.ArgumentParser:
     tried = "try all devices with a tiny model instead, for a few minutes: collectives, copies, "
     tried += "offload and onload, a reshard, log-probs of trainer and engine"
     add("--self-test", action="store_true", help=tried)
-    return parser
 
 
 def _port(text: str) -> int:
@@ -105,3 +97,12 @@ def _print(kind: str, observations: list[Observation], counts: Counter[Verdict])
             console.print(Text(printable(f"{'':<{_WIDTH}}-> {each.advice}")))
     problems, notes = counts["problem"], counts["note"]
     console.print(f"{kind}: {counted(problems, 'problem')}, {counted(notes, 'note')}")
+
+
+PROGRAM = Program(
+    about="Check this machine: package versions, devices, memory, limits, ports and disks. Print a "
+    "remedy for each finding.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_doctor,
+)

@@ -1,110 +1,93 @@
-"""The `mindrl` command: imports and starts the program that is named."""
+"""The `mindrl` command: finds the program that the command line names, and starts it."""
 
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib import import_module
 
 from mindrl.programs.early_signals import end_at_sigterm
-from mindrl.programs.version import prints_version
+from mindrl.programs.version import version_line
+
+_HELP = ("-h", "--help")
 
 
 def main() -> None:
-    """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
+    """Start a program by its name: `mindrl train --config-name NAME [key=value ...]`."""
     end_at_sigterm()
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name == "--version":
-        sys.exit(0 if prints_version() else 2)
-    if name not in PROGRAMS:
-        asked_for_help = name in ("-h", "--help")
-        (sys.stdout if asked_for_help else sys.stderr).write(_usage())
-        sys.exit(0 if asked_for_help else 2)
-    del sys.argv[1]
-    start, _ = PROGRAMS[name]
     sys.exit(start())
 
 
-def _usage() -> str:
+def start(*words: str) -> int:
+    """Run the program that the words, followed by `sys.argv`, name; returns the exit code."""
+    given = [*words, *sys.argv[1:]] or ["--help"]
+    other = OTHER_NAMES.get(given[0])
+    name, found = given[0], [*(other or given[0]).split(), *given[1:]]
+    if "--version" in (found[: found.index("--")] if "--" in found else found):
+        sys.stdout.write(f"{version_line()}\n")
+        return 0
+    for length in (2, 1):
+        if (program := " ".join(found[:length])) in PROGRAMS:
+            sys.argv[1:] = found[length:]
+            module = import_module(f"mindrl.programs.{PROGRAMS[program][0]}")
+            code: int = module.PROGRAM(f"mindrl {name if other else program}")
+            return code
+    return _list_programs(*found)
+
+
+def _list_programs(group: str, *more: str) -> int:
+    """Print the programs of a group, such as `plan`, or all; returns 2 if none was asked for."""
+    those = {name: does for name, (_, does) in PROGRAMS.items() if name.startswith(f"{group} ")}
+    asked_for_help = (group in _HELP or bool(those)) and {*more} <= {*_HELP}
+    kind, example = (f"{group} PROGRAM", next(iter(those))) if those else ("PROGRAM", "train")
+    lines = [f"usage: mindrl {kind} [arguments]", "", "programs:"]
+    lines += _listed(those or {name: does for name, (_, does) in PROGRAMS.items()})
+    if not those:
+        lines += ["", "other names:", *_listed(OTHER_NAMES)]
+    lines += ["", f"mindrl PROGRAM --help explains a program, for example: mindrl {example} --help"]
+    lines += ["mindrl --version prints the version", ""]
+    (sys.stdout if asked_for_help else sys.stderr).write("\n".join(lines))
+    return 0 if asked_for_help else 2
+
+
+def _listed(lines: Mapping[str, str]) -> list[str]:
     width = max(map(len, PROGRAMS))
-    programs = "\n".join(f"  {name:{width}}  {does}" for name, (_, does) in PROGRAMS.items())
-    return (
-        f"usage: mindrl PROGRAM [arguments]\n\nprograms:\n{programs}\n\n"
-        "mindrl PROGRAM --help explains a program, for example: mindrl check --help\n"
-        "mindrl --version prints the version\n"
-    )
+    return [f"  {name:{width}}  {text}" for name, text in lines.items()]
 
 
-def _start(module: str, function: str) -> int:
-    code: int = getattr(import_module(f"mindrl.programs.{module}"), function)()
-    return code
-
-
-PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
-    "tiny": (
-        partial(_start, "tiny", "tiny"),
-        "make a tiny model with its data, to try everything else with",
-    ),
-    "doctor": (
-        partial(_start, "doctor", "doctor"),
-        "look at this machine: versions, devices, memory, limits, ports, disks",
-    ),
-    "check": (
-        partial(_start, "check", "check_config"),
-        "find everything that keeps a run from working, before anything is started",
-    ),
-    "plan": (
-        partial(_start, "plan", "plan"),
-        "predict memory, reshard and all derived numbers of a run",
-    ),
-    "import-config": (
-        partial(_start, "import_config", "import_config"),
-        "turn a configuration of MindSpeed-RL or verl into one of mindrl",
-    ),
-    "convert-ckpt": (
-        partial(_start, "convert", "convert"),
-        "turn a model folder into rank files of a layout, and back",
-    ),
-    "train-grpo": (partial(_start, "train", "train_grpo"), "train with GRPO"),
-    "train-ppo": (partial(_start, "train", "train_ppo"), "train with PPO"),
-    "train-sft": (
-        partial(_start, "train", "train_sft"),
-        "fine-tune on answers that the data has",
-    ),
-    "job": (
-        partial(_start, "job", "job"),
-        "train and roll out as two jobs that a folder joins, and schedule them",
-    ),
+PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "tiny": ("tiny", "create a tiny model and data to try the other programs"),
+    "doctor": ("doctor", "check this machine: versions, devices, memory, limits, ports, disks"),
+    "plan check": ("check", "check a configuration without starting the run"),
+    "plan explain": ("explain", "print the derived numbers of a run"),
+    "plan memory": ("memory", "memory of each device in each phase of a step, and whether it fits"),
+    "plan reshard": ("reshard", "bytes and time of a reshard from a training to a rollout layout"),
+    "plan run": ("propose", "propose layouts and settings for a model and a number of devices"),
+    "plan placement": ("placement", "compare orders of steps on shared and separate devices"),
+    "import-config": ("import_config", "convert a configuration of MindSpeed-RL or verl"),
+    "convert-ckpt": ("convert", "convert a model folder into rank files of a layout, and back"),
+    "train": ("train", "train with any configuration: GRPO, PPO, fine-tuning and others"),
+    "job train": ("train", "train on the responses of rollout jobs that share a folder"),
+    "job rollout": ("train", "generate responses for a train job"),
+    "job schedule": ("schedule", "start a train job and rollout jobs, watch and restart them"),
     "serve": (
-        partial(_start, "serve", "serve"),
-        "serve a model, or that of a run, by vLLM's own server; or start a replica of a run",
+        "serve",
+        "serve a model or the model of a run with vLLM, or start a replica",
     ),
-    "report": (
-        partial(_start, "report", "report"),
-        "write one page about a run, or several beside each other",
-    ),
-    "watch": (
-        partial(_start, "watch", "watch"),
-        "show a run in the browser while it goes on",
-    ),
-    "runs": (
-        partial(_start, "runs", "runs"),
-        "list runs: how each ended, what it reached, and what differs",
-    ),
-    "generate": (
-        partial(_start, "generate", "generate"),
-        "ask a model, or that of a run, once or in a conversation",
-    ),
+    "report": ("report", "write a page about runs, show it live, or list all runs"),
+    "generate": ("generate", "ask a model or the model of a run, once or in a conversation"),
     "evaluate": (
-        partial(_start, "evaluate", "evaluate"),
-        "measure a model, or that of a run, as a run measures its own",
+        "evaluate",
+        "evaluate a model or the model of a run, or rate rows of data",
     ),
-    "pass-rates": (
-        partial(_start, "pass_rates", "pass_rates"),
-        "measure how often a model answers each row of a data file right",
-    ),
-    "replay": (
-        partial(_start, "replay", "replay"),
-        "run a recorded step again, and compare every number",
-    ),
+    "replay": ("replay", "repeat a recorded step and compare every number"),
 }
-"""By name: the function that starts it, and a one-line description."""
+"""By name: the module with its `PROGRAM`, and a one-line description."""
+OTHER_NAMES: Mapping[str, str] = {
+    "check": "plan check",
+    "train-grpo": "train",
+    "train-ppo": "train",
+    "train-sft": "train",
+    "watch": "report --live",
+    "runs": "report --list",
+    "pass-rates": "evaluate --write-column=pass_rate",
+}
+"""Programs with options by the names of earlier versions; `train` assumes an algorithm by them."""

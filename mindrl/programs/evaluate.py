@@ -1,4 +1,4 @@
-"""Measure a model, or the model of a run, as a run evaluates its own: `mindrl evaluate`."""
+"""Measure a model as a run evaluates its own, or rate rows: `mindrl evaluate`."""
 
 import argparse
 import re
@@ -8,42 +8,47 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Column
-
 from mindrl.config.data import paths_of
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.observability.terminal import print_rows, printable, say
-from mindrl.platform.device import choose_platform
+from mindrl.observability.terminal import print_table, say
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
-from mindrl.preflight.checks import check
-from mindrl.programs.arguments import count, parser_of
+from mindrl.programs.arguments import Program, add_overrides, count
 from mindrl.programs.compose import composed_config, override
-from mindrl.programs.exits import exit_code, print_json
+from mindrl.programs.exits import print_json
 from mindrl.programs.named_model import NamedModel, named_model
-from mindrl.programs.train import require_engines
+from mindrl.programs.train import checked_plan
 from mindrl.report.measured_sets import MeasuredSet, measured_sets
 
-_WITHOUT = (
-    *("megatron_training.save_interval=0", "megatron_training.keep_best=false"),
-    *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
-    *("rl_config.debug=rollout_only", "rl_config.init_kl_coef=0", "reward_config=null"),
-    *("rl_config.ref_update_interval=0", "data_config.best_by=null", "spool_config.job=null"),
-    *("generate_config.servers=[]", "generate_config.server_token_file=null"),
-    *("generate_config.router=null", "data_config.test_overlap_policy=allow"),
-    *("rl_config.tracking.trackers=[]", "rl_config.tracking.prometheus_port=null"),
-)
-"""Overrides that disable the parts of a training run that a measurement does not need."""
-_NO_TRAINING_DATA = (
+_NO_DATA_KEYS = (
     *("data_config.train_sets=[]", "data_config.order=as_is", "data_config.order_column=null"),
     *("data_config.order_descending=false", "data_config.order_stages=null"),
     *("data_config.pass_rate_column=null", "data_config.pass_rate_low=0"),
     *("data_config.pass_rate_high=1", "data_config.held_out_fraction=0"),
 )
-"""Overrides that reset the data keys if only an evaluation file is read."""
+"""Overrides that reset the keys of the training data: one file is read, or none."""
+_NO_TRAINING = (
+    *("megatron_training.save_interval=0", "megatron_training.keep_best=false"),
+    *("rl_config.init_kl_coef=0", "rl_config.ref_update_interval=0", "data_config.best_by=null"),
+)
+"""Overrides that disable the parts of a training run that answers do not need."""
+_ONLY_EVALUATES = (
+    *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
+    *("rl_config.debug=rollout_only", "reward_config=null", "spool_config.job=null"),
+    *("generate_config.servers=[]", "generate_config.server_token_file=null"),
+    *("generate_config.router=null", "data_config.test_overlap_policy=allow"),
+    *("rl_config.tracking.trackers=[]", "rl_config.tracking.prometheus_port=null"),
+)
+"""Overrides that also disable what measuring a model does not need."""
+_NO_EVALUATION = (
+    *("megatron_training.test_data_path=null", "rl_config.test_freq=0"),
+    *("data_config.eval_sets=[]", *_NO_DATA_KEYS),
+)
+"""Overrides of a run that answers the rows of one training file."""
+_CHANGE = re.compile(r"[+~]*[a-z_]+(\.[a-z_.]+)?=")
+"""A change to a configuration, which no file name looks like."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that a file name may contain and a set name may not."""
 _EXAMPLE = """\
@@ -51,54 +56,85 @@ examples:
   mindrl evaluate outputs/2026-11-22/09-00-00
   mindrl evaluate outputs/2026-11-22/09-00-00 --data math.jsonl other.jsonl --samples 8
   mindrl evaluate models/Qwen2.5-7B --config-name grpo_qwen25_7b --data math.jsonl
+  mindrl evaluate --write-column pass_rate --data train.jsonl --output rated.jsonl --samples 8
 
-Of a run its newest exported model is measured on what the run itself was, or on --data; start the
-program where the run was started, for its paths may be relative.
+For a run, its newest exported model is evaluated on the evaluation data of the run, or on --data.
+Start the program in the folder where the run was started, because its paths may be relative.
+data_config.pass_rate_column=pass_rate data_config.pass_rate_low=0.1 trains on written pass rates.
 """
 
 
-def evaluate(name: str = "mindrl evaluate") -> int:
-    """Measure the model named on the command line; returns the exit code."""
-    parser = parser_of(
-        name,
-        "Have a model answer the rows of data files by the engine and the rewards of a run, and "
-        "print how much is right, with 95 % intervals. Metrics, answers and logs go into a folder.",
-        _EXAMPLE,
-    )
+_REST = {
+    "reward": "{reward:.3f}",
+    "tokens": "{response_tokens:.0f}",
+    "cut off": "{cut_fraction:.1%}",
+}
+"""Columns after those of the rates."""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
-    add("--data", nargs="+", default=[], metavar="FILE", help="rows; each file is a set")
-    samples = "answers to each row of --data (default: %(default)s)"
-    add("--samples", type=count, default=1, metavar="N", help=samples)
-    drawn = "of answers to --data (default: 1, but 0, the most likely token, for one answer a row)"
+    add("model", nargs="?", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
+    add("--data", nargs="+", default=[], metavar="FILE", help="data files; each is a separate set")
+    samples = "answers per row of --data (default: 1; 8 with --write-column)"
+    add("--samples", type=count, metavar="N", help=samples)
+    drawn = "for answers to --data (default: 1; with one answer per row 0, the most likely token)"
     add("--temperature", type=float, metavar="T", help=drawn)
-    add("--best", action="store_true", help="of a run its best model, not its newest")
-    configuration = "of a model: devices, sampling, rewards (default: grpo_tiny_cpu)"
+    column = "sample answers to the rows of one file as in training, and write the new file "
+    column += "--output with this column of pass rates: the share of answers with the highest "
+    column += "score of the first reward function; the model is MODEL_OR_RUN or the configuration's"
+    add("--write-column", "--column", metavar="NAME", help=column)
+    add("--best", action="store_true", help="use the best model of a run instead of its newest")
+    configuration = "devices, sampling and rewards for a model (default: grpo_tiny_cpu)"
     add("--config-name", default="grpo_tiny_cpu", metavar="NAME", help=configuration)
-    into = "of metrics and answers (default: evaluate/<time> in the folder of the run, or here)"
-    add("--output", type=Path, metavar="FOLDER", help=into)
-    add("--json", action="store_true", help="print one JSON object in the place of the table")
-    add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
+    into = "folder for metrics and answers (default: evaluate/<time> in the run folder, or here); "
+    into += "with --write-column the new file"
+    add("--output", type=Path, metavar="PATH", help=into)
+    add("--json", action="store_true", help="print one JSON object instead of the table")
+    add_overrides(parser)
+
+
+def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the options; changes may stand where a model or a file would."""
     options = parser.parse_intermixed_args()
-    prepare_driver()
-    with planning():
-        return exit_code(lambda: _evaluate(options))
+    given = [*filter(None, [options.model]), *options.data]
+    changes = [each for each in given if _CHANGE.match(each)]
+    options.overrides = [*changes, *options.overrides]
+    options.data = [each for each in options.data if each not in changes]
+    if options.model in changes:
+        options.model = None
+    if options.samples is None:
+        options.samples = 8 if options.write_column else 1
+    if options.model is None and not options.write_column:
+        parser.error("the following arguments are required: MODEL_OR_RUN")
+    if options.write_column and (options.output is None or len(options.data) != 1):
+        parser.error("--write-column needs --data FILE and --output FILE")
+    return options
 
 
+@planning()
 @signals_as_errors()
-def _evaluate(options: argparse.Namespace) -> int:
-    model = named_model(options.model, best=options.best)
+def _run(options: argparse.Namespace) -> int:
+    prepare_driver()
+    model = None if options.model is None else named_model(options.model, best=options.best)
+    if options.write_column:
+        # Imported late: it reads Parquet.
+        from mindrl.programs.pass_rates import rate_rows  # noqa: PLC0415
+
+        return rate_rows(options, rating_config(options, model))
+    assert model is not None
+    return _evaluate(options, model)
+
+
+def _evaluate(options: argparse.Namespace, model: NamedModel) -> int:
     output = _output(options, model)
-    config = measuring_config(options, model)
-    require_engines()
-    platform = choose_platform(config.rl_config.device)
-    plan = check(config, platform, goes_on=True)
+    plan, platform = checked_plan(measuring_config(options, model))
     # Imported late: they load torch and Ray, and errors should come as fast as in a check.
     from mindrl.data.run_data import read_data  # noqa: PLC0415
     from mindrl.launch.evaluate import measure_model  # noqa: PLC0415
 
     collect_again()
-    found = measure_model(plan, platform, read_data(config), output, step=model.step)
+    found = measure_model(plan, platform, read_data(plan.config), output, step=model.step)
     sets = [*measured_sets(output)]
     if options.json:
         print_json({"folder": str(output), "sets": [asdict(each) for each in sets]})
@@ -117,7 +153,7 @@ def _output(options: argparse.Namespace, model: NamedModel) -> Path:
     root = model.run or Path.cwd()
     output: Path = options.output or root / "evaluate" / time.strftime("%Y-%m-%d_%H-%M-%S")
     if (output / "metrics.jsonl").exists():
-        raise ConfigError(f"--output {output} holds metrics already; name another folder")
+        raise ConfigError(f"--output {output} already has metrics; name another folder")
     return output
 
 
@@ -127,21 +163,42 @@ def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfi
     Raises:
         ConfigError: It is not legal, or there is no data to measure on.
     """
-    name = "config" if model.run else options.config_name
-
-    def composed(*changes: str) -> RunConfig:
-        # The run may have been made before a key existed.
-        forced = (f"++{each}" for each in (*changes, override("actor_config.load", model.folder)))
-        return composed_config(name, [*options.overrides, *forced], model.hydra, downloads=True)
-
     files = [*_of_files(options)] if options.data else []
-    config = composed(*files, *_WITHOUT)
+    changes = (*files, *_NO_TRAINING, *_ONLY_EVALUATES)
+    config = _composed(options, model, *changes)
     if config.data_config.held_out_fraction:
         # The held-out rows are part of the training data, so all of it is needed.
         return config
     # Otherwise the training data need not be read.
     read = override("megatron_training.data_path", _held_out(config))
-    return composed(*files, *_WITHOUT, *_NO_TRAINING_DATA, read)
+    return _composed(options, model, *changes, *_NO_DATA_KEYS, read)
+
+
+def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunConfig:
+    """Return the configuration of a run that answers the rows of a file, without training.
+
+    Raises:
+        ConfigError: It is not legal, or has no reward function.
+    """
+    read = override("megatron_training.data_path", options.data[0])
+    samples = f"rl_config.n_samples_per_prompt={options.samples}"
+    config = _composed(options, model, read, samples, *_NO_TRAINING, *_NO_EVALUATION)
+    if not config.rl_config.verifier_function:
+        raise ConfigError(
+            "rl_config.verifier_function is empty: its first entry defines correct answers"
+        )
+    return config
+
+
+def _composed(options: argparse.Namespace, model: NamedModel | None, *changes: str) -> RunConfig:
+    """Return the configuration of the model's run, or of `--config-name`, with changes."""
+    name, folder = options.config_name, None
+    if model is not None:
+        name, folder = "config" if model.run else name, model.hydra
+        changes = (*changes, override("actor_config.load", model.folder))
+    # The run may have been made before a key existed.
+    forced = (f"++{each}" for each in changes)
+    return composed_config(name, [*options.overrides, *forced], folder, downloads=True)
 
 
 def _held_out(config: RunConfig) -> str:
@@ -156,8 +213,8 @@ def _held_out(config: RunConfig) -> str:
     )
     if found is None:
         raise ConfigError(
-            "megatron_training.test_data_path and data_config.eval_sets are empty: there is "
-            "nothing to measure on; say --data FILE"
+            "megatron_training.test_data_path and data_config.eval_sets are empty; name the "
+            "evaluation data with --data FILE"
         )
     return found
 
@@ -167,7 +224,7 @@ def _of_files(options: argparse.Namespace) -> Iterator[str]:
     yield from ("megatron_training.test_data_path=null", "data_config.held_out_fraction=0")
     names = [_NO_NAME.sub("_", Path(path).stem).lstrip("_.-") or "data" for path in options.data]
     if len({*names}) < len(names):
-        raise ConfigError(f"--data {' '.join(options.data)}: files need names of their own")
+        raise ConfigError(f"--data {' '.join(options.data)}: files need different names")
     temperature = options.temperature
     if temperature is None:
         temperature = 1.0 if options.samples > 1 else 0.0
@@ -182,17 +239,21 @@ def _print(sets: Sequence[MeasuredSet]) -> None:
     """Print a row per set; sets with the same number of answers per prompt share a table."""
     for samples in dict.fromkeys(each.samples for each in sets):
         alike = [each for each in sets if each.samples == samples]
-        titles = ("set", "prompts", *alike[0].rates, "reward", "tokens", "cut off")
-        print_rows(map(_row, alike), *(Column(title, overflow="fold") for title in titles))
+        rates = {name: f"{{{name}}}" for name in alike[0].rates}
+        print_table(map(_row, alike), {"set": "{name}", "prompts": "{prompts:d}"} | rates | _REST)
 
 
-def _row(measured: MeasuredSet) -> tuple[str, ...]:
-    rates = (f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in measured.rates.values())
-    return (
-        escape(printable(measured.name)),
-        str(measured.prompts),
-        *map(escape, rates),
-        f"{measured.reward:.3f}",
-        f"{measured.response_tokens:.0f}",
-        f"{measured.cut_fraction:.1%}",
-    )
+def _row(measured: MeasuredSet) -> dict[str, object]:
+    rates = measured.rates.items()
+    texts = {name: f"{at:.3f} [{low:.3f}, {high:.3f}]" for name, (at, low, high) in rates}
+    return asdict(measured) | texts
+
+
+PROGRAM = Program(
+    about="Evaluate a model on data files with the engine and the rewards of a run, and print the "
+    "scores with 95 % intervals. Metrics, answers and logs are written to a folder.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_run,
+    parse=_parse,
+)

@@ -8,9 +8,11 @@ from typing import Any
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
+from mindrl.errors import ModelError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
+from mindrl.platform.garbage import planning
 from mindrl.preflight.derived_numbers import (
     batch_figures,
     order_text,
@@ -21,7 +23,7 @@ from mindrl.preflight.derived_numbers import (
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
-from mindrl.programs.arguments import Plan
+from mindrl.programs.arguments import Program
 from mindrl.programs.exits import counted
 from mindrl.programs.memory import kv_cache_tokens, peak_moments, spaced
 from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
@@ -33,19 +35,19 @@ _EXAMPLE = """\
 example:
   mindrl plan explain --config-name grpo_qwen25_7b
 
-Of each model folder only config.json is read; where the folder is not here, the shipped sizes of
-configs/models are taken and named. docs/how-to/check-a-run.md derives the numbers of
-this run by hand.
+Only config.json of each model folder is read. If the folder is missing, the sizes shipped in
+configs/models are used, with a note. docs/how-to/check-a-run.md derives the numbers of this run by
+hand.
 """
 _BATCH_TITLES = {
     "prompts_per_step": "prompts",
     "sequences_per_step": "sequences",
     "rollout_sequences_per_replica": "sequences of a rollout replica",
-    "rollout_sequences_at_a_time": "of them at a time, at most",
+    "rollout_sequences_at_a_time": "sequences at a time",
     "updates_per_step": "updates",
     "sequences_per_update": "sequences of an update",
     "longest_sequence_tokens": "tokens of the longest sequence",
-    "updates_in_all": "updates in all",
+    "updates_in_all": "updates in total",
 }
 _MOST_RANKS_SPELLED = 16
 _GBIT_PER_SECOND = 200.0
@@ -70,6 +72,7 @@ class RoleFigures:
     Ranks of a separate rollout are numbered after the training ranks."""
 
 
+@planning()
 def _explain(options: argparse.Namespace) -> int:
     asked = asked_shardings(options)
     config, models = asked.plan.config, asked.ordered
@@ -177,8 +180,8 @@ def _print(
     for plan in sides:
         where = ", a replica of the rollout" if plan.side == "rollout" else ""
         parts |= {
-            f"bytes of each region: on the fullest rank, on all{where}": _region_rows(models, plan),
-            f"peak of each phase, and activations by estimate{where}": _phase_rows(models, plan),
+            f"bytes of each region: fullest rank, all ranks{where}": _region_rows(models, plan),
+            f"peak of each phase, and estimated activations{where}": _phase_rows(models, plan),
         }
     if config.rolls_out and config.learns:
         parts[f"a reshard{' to one replica' * config.is_apart}"] = _reshard_rows(moved)
@@ -210,7 +213,7 @@ def _batch_rows(config: RunConfig) -> Iterator[tuple[str, ...]]:
         if name in _BATCH_TITLES:
             yield _BATCH_TITLES[name], f"{number}"
         elif number is None:
-            yield "micro-batches", "cut by tokens: their number follows from the responses"
+            yield "micro-batches", "filled by tokens: their number depends on the responses"
         else:
             for phase, count in number.items():
                 yield f"micro-batches of a replica, {spaced(phase)}", f"{count}"
@@ -222,11 +225,11 @@ def _region_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, 
     if plan.side == "training":
         pass  # The other side reports it.
     elif (tokens := kv_cache_tokens(plan, models)) is None:
-        yield "kv cache", "what is left of the device: say --device-memory-gib N"
+        yield "kv cache", "the remaining device memory: set --device-memory-gib N"
     else:
         yield "tokens in the kv cache", f"{tokens:,}"
     if plan.side != "rollout":
-        yield "host, of one worker", memory_text(int(plan.host_bytes.max()))
+        yield "host, per worker", memory_text(int(plan.host_bytes.max()))
 
 
 def _phase_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, ...]]:
@@ -243,11 +246,11 @@ def _phase_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, .
 def _reshard_rows(moved: PlanFigures) -> Iterator[tuple[str, ...]]:
     sizes = {
         "received, all ranks": moved.received_bytes.total,
-        "received by one rank, at most": moved.received_bytes.max,
+        "maximum received by one rank": moved.received_bytes.max,
         "copied inside ranks": moved.copied_bytes.total,
         "within machines": moved.within_nodes_bytes,
         "across machines": moved.across_nodes_bytes,
-        "messages in flight, at most": moved.peak_staging_bytes.max,
+        "maximum of messages in flight": moved.peak_staging_bytes.max,
     }
     yield from ((name, memory_text(nbytes)) for name, nbytes in sizes.items())
     yield "rounds", f"{moved.rounds}"
@@ -261,12 +264,12 @@ def _spelled(groups: Groups) -> str:
     return f"{count}: {spelled}{'' if few else ' | ...'}"
 
 
-EXPLAIN = Plan(
-    summary="the derived numbers of a run: ranks, groups, batches, memory, reshard",
+PROGRAM = Program(
     about="Derive the numbers of a run from its configuration: ranks and groups of each "
     "role, sequences and micro-batches of a step, bytes of each region, the peak of each "
-    "phase, and what a reshard moves.",
+    "phase, and bytes of a reshard.",
     examples=_EXAMPLE,
     add_options=add_run_options,
     run=_explain,
+    bad_input=(ModelError,),
 )

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
 from mindrl.observability.terminal import say
 from mindrl.platform.environment import take_on
-from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.exits import exit_code, output_kept_back
-from mindrl.programs.speaker_options import add_speaker_options, asked_speaker
-from mindrl.programs.train import require_rollout_engine
-from mindrl.rollout.speaking import AnswerDraw, Speaker, SpeakerSettings
+from mindrl.programs.arguments import Program, count
+from mindrl.programs.chat_engine_options import add_chat_engine_options, chosen_chat_engine
+from mindrl.programs.exits import output_kept_back
+from mindrl.programs.train import require_packages
+from mindrl.rollout.chat_engine import AnswerSampling, ChatEngine, ChatEngineSettings
 
 if TYPE_CHECKING:
     from mindrl.programs.chat import Chat
@@ -33,34 +34,23 @@ examples:
   mindrl generate models/Qwen2.5-7B - < question.txt
   mindrl generate outputs/2026-11-22/09-00-00
 
-Without a prompt a conversation begins, as far as it fits the model: /reset forgets it, Ctrl-C ends
-an answer, Ctrl-D all.
+Without a prompt a conversation starts, up to the model's length: /reset clears it, Ctrl-C stops an
+answer, Ctrl-D quits.
 """
 
 
-def generate(name: str = "mindrl generate") -> int:
-    """Prompt the model named on the command line; returns the exit code."""
-    options = _parser(name).parse_args()
-    return exit_code(lambda: _generate(options), DataError)
-
-
-def _parser(name: str) -> argparse.ArgumentParser:
-    about = (
-        "Ask a model with the engine that rolls out, in this process. The model of a run answers "
-        "as in its training: its system prompt, sampling and longest answer."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
-    add("prompt", nargs="?", metavar="PROMPT", help="what to ask; - reads it from stdin")
-    add("--system", metavar="TEXT", help="what the model is told first")
-    add("--plain", action="store_true", help="give it the text as it is, without chat template")
+    add("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    add("--system", metavar="TEXT", help="system prompt")
+    add("--plain", action="store_true", help="use the text as the prompt, without chat template")
     add("--samples", type=count, default=1, metavar="N", help="answers (default: 1)")
-    drawn = "0 takes the most likely token (default: the run's, or the model's own)"
+    drawn = "0 selects the most likely token (default: the run's, or the model's own)"
     add("--temperature", type=_not_negative, metavar="T", help=drawn)
-    add("--max-tokens", type=count, metavar="N", help="of an answer (default: the run's, or 1024)")
-    add_speaker_options(parser)
-    return parser
+    limit = "tokens of an answer (default: the run's, or 1024)"
+    add("--max-tokens", type=count, metavar="N", help=limit)
+    add_chat_engine_options(parser)
 
 
 def _not_negative(text: str) -> float:
@@ -75,20 +65,20 @@ def _not_negative(text: str) -> float:
 def _generate(options: argparse.Namespace) -> int:
     if options.samples > 1 and options.prompt is None:
         raise ConfigError(
-            f"--samples {options.samples} needs a PROMPT: in a conversation one counts"
+            f"--samples {options.samples} needs a PROMPT: a conversation has one answer per turn"
         )
-    require_rollout_engine()
+    require_packages("an answer", ROLLOUT_BACKEND)
     say(f"starting the engine with {options.model}; this takes a minute or two", to_stderr=True)
     with _elapsed_time():
-        speaker, chat, asked = _started(options)
+        engine, chat, asked = _started(options)
     try:
         if asked is None:
-            chat.talk(speaker)
+            chat.talk(engine)
         else:
-            chat.answer(speaker, asked)
+            chat.answer(engine, asked)
     finally:
         with output_kept_back():
-            speaker.close()
+            engine.close()
     return 0
 
 
@@ -108,22 +98,22 @@ def _elapsed_time() -> Iterator[None]:
             yield
 
 
-def _started(options: argparse.Namespace) -> "tuple[Speaker, Chat, Sequence[int] | None]":
+def _started(options: argparse.Namespace) -> "tuple[ChatEngine, Chat, Sequence[int] | None]":
     """Start the engine; returns it with the conversation and the tokens of the prompt."""
-    _, config, platform, settings = asked_speaker(options)
+    _, config, platform, settings = chosen_chat_engine(options)
     # vLLM, torch and the tokenizers read the environment when they are imported.
     take_on(platform.worker_environment(workers=1, one_machine=True))
     chat = chat_of(options, settings, config)
     prompt = sys.stdin.read().removesuffix("\n") if options.prompt == "-" else options.prompt
     asked = None if prompt is None else chat.ask(prompt)
     with output_kept_back():
-        from mindrl.launch.speaking import start_speaker  # noqa: PLC0415
+        from mindrl.launch.chat_engine import start_chat_engine  # noqa: PLC0415
 
-        return start_speaker(settings, platform), chat, asked
+        return start_chat_engine(settings, platform), chat, asked
 
 
 def chat_of(
-    options: argparse.Namespace, settings: SpeakerSettings, config: RunConfig | None
+    options: argparse.Namespace, settings: ChatEngineSettings, config: RunConfig | None
 ) -> "Chat":
     """Return an empty conversation.
 
@@ -146,12 +136,10 @@ def chat_of(
     temperature = options.temperature
     if temperature is None and drawn:
         temperature = drawn.temperature
-    asked = AnswerDraw(
+    asked = AnswerSampling(
         samples=options.samples,
         temperature=temperature,
-        top_p=drawn.top_p if drawn else None,
-        top_k=drawn.top_k if drawn else None,
-        min_p=drawn.min_p if drawn else None,
+        truncation=drawn,
         max_tokens=options.max_tokens or (drawn.max_tokens if drawn else _ANSWER),
         stop_token_ids=stop_token_ids(
             tokenizer, settings.folder, drawn.stop_token_ids if drawn else ()
@@ -164,3 +152,13 @@ def chat_of(
         tokenizer=tokenizer, is_plain=is_plain, system=options.system or system
     )
     return Chat(conversation=conversation, asked=asked, longest=settings.longest)
+
+
+PROGRAM = Program(
+    about="Ask a model with the rollout engine in this process. The model of a run answers as in "
+    "its training: with its system prompt, sampling and maximum length.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_generate,
+    bad_input=(DataError,),
+)

@@ -35,13 +35,13 @@ from mindrl.migrate.verl_run import LOAD, STEPS
 from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
-from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.exits import FAILED, exit_code, print_json, report, written
+from mindrl.programs.arguments import Program, count
+from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.programs.hydra_words import why_unreadable
 
 _TITLES: Mapping[Kind, str] = {
-    "refused": "refused: parts of the run that are not there",
-    "open": "open: yours to settle before the first run",
+    "refused": "refused: mindrl does not support these parts of the run",
+    "open": "open: decide these before the first run",
     "derived": "derived",
     "renamed": "renamed",
     "honoured": "honoured: same name, same meaning",
@@ -54,30 +54,21 @@ example:
   mindrl import-config outputs/VERL-RUN/.hydra/overrides.yaml data.seed=7 -o mine.yaml
   mindrl import-config verl/examples/grpo_trainer/run_qwen3-8b.sh -o mine.yaml
 
-The model files are looked for in the folder model beside the file.
+The model files are read from the folder model next to the file.
 """
 
 
-def import_config(name: str = "mindrl import-config") -> int:
-    """Import the file named on the command line; returns the exit code."""
-    about = (
-        "Turn a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration, the overrides or the "
-        "shell script of a verl run, into one of mindrl, and report what becomes of each key. A "
-        "script is read, never executed."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="THEIRS", help="their .yaml file, or the .sh script that starts verl")
     add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
-    add("overrides", nargs="*", metavar="key=value", help="of verl, on top of its file")
-    add("--model-configs", metavar="DIR", help="their model files (default: model, beside theirs)")
-    devices = "devices of one machine, which their file does not say (default: %(default)s)"
+    add("overrides", nargs="*", metavar="key=value", help="overrides of verl for its file")
+    add("--model-configs", metavar="DIR", help="their model files (default: model, next to THEIRS)")
+    devices = "devices of one machine, which their file does not have (default: %(default)s)"
     add("--devices-per-node", type=count, default=8, metavar="N", help=devices)
-    refused = "refused keys to do without, or `all`: the run then differs, as the report says"
+    refused = "refused keys to drop, or `all`: the report lists how the run differs"
     add("--leave-out", default="", metavar="KEY,KEY", help=refused)
     add("--json", action="store_true", help="print the report as JSON")
-    options = parser.parse_intermixed_args()
-    return exit_code(lambda: _import(options))
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -114,7 +105,7 @@ def _import(options: argparse.Namespace) -> int:
         # Values of the imported file may be dates.
         print_json(answer, spell=str)
     else:
-        last = "nothing was written" if refused else written(options.output)
+        last = "no file was written" if refused else written(options.output)
         say(f"{source}\n", *_report_lines(imported), last)
     return report(reasons, FAILED) if reasons else 0
 
@@ -125,10 +116,12 @@ def _refused(imported: Import, leave_out: str) -> Iterator[str]:
     refused = {each.key: each.note for each in imported.refused}
     if unknown := [key for key in keys if key not in refused and key != "all"]:
         there = ", ".join(refused) or "none"
-        raise ConfigError(f"--leave-out {','.join(unknown)}: not refused here; refused: {there}")
+        raise ConfigError(
+            f"--leave-out {','.join(unknown)} must be among the refused keys: {there}"
+        )
     for key, note in refused.items():
         if key not in keys and "all" not in keys:
-            yield f"{key}: {note}; to do without: --leave-out {key}"
+            yield f"{key}: {note}; to drop it: --leave-out {key}"
 
 
 def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
@@ -140,7 +133,7 @@ def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
     }
     config = load_run_config(nested(values))
     if there := [path for path in files if Path(path).exists()]:
-        raise OutputError(f"-o {there[0]}: there is a file already")
+        raise OutputError(f"-o {there[0]}: file exists already")
     for path, text in files.items():
         write_new(path, text)
     # The report lists what the user must settle.
@@ -156,7 +149,7 @@ def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import
         return imported, {}
     path = str(Path(output).with_suffix("")) + "-sizes.json"
     place = theirs.actor.place("num_layers").rpartition(".")[0]
-    note = "the sizes, for checks and plans where actor_config.load is not on the machine"
+    note = "the sizes, for checks and plans on machines without actor_config.load"
     kept = Mapped(place, "derived", {"actor_config.sizes": path}, note)
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
 
@@ -169,7 +162,7 @@ def _read(sections: dict[str, Any], options: argparse.Namespace) -> TheirRun:
     """
     file = Path(options.file)
     if options.overrides:
-        raise ConfigError(f"{options.overrides[0]}: only files of verl are read with overrides")
+        raise ConfigError(f"{options.overrides[0]}: overrides are only for files of verl")
     folder = Path(options.model_configs) if options.model_configs else file.parent / "model"
     models: dict[str, Any] = {}
     for name in _model_names(file, sections.pop("defaults", None) or []):
@@ -179,7 +172,7 @@ def _read(sections: dict[str, Any], options: argparse.Namespace) -> TheirRun:
         models |= _yaml(path)
     broken = [name for name, keys in models.items() if not isinstance(keys, Mapping)]
     if broken:
-        raise ConfigError(f"{folder}: the model {broken[0]} must have keys")
+        raise ConfigError(f"{folder}: the model {broken[0]} must be a section with keys")
     return their_run(sections, models)
 
 
@@ -190,7 +183,7 @@ def _model_names(file: Path, defaults: Any) -> Iterator[str]:
             continue
         names = entry.get("model") if isinstance(entry, Mapping) else None
         if names is None:
-            raise ConfigError(f"{file}: defaults: {entry}: only model files are read")
+            raise ConfigError(f"{file}: defaults: {entry}: must be a model file")
         yield from map(str, names if isinstance(names, list) else [names])
 
 
@@ -216,15 +209,15 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield open entries for what neither the script nor the command line states."""
     if script.config_name:
         note = (
-            f"the keys of {script.config_name}.yaml are not read; import .hydra/overrides.yaml of "
-            "a run, or add them to the command line"
+            f"the script does not contain the keys of {script.config_name}.yaml; import "
+            ".hydra/overrides.yaml of a run, or add them to the command line"
         )
         yield Mapped("--config-name", "open", note=note)
     for key, missing in script.unresolved.items():
         if key not in given:
             note = (
-                f"needs {missing}, which the script does not state; add {key}=VALUE to the command "
-                "line, or verl's default holds"
+                f"needs {missing}, which the script does not set; add {key}=VALUE to the command "
+                "line, or verl's default is used"
             )
             yield Mapped(key, "open", note=note)
 
@@ -266,7 +259,7 @@ def _yaml(
     except (OSError, RecursionError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}{why_unreadable(error)}") from error
     if not isinstance(loaded, DictConfig) or not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold sections with keys")
+        raise ConfigError(f"{path} must contain sections with keys")
     return {str(key): value for key, value in values.items()}
 
 
@@ -278,7 +271,7 @@ def _yaml_text(imported: Import, source: str) -> str:
         if each.kind not in ("honoured", "ignored") and each.sets
     }
     header = [f"Imported from {source}."]
-    header += [f"Left out, {each.key}: {each.note}" for each in imported.refused]
+    header += [f"Dropped {each.key}: {each.note}" for each in imported.refused]
     values = imported.values
     has_critic = values.get("rl_config.adv_estimator") == "gae"
     return config_text(values, header=header, comments=comments, has_critic=has_critic)
@@ -325,3 +318,13 @@ def _listed(keys: Iterable[str]) -> Iterator[str]:
     yield from wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
     )
+
+
+PROGRAM = Program(
+    about="Convert a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration, the overrides "
+    "or the shell script of a verl run, and report the result for each key. A script is read, "
+    "never executed.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_import,
+)

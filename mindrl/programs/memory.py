@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Column
 
-from mindrl.errors import DeviceMemoryError
+from mindrl.errors import DeviceMemoryError, ModelError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import RECEIVING, SENDING, MoveKind, Phase, Region
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.timeline import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
+from mindrl.platform.garbage import planning
 from mindrl.preflight.memory_plan import (
     Advice,
     activation_estimates,
@@ -23,7 +23,7 @@ from mindrl.preflight.memory_plan import (
 )
 from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunShardings
-from mindrl.programs.arguments import Plan
+from mindrl.programs.arguments import Program
 from mindrl.programs.exits import FAILED, report
 from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
 
@@ -31,11 +31,11 @@ _EXAMPLE = """\
 example:
   mindrl plan memory --config-name grpo_qwen25_7b
 
-Of each model folder only config.json is read; where the folder is not here, the shipped sizes of
-configs/models are taken and named. The exit code is 1 where the run does not fit,
-2 where the configuration cannot run at all.
+Only config.json of each model folder is read. If the folder is missing, the sizes shipped in
+configs/models are used, with a note. The exit code is 1 if the run does not fit, 2 if the
+configuration is invalid.
 """
-_SIDES = {"training": "devices that train", "rollout": "devices that generate, of a replica"}
+_SIDES = {"training": "training devices", "rollout": "rollout devices of a replica"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class PlannedSnapshot(MemorySnapshot):
     """In addition to the regions; None without an estimate."""
 
 
+@planning()
 def _memory(options: argparse.Namespace) -> int:
     asked = asked_shardings(options)
     config, models = asked.plan.config, asked.ordered
@@ -71,7 +72,7 @@ def _memory(options: argparse.Namespace) -> int:
         if capacity_bytes is not None and not side.fits:
             needed, there = memory_text(side.peak_bytes), memory_text(capacity_bytes)
             at = spaced(side.peak_instant.label)
-            refusal.append(f"{at} takes {needed} of a device that has {there}")
+            refusal.append(f"{at} needs {needed}, but the device has {there}")
     return report(refusal, FAILED) if refusal else 0
 
 
@@ -139,11 +140,10 @@ def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[A
             say(f"{begin}{_SIDES[plan.side]}")
         _print_side(plan, models, advice if plan is sides[0] else ())
     if servers := models.plan.config.generate_config.servers:
-        say(f"\nmemory of {', '.join(servers)}: as whoever started them said")
-    Console().print(
-        "\nActivations are estimated, for micro-batches of the longest sequences; all else is "
-        "exact in a run whose optimizer has made its first step.",
-        highlight=False,
+        say(f"\nmemory of {', '.join(servers)}: set where they are started")
+    say(
+        "\nActivations are estimated for micro-batches of the longest sequences.",
+        "All other values are exact after the first step of the optimizer.",
     )
 
 
@@ -160,7 +160,7 @@ def _print_side(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]
     tight = _tight(plan.capacity_bytes, moments)
     print_rows(_facts(plan, tight, kv_cache_tokens(plan, models)), Column(no_wrap=True))
     if advice:
-        say("\nwhat one key would make of the peak")
+        say("\nkeys that lower the peak")
         numbers = (Column(justify="right", no_wrap=True) for _ in range(2))
         print_rows(_advice_rows(advice, size, unit), Column(no_wrap=True), *numbers)
 
@@ -197,18 +197,18 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
     ratio = f"the peak is {plan.peak_bytes / need:.2f} times it"
     yield "largest need of a phase", f"{spell(need)}; {ratio}"
     if plan.capacity_bytes is None:
-        yield "device", "capacity not known: say --device-memory-gib N"
+        yield "device", "unknown capacity: set --device-memory-gib N"
     else:
         verdict = f"fits{tight}" if plan.fits else "DOES NOT FIT"
         yield "device", f"{spell(plan.capacity_bytes)}: {verdict}"
-    cache = "what is left of the device; not counted above"
+    cache = "the remaining device memory; not counted above"
     if plan.kv_cache_bytes is not None:
-        cache = f"{spell(plan.kv_cache_bytes)}, room for {tokens:,} tokens"
+        cache = f"{spell(plan.kv_cache_bytes)} for {tokens:,} tokens"
     if plan.side != "training":
         yield "KV cache", cache
     if plan.side == "rollout":
         return
-    yield "host, of one worker", spell(int(plan.host_bytes.max()))
+    yield "host, per worker", spell(int(plan.host_bytes.max()))
     out_bytes, back_bytes = plan.copied_bytes
     copies = {
         "host": (plan.course.copied_out, out_bytes),
@@ -217,7 +217,7 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
     for place, (regions, nbytes) in copies.items():
         names = spaced(", ".join(region.value for region in regions))
         copied = f"{spell(int(nbytes.max()))}: {names}" if regions else "nothing"
-        yield f"copied to the {place}, a step", copied
+        yield f"copied to the {place} per step", copied
 
 
 def _tight(capacity_bytes: int | None, moments: Sequence[PlannedSnapshot]) -> str:
@@ -225,14 +225,14 @@ def _tight(capacity_bytes: int | None, moments: Sequence[PlannedSnapshot]) -> st
     most = max(each.total_bytes + (each.activations_estimate_bytes or 0) for each in moments)
     if capacity_bytes is None or most <= capacity_bytes:
         return ""
-    return f", but with the estimated activations it takes {memory_text(most)}"
+    return f", but needs {memory_text(most)} with the estimated activations"
 
 
-MEMORY = Plan(
-    summary="what lies on each device in each phase of a step, and whether it fits",
-    about="Predict the memory of a run's steps from its configuration: phase by phase, "
-    "the peak, and which key would lower it.",
+PROGRAM = Program(
+    about="Predict the memory of a run's steps from its configuration: each phase, the peak, and "
+    "the keys that would lower it.",
     examples=_EXAMPLE,
     add_options=add_run_options,
     run=_memory,
+    bad_input=(ModelError,),
 )

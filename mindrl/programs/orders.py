@@ -6,12 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-
 from mindrl.errors import ConfigError
-from mindrl.observability.terminal import say
+from mindrl.observability.terminal import print_table, say
 from mindrl.observability.units import memory_text
 from mindrl.programs.arguments import count
 from mindrl.programs.placement import load_of, name_of, split_of
@@ -21,18 +17,26 @@ from mindrl.propose.orders import PlacedOrder, placed_orders
 from mindrl.propose.search import Proposal
 
 _AGES = (1, 2, 4)
-_TEXT = ("", "order", "devices", "training", "rollout")
-_NUMBERS = ("useful", "seqs/s", "trains in", "draws in")
-_WIDTH = 120
+_COLUMNS = {
+    "": "{at}.",
+    "order": "{name}",
+    "devices": "{devices}",
+    "training": "{training}",
+    "rollout": "{rollout}",
+    "useful": "{useful:.0%}",
+    "seqs/s": "{sequences_per_second:.3g}",
+    "trains in": "{training_bytes:}",
+    "draws in": "{rollout_bytes:}",
+}
 
 
 def add_length_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the lengths of responses."""
     add = parser.add_argument
-    mean = "mean length of a response; orders of steps are then compared, devices apart too"
+    mean = "mean length of a response; also compares orders of steps and separate devices"
     add("--mean-tokens", type=count, metavar="N", help=mean)
     add("--p99-tokens", type=count, metavar="N", help="length that 1 response of 100 exceeds")
-    folder = "in the place of both: the responses that a run kept there"
+    folder = "folder of stored responses of a run, instead of --mean-tokens and --p99-tokens"
     add("--rollouts", type=Path, metavar="FOLDER", help=folder)
 
 
@@ -48,7 +52,7 @@ def asked_orders(options: argparse.Namespace, task: Task, shared: Proposal) -> l
     if options.rollouts is None and len(missing) == len(given):
         return []
     if options.rollouts is None and missing:
-        raise ConfigError(f"{missing[0]} is missing: lengths are a mean and a tail, or --rollouts")
+        raise ConfigError(f"{missing[0]} is missing: give both lengths, or --rollouts")
     load = load_of(options, longest=task.response_tokens)
     return placed_orders(task, shared, load, _AGES)
 
@@ -74,29 +78,26 @@ def print_orders(options: argparse.Namespace, task: Task, orders: Sequence[Place
     mean, p99, longest = described(load_of(options, longest=task.response_tokens).groups)
     say(
         "",
-        f"orders of steps, by responses of {mean:.0f} tokens (99th percentile {p99}, most "
+        f"orders of steps, for responses of {mean:.0f} tokens (99th percentile {p99}, maximum "
         f"{longest})",
     )
-    table = Table(box=SIMPLE)
-    for title in (*_TEXT, *_NUMBERS):
-        table.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=True)
-    for at, each in enumerate(orders, start=1):
-        table.add_row(*_row(at, each))
-    Console(width=_WIDTH, highlight=False).print(table)
+    print_table((_figures(at, each) for at, each in enumerate(orders, start=1)), _COLUMNS)
     say(*(f"   {key}={str(value).lower()}" for key, value in _keys(orders[0])))
-    said = "Useful: share of the devices' time that the trained tokens would take in full batches"
+    said = "Useful: share of the devices' time that the trained tokens need in full batches"
     say("", f"{said}, simulated.")
 
 
-def _row(at: int, each: PlacedOrder) -> Iterator[str]:
-    yield f"{at}."
-    yield name_of(each.way)
-    yield split_of(each.way)
-    yield from (text.partition(":")[2] for text in _layouts(each))
-    yield f"{each.worth.useful:.0%}"
-    yield f"{each.worth.sequences_per_second:.3g}"
-    yield memory_text(each.training.peak_bytes)
-    yield memory_text(each.rollout.peak_bytes)
+def _figures(at: int, each: PlacedOrder) -> dict[str, object]:
+    training, rollout = (text.partition(":")[2] for text in _layouts(each))
+    return asdict(each.worth) | {
+        "at": at,
+        "name": name_of(each.way),
+        "devices": split_of(each.way),
+        "training": training,
+        "rollout": rollout,
+        "training_bytes": memory_text(each.training.peak_bytes),
+        "rollout_bytes": memory_text(each.rollout.peak_bytes),
+    }
 
 
 def _layouts(each: PlacedOrder) -> tuple[str, str]:

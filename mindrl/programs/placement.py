@@ -1,20 +1,15 @@
 """Comparison of the orders of steps: `mindrl plan placement ...`. Needs no torch."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-
-from mindrl.errors import ConfigError
-from mindrl.observability.terminal import say
+from mindrl.errors import ConfigError, ModelError
+from mindrl.observability.terminal import print_table, say
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
+from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import planned_description
-from mindrl.programs.arguments import Plan, count
+from mindrl.programs.arguments import Program, count
 from mindrl.programs.exits import print_json
 from mindrl.propose.decoding import Rates
 from mindrl.propose.lengths import LARGEST_TAIL, described, drawn_groups, stored_groups
@@ -22,25 +17,36 @@ from mindrl.propose.rates import rates_of
 from mindrl.propose.step_orders import Arrangement, Load, Worth, best_ways, ways
 
 _AMOUNTS = {
-    "--prompts-per-step": (32, "prompts of a step"),
-    "--samples": (16, "responses to each prompt"),
+    "--prompts-per-step": (32, "prompts per step"),
+    "--samples": (16, "responses per prompt"),
     "--prompt-tokens": (300, "tokens of a prompt"),
     "--mean-tokens": (2000, "mean length of a response"),
     "--p99-tokens": (10_000, "length that 1 response of 100 exceeds"),
     "--longest-tokens": (16_384, "length at which responses are cut"),
     "--replica-devices": (1, "devices of a rollout replica"),
-    "--at-a-time": (256, "sequences that a replica draws at most"),
+    "--at-a-time": (256, "maximum sequences that a replica generates at a time"),
 }
 _RATES = {
-    "engine_step": "an engine's step, however few sequences it draws",
-    "sequence_step": "a step by the sequence, where that is more",
-    "sequence_more": "more of a step for each sequence, on top of that",
-    "context_token": "more of a step for each token of the KV cache",
-    "prompt_token": "a token that a replica reads",
+    "engine_step": "minimum time of an engine step",
+    "sequence_step": "time of a step per sequence, if that is longer",
+    "sequence_more": "additional time of a step per sequence",
+    "context_token": "additional time of a step per token of the KV cache",
+    "prompt_token": "a prompt token that a replica reads",
     "trained_token": "a token of a response that a device trains on",
-    "update": "training, of each step, however few tokens it has",
+    "update": "fixed time of training per step",
     "switch": "from training to rollout and back, on shared devices",
-    "publish": "the way of new weights to devices apart",
+    "publish": "transfer of new weights to separate devices",
+}
+_COLUMNS = {
+    "order": "{name}",
+    "devices": "{devices}",
+    "useful": "{useful:.0%}",
+    "sequences/s": "{sequences_per_second:.3g}",
+    "s per step": "{step_seconds:.3g}",
+    "trainer idle": "{idle_training:.0%}",
+    "rollout idle": "{idle_rollout:.0%}",
+    "age": "{staleness:.1f}",
+    "most": "{oldest:d}",
 }
 _EXAMPLE = f"""\
 examples:
@@ -50,31 +56,32 @@ examples:
 
 devices: {", ".join(DEVICE_MODELS)}
 
-Lengths come from the responses that an earlier run kept, or from a mean and a tail. Seconds come
-from the sizes of a model and the rates of a device, as in plan.py run, or as they are given.
-docs/explanation/placement.md says what the simulation leaves out.
+Lengths come from the stored responses of an earlier run, or from a mean and a tail. Seconds are
+derived from the sizes of a model and the rates of a device, as in plan run, unless they are given.
+docs/explanation/placement.md lists the limits of the simulation.
 """
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--devices", required=True, type=count, metavar="N", help="devices in all")
+    add("--devices", required=True, type=count, metavar="N", help="total number of devices")
     add("--model", help="folder of a Hugging Face model, or a well-known name")
-    add("--device", metavar="NAME", help="which device; see below")
-    folder = "read lengths and prompts from the responses that a run kept there"
+    add("--device", metavar="NAME", help="name of the device; see below")
+    folder = "read lengths and prompts from the stored responses of a run"
     add("--rollouts", type=Path, metavar="FOLDER", help=folder)
     for option, (default, text) in _AMOUNTS.items():
         what = f"{text} (default: {default})"
         add(option, type=count, default=default, metavar="N", help=what)
-    ages = "bounds on the age of a group (default: 1 2 4)"
+    ages = "limits of the age of a group (default: 1 2 4)"
     add("--max-staleness", type=count, nargs="+", default=[1, 2, 4], metavar="N", help=ages)
     for name, text in _RATES.items():
         option = f"--{name.replace('_', '-')}"
         add(option, type=float, metavar="SECONDS", help=f"of {text}")
-    add("--steps", type=count, default=24, metavar="N", help="to simulate (default: 24)")
+    add("--steps", type=count, default=24, metavar="N", help="simulated steps (default: 24)")
     add("--json", action="store_true", help="print one JSON object")
 
 
+@planning()
 def _run(options: argparse.Namespace) -> int:
     if options.devices % options.replica_devices:
         raise ConfigError(
@@ -90,10 +97,10 @@ def _run(options: argparse.Namespace) -> int:
         lengths = {"mean": mean, "p99": p99, "longest": longest}
         print_json({"lengths": lengths, "rates": asdict(rates), "orders": figures})
         return 0
-    groups = f"{load.prompts} prompts x {len(load.groups[0])} responses a step"
-    say(f"{groups}; tokens of a response: mean {mean:.0f}, 99th percentile {p99}, most {longest}")
-    Console(width=130, highlight=False).print(_table(found))
-    say("Useful: share of the devices' time that the trained tokens would take in full batches.")
+    groups = f"{load.prompts} prompts x {len(load.groups[0])} responses per step"
+    say(f"{groups}; response tokens: mean {mean:.0f}, 99th percentile {p99}, maximum {longest}")
+    print_table((_figures(way, worth) for way, worth in found), _COLUMNS)
+    say("Useful: share of the devices' time that the trained tokens need in full batches.")
     return 0
 
 
@@ -111,7 +118,7 @@ def load_of(options: argparse.Namespace, *, longest: int) -> Load:
     mean, p99 = options.mean_tokens, options.p99_tokens
     if not mean <= p99 <= LARGEST_TAIL * mean:
         most = int(LARGEST_TAIL * mean)
-        raise ConfigError(f"--p99-tokens {p99} must be {mean} (--mean-tokens) to {most}")
+        raise ConfigError(f"--p99-tokens {p99} must be between {mean} (--mean-tokens) and {most}")
     groups = drawn_groups(mean, p99, longest, options.samples)
     return Load(groups=groups, prompts=prompts, prompt_tokens=options.prompt_tokens)
 
@@ -131,37 +138,12 @@ def _rates(options: argparse.Namespace) -> Rates:
         return Rates(**known | given | sizes)
     if missing := {"engine_step", "trained_token"} - given.keys():
         names = " and ".join(f"--{name.replace('_', '-')}" for name in sorted(missing))
-        raise ConfigError(f"{names} must be given, or --model and --device")
+        raise ConfigError(f"{names} are missing; or give --model and --device")
     return Rates(**given | sizes)
 
 
-def _table(found: Sequence[tuple[Arrangement, Worth]]) -> Table:
-    table = Table(box=SIMPLE)
-    names = (
-        "order",
-        "devices",
-        "useful",
-        "sequences/s",
-        "s a step",
-        "trainer idle",
-        "rollout idle",
-    )
-    for name in (*names, "age", "most"):
-        side: Literal["left", "right"] = "left" if name in names[:2] else "right"
-        table.add_column(name, justify=side, no_wrap=True)
-    for way, worth in found:
-        table.add_row(
-            name_of(way),
-            split_of(way),
-            f"{worth.useful:.0%}",
-            f"{worth.sequences_per_second:.3g}",
-            f"{worth.step_seconds:.3g}",
-            f"{worth.idle_training:.0%}",
-            f"{worth.idle_rollout:.0%}",
-            f"{worth.staleness:.1f}",
-            str(worth.oldest),
-        )
-    return table
+def _figures(way: Arrangement, worth: Worth) -> dict[str, object]:
+    return asdict(worth) | {"name": name_of(way), "devices": split_of(way)}
 
 
 def name_of(way: Arrangement) -> str:
@@ -177,11 +159,11 @@ def split_of(way: Arrangement) -> str:
     return f"{way.training} + {way.rollout}" if way.is_apart else f"{way.training} shared"
 
 
-PLACEMENT = Plan(
-    summary="which order of steps, on shared devices or apart, makes most of them",
-    about="Simulate every order of steps on shared devices and on every split of them, from the "
-    "lengths of responses; the most useful first, each with its best split.",
+PROGRAM = Program(
+    about="Simulate every order of steps on shared devices and on every split of them from the "
+    "lengths of responses; the best first, each with its best split.",
     examples=_EXAMPLE,
     add_options=_add_options,
     run=_run,
+    bad_input=(ModelError,),
 )

@@ -18,8 +18,9 @@ from mindrl.errors import ConfigError, ModelError
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
+from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import config_folder, families_without_a_run, planned_description
-from mindrl.programs.arguments import Plan, count, gib
+from mindrl.programs.arguments import Program, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.programs.orders import add_length_options, asked_orders, order_figures, print_orders
 from mindrl.programs.placement import name_of
@@ -36,11 +37,11 @@ _LEAST_SHARE = 0.005
 _AMOUNTS = {
     "--prompt-tokens": (2048, "longest prompt"),
     "--response-tokens": (2048, "longest response"),
-    "--prompts-per-step": (32, "prompts of a step"),
-    "--samples": (8, "responses to each prompt"),
+    "--prompts-per-step": (32, "prompts per step"),
+    "--samples": (8, "responses per prompt"),
 }
 _ALL = "all"
-_END = "", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"
+_END = "", "Seconds are estimates for ordering the proposals: docs/how-to/plan-a-run.md"
 _EXAMPLE = f"""\
 example:
   mindrl plan run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
@@ -48,32 +49,33 @@ example:
 
 devices: {", ".join(DEVICE_MODELS)}
 
-Of the model folder only config.json is read; the sizes of well-known models are shipped. The exit
-code is 1 where nothing fits. docs/how-to/plan-a-run.md states the cost model.
+Only config.json of the model folder is read; the sizes of well-known models are shipped. The exit
+code is 1 if no layout fits. docs/how-to/plan-a-run.md explains the cost model.
 """
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--model", required=True, help="folder of a Hugging Face model, or a well-known name")
-    add("--devices", required=True, type=count, metavar="N", help="devices in all")
-    add("--device", required=True, metavar="NAME", help="which device; see below")
-    add("--devices-per-node", type=count, metavar="N", help="default: as is usual for the device")
+    add("--devices", required=True, type=count, metavar="N", help="total number of devices")
+    add("--device", required=True, metavar="NAME", help="name of the device; see below")
+    add("--devices-per-node", type=count, metavar="N", help="default: usual for the device")
     for option, (default, text) in _AMOUNTS.items():
         what = f"{text} (default: {default})"
         add(option, type=count, default=default, metavar="N", help=what)
-    host = "memory of a node for what leaves its devices (default: usual for the device)"
+    host = "host memory of a node for offloading (default: usual for the device)"
     add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
     add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
-    engine = "what trains; several are compared: give it again (default: all that differ)"
+    engine = "training engine; repeat the option to compare several (default: all that differ)"
     add("--engine", choices=(*TRAINING_BACKENDS, _ALL), action="append", default=[], help=engine)
-    top = "how many proposals (default: 5); of another engine the best one comes behind"
+    top = "number of proposals (default: 5); the best one of each other engine follows"
     add("--top", type=count, default=5, metavar="N", help=top)
     add_length_options(run)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
-    add("-o", "--output", metavar="OURS.yaml", help="write the first as a new configuration")
+    add("-o", "--output", metavar="OURS.yaml", help="write the first to a new configuration")
 
 
+@planning()
 def _run(options: argparse.Namespace) -> int:
     if options.output is not None:
         needs_yaml_suffix(options.output)
@@ -162,12 +164,12 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
     device, host = device_model(options.device), options.host_bytes
     per_node = options.devices_per_node or device.devices_per_node
     if options.devices > MOST_DEVICES:
-        raise ConfigError(f"--devices {options.devices}: at most {MOST_DEVICES} can be planned")
+        raise ConfigError(f"--devices {options.devices}: the maximum is {MOST_DEVICES}")
     if options.devices > per_node and options.devices % per_node:
         below = options.devices // per_node * per_node
         raise ConfigError(
             f"--devices {options.devices} must fill nodes of {per_node}; nearest: {below}, "
-            f"{below + per_node}; or say --devices-per-node"
+            f"{below + per_node}; or set --devices-per-node"
         )
     path = Path(options.model)
     folder = path.parent if path.suffix == ".json" else path
@@ -242,7 +244,7 @@ def _print_compared(
 def _columns() -> Iterator[Column]:
     for title in ("", "engine", "training", "rollout"):
         yield Column(title, no_wrap=True)
-    for title in ("a step", "device", "host", "reshard"):
+    for title in ("step", "device", "host", "reshard"):
         yield Column(title, justify="right", no_wrap=True)
 
 
@@ -265,14 +267,14 @@ def _place(each: Ranked) -> str:
 
 def _question(task: Task) -> Iterator[str]:
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
-    lengths = f"up to {task.prompt_tokens} + {task.response_tokens} tokens"
-    yield f"{what}, {task.ranks_per_node} a node"
-    yield f"{task.sequences} sequences a step of {lengths}, all taken to be that long"
+    lengths = f"{task.prompt_tokens} + {task.response_tokens} tokens"
+    yield f"{what}, {task.ranks_per_node} per node"
+    yield f"{task.sequences} sequences per step, each assumed to have {lengths}"
 
 
 def _legal(found: Search) -> str:
     legal = f"training layouts: {len(found.training)}, rollout: {len(found.rollout)}"
-    return f"legal {legal}; pairs that fit by their bytes alone: {found.fitting}"
+    return f"legal {legal}; pairs that fit by memory: {found.fitting}"
 
 
 def _block(place: str, task: Task, proposal: Proposal) -> Iterator[str]:
@@ -300,10 +302,10 @@ def _facts(task: Task, proposal: Proposal) -> Iterator[str]:
         if seconds >= LEAST_SECONDS
     ]
     rows = {
-        "a step": f"{fit.step_seconds:.1f} s: {', '.join(shares)}",
+        "step": f"{fit.step_seconds:.1f} s: {', '.join(shares)}",
         "device": f"peak {memory_text(fit.peak_bytes)} in {fit.peak_moment.replace('_', ' ')}, "
         f"with activations {memory_text(fit.with_activations_bytes)}, of {device}",
-        "host": f"{_amount(fit.host_bytes)} of {host} on a node",
+        "host": f"{_amount(fit.host_bytes)} of {host} per node",
         "reshard": _moved(proposal.moved),
         "bubble": f"{bubble_share(task, layout, fit.settings):.1%}",
     }
@@ -319,7 +321,7 @@ def _moved(moved: Moved | None) -> str:
 
 
 def _amount(nbytes: int) -> str:
-    return memory_text(nbytes) if nbytes else "nothing"
+    return memory_text(nbytes) if nbytes else "0 GiB"
 
 
 def _percent(share: float) -> str:
@@ -336,17 +338,17 @@ def _file_text(task: Task, proposal: Proposal, orders: Sequence[PlacedOrder]) ->
         order = f", {name_of(orders[0].way)}"
     layouts = " -> ".join(task.texts(candidate)) + order
     header = [
-        f"{what}, as mindrl plan run proposes: {layouts}.",
-        "Paths, steps and learning rate are the user's own.",
+        f"{what}, proposed by mindrl plan run: {layouts}.",
+        "Set paths, steps and learning rate.",
     ]
     return config_text(values, header=header, comments={}, has_critic=task.has_critic)
 
 
-RUN = Plan(
-    summary="layouts and settings for a model on so many devices, the best first",
-    about="Propose training and rollout layouts that fit the devices, ranked by what a "
-    "step would cost, with the reasons.",
+PROGRAM = Program(
+    about="Propose training and rollout layouts that fit the devices, ranked by the estimated time "
+    "of a step, with the reasons.",
     examples=_EXAMPLE,
     add_options=_add_options,
     run=_run,
+    bad_input=(ModelError,),
 )

@@ -14,17 +14,18 @@ from mindrl.allocation.meaning import (
     states_replicas,
 )
 from mindrl.config.backends import training_backend_of
-from mindrl.errors import ConfigError
+from mindrl.errors import ConfigError, ModelError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import traffic_text
+from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import families_without_a_run, planned_description
 from mindrl.programs.arguments import (
     MOST_RANKS,
-    Plan,
+    Program,
     add_layers_per_chunk,
     count,
     positive,
@@ -49,11 +50,11 @@ _EXAMPLE = """\
 example:
   mindrl plan reshard --model models/Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
 
-layouts are a backend and sizes: d data, p pipeline, t tensor, c context, e expert parallel,
-v virtual pipeline chunks. What is left out is 1; d follows from --world where that is given.
+A layout is a backend and sizes: d data, p pipeline, t tensor, c context, e expert parallel,
+v virtual pipeline chunks. Omitted sizes are 1; with --world, d is derived.
   archon:d4t2                              PyTorch's own engine; its weights are float32
-  megatron:d2p2t4e4                        experts whole, four ranks share those of a layer
-  megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)    each expert cut over t4
+  megatron:d2p2t4e4                        whole experts, divided over four ranks per layer
+  megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)    each expert sharded over t4
   vllm:d2t4e8                              all 8 ranks share the experts
 """
 
@@ -63,22 +64,23 @@ def _add_options(reshard: argparse.ArgumentParser) -> None:
     add("--model", required=True, help="folder of a Hugging Face model, or its config.json")
     add("--from", required=True, dest="source", metavar="LAYOUT", help="training layout")
     add("--to", required=True, dest="target", metavar="LAYOUT", help="rollout layout")
-    add("--world", type=count, metavar="N", help="ranks in all; gives d where it is left out")
-    apart = "the rollout runs on other ranks, behind those of the training"
+    add("--world", type=count, metavar="N", help="total ranks; derives an omitted d")
+    apart = "the rollout has its own ranks, after those of the training"
     add("--disjoint", action="store_true", help=apart)
     add_layers_per_chunk(reshard, "the training")
     add("--ranks-per-node", type=count, default=8, metavar="N", help="default: %(default)s")
-    dtypes, types = "of the training and of the rollout weights (default: bfloat16)", "TYPE[,TYPE]"
+    dtypes, types = "types of training and rollout weights (default: bfloat16)", "TYPE[,TYPE]"
     add("--dtype", type=_dtypes, default=("bfloat16",) * 2, metavar=types, help=dtypes)
-    bound = "bound on the messages that a rank has in flight (default: %(default)s)"
+    bound = "maximum of a rank's messages in flight (default: %(default)s)"
     add("--bucket-mib", type=count, default=DEFAULT_BUCKET_BYTES >> 20, metavar="N", help=bound)
-    link = "Gbit/s of a rank each way, for the estimate of seconds (default: %(default)g)"
+    link = "Gbit/s per rank and direction, for estimating seconds (default: %(default)g)"
     add("--bandwidth-gbps-per-rank", type=positive, default=200.0, metavar="GBIT", help=link)
-    best = "best looks for the order of the training ranks that moves least (the default)"
+    best = "best searches the order of the training ranks with the least traffic (the default)"
     add("--rank-map", choices=("best", "default"), default="best", help=best)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
 
 
+@planning()
 def _reshard(options: argparse.Namespace) -> int:
     backend = training_backend_of(options.source)
     model = planned_description(options.model, families_without_a_run(backend))
@@ -155,7 +157,7 @@ def _layouts(options: argparse.Namespace) -> tuple[TrainLayout, RolloutLayout]:
         rollout = parse_rollout(target, training.world_size)
         ranks = training.world_size
     if ranks > MOST_RANKS:
-        raise ConfigError(f"{ranks} ranks are too many to plan; at most {MOST_RANKS}")
+        raise ConfigError(f"{ranks} ranks are too many; the maximum is {MOST_RANKS}")
     return replace(training, layers_per_chunk=options.layers_per_chunk), rollout
 
 
@@ -173,7 +175,7 @@ def _disjoint_layouts(
 
 def _left(world: int | None, taken: int) -> int | None:
     if world is not None and world <= taken:
-        raise ConfigError(f"--world {world} --disjoint: one side alone takes {taken} ranks")
+        raise ConfigError(f"--world {world} --disjoint: one side alone needs {taken} ranks")
     return None if world is None else world - taken
 
 
@@ -187,11 +189,11 @@ def _dtypes(text: str) -> tuple[str, str]:
 
 def _print(figures: ReshardFigures, engine: str) -> None:
     """Print the question, the traffic, and the traffic of each order of the ranks."""
-    apart = "on ranks of its own, " if figures.disjoint else ""
+    apart = "on separate ranks, " if figures.disjoint else ""
     say(
         figures.model,
         f"{figures.training} -> {figures.rollout}, {apart}{figures.ranks} ranks, "
-        f"{figures.ranks_per_node} a node\n",
+        f"{figures.ranks_per_node} per node\n",
     )
     plans = {f"{engine}'s order": figures.default}
     if figures.chosen != figures.default:
@@ -208,7 +210,7 @@ def _plan_rows(figures: ReshardFigures, plans: Sequence[PlanFigures]) -> Iterato
     texts = [_spelled(figures, plan) for plan in plans]
     yield from ([name, *(text[name] for text in texts)] for name in texts[0])
     gathered = traffic_text(figures.full_gather_bytes)
-    yield ["if every rank built every tensor whole", gathered]
+    yield ["if every rank gathered whole tensors", gathered]
 
 
 def _spelled(figures: ReshardFigures, plan: PlanFigures) -> dict[str, str]:
@@ -224,14 +226,14 @@ def _spelled(figures: ReshardFigures, plan: PlanFigures) -> dict[str, str]:
         "copied inside ranks": size(plan.copied_bytes.total),
         "within nodes": size(plan.within_nodes_bytes),
         "across nodes": size(plan.across_nodes_bytes),
-        "received by one rank, at most": size(plan.received_bytes.max),
-        "sent by one rank, at most": size(plan.sent_bytes.max),
+        "maximum received by one rank": size(plan.received_bytes.max),
+        "maximum sent by one rank": size(plan.sent_bytes.max),
         "busiest rank": at_rank,
         "busiest link": at_link,
         "rounds": f"{plan.rounds:,}",
         "messages": f"{plan.messages:,}",
-        f"staging peak (at most {size(figures.bucket_bytes)})": size(plan.peak_staging_bytes.max),
-        f"seconds at {figures.gbit_per_second_per_rank:g} Gbit/s a rank": f"{plan.seconds:.3f}",
+        f"staging peak (limit {size(figures.bucket_bytes)})": size(plan.peak_staging_bytes.max),
+        f"seconds at {figures.gbit_per_second_per_rank:g} Gbit/s per rank": f"{plan.seconds:.3f}",
     }
 
 
@@ -248,11 +250,11 @@ def _map_rows(ranks: RankMapFigures, engine: str) -> Iterator[tuple[str, str]]:
         yield "chosen order of the experts", fastest_first(ranks.expert_order)
 
 
-RESHARD = Plan(
-    summary="bytes and time to move the weights from a training to a rollout layout",
-    about="Count what moves from a training to a rollout layout, and find the order of "
-    "the training ranks that moves least.",
+PROGRAM = Program(
+    about="Count the bytes that a reshard moves from a training to a rollout layout, and find the "
+    "order of the training ranks with the least traffic.",
     examples=_EXAMPLE,
     add_options=_add_options,
     run=_reshard,
+    bad_input=(ModelError,),
 )

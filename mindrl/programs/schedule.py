@@ -9,8 +9,7 @@ from mindrl.errors import SpoolError, StopRequestedError
 from mindrl.launch.interrupts import signals_as_errors, stop_requests
 from mindrl.launch.scheduler import Job, Scheduler
 from mindrl.observability.terminal import say
-from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.exits import exit_code
+from mindrl.programs.arguments import Program, count
 from mindrl.spool.folder import Spool
 
 _EXAMPLE = """\
@@ -23,40 +22,38 @@ examples:
 _START = "from mindrl.programs.entry import main; main()"
 
 
-def schedule(name: str) -> int:
-    """Schedule the jobs of a folder; returns the exit code."""
-    parser = parser_of(
-        name,
-        "Run a train job and rollout jobs that FOLDER/spool joins until the train job is done: "
-        "start them, watch them, start them again where they end, show how far they are. Their "
-        "run folders and output lie in FOLDER too; what runs there already is left running. "
-        "Ctrl-C stops all of them in order. Each key=value goes to both.",
-        _EXAMPLE,
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="for the spool, the run folders and the output")
-    add("--train", default="", metavar="TEXT", help="more arguments of the train job")
-    add("--rollout", default="", metavar="TEXT", help="more arguments of the rollout jobs")
-    add("--rollout-jobs", type=count, default=1, metavar="N", help="as many (default: 1)")
-    add("--in-turns", action="store_true", help="one behind the other, on the same devices")
-    add("--max-starts", type=count, default=4, metavar="N", help="of a job, without any progress")
-    add("--grace", type=count, default=600, metavar="SECONDS", help="to stop in order (600)")
+    add("folder", metavar="FOLDER", help="for the spool, the run folders and the logs")
+    add("--train", default="", metavar="TEXT", help="additional arguments of the train job")
+    add("--rollout", default="", metavar="TEXT", help="additional arguments of the rollout jobs")
+    add("--rollout-jobs", type=count, default=1, metavar="N", help="their number (default: 1)")
+    add("--in-turns", action="store_true", help="run the jobs in turns on the same devices")
+    starts = "starts of a job without progress (default: 4)"
+    add("--max-starts", type=count, default=4, metavar="N", help=starts)
+    grace = "time to stop in order (default: 600)"
+    add("--grace", type=count, default=600, metavar="SECONDS", help=grace)
+
+
+def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the options; those of training programs go to the jobs."""
     options, shared = parser.parse_known_args()
-    return exit_code(lambda: _schedule(options, shared))
+    options.shared = shared
+    return options
 
 
 @signals_as_errors()
-def _schedule(options: argparse.Namespace, shared: list[str]) -> int:
+def _schedule(options: argparse.Namespace) -> int:
     folder = Path(options.folder).resolve()
     spool = Spool(folder / "spool")
     with spool.leases("the scheduler") as leases, stop_requests() as check_interrupt:
         if (other := leases.take("scheduler")) is not None:
-            raise SpoolError(f"{spool.root} has a scheduler already: {other}")
+            raise SpoolError(f"{spool.root} already has a scheduler: {other}")
         spool.start()
         scheduler = Scheduler(
             spool=spool,
             leases=leases,
-            jobs=_jobs(options, shared, folder, spool),
+            jobs=_jobs(options, folder, spool),
             most_starts=options.max_starts,
             tell=say,
         )
@@ -71,9 +68,7 @@ def _schedule(options: argparse.Namespace, shared: list[str]) -> int:
     return 0
 
 
-def _jobs(
-    options: argparse.Namespace, shared: list[str], folder: Path, spool: Spool
-) -> dict[str, Job]:
+def _jobs(options: argparse.Namespace, folder: Path, spool: Spool) -> dict[str, Job]:
     names = ["train", *(f"rollout-{number}" for number in range(options.rollout_jobs))]
     turns = ["spool_config.waits=false"] if options.in_turns else []
     jobs = {}
@@ -84,7 +79,19 @@ def _jobs(
         jobs[name] = Job(
             name=name,
             lease="train" if kind == "train" else spool.rollout_name(folder / name),
-            command=[sys.executable, "-c", _START, "job", kind, *shared, *more, *own],
+            command=[sys.executable, "-c", _START, "job", kind, *options.shared, *more, *own],
             log=folder / f"{name}.txt",
         )
     return jobs
+
+
+PROGRAM = Program(
+    about="Run a train job and rollout jobs that share FOLDER/spool until the train job is done: "
+    "start and watch them, restart those that end, and show their progress. FOLDER also has their "
+    "run folders and logs; jobs that already run there are kept. Ctrl-C stops all of them in "
+    "order. Both jobs get each key=value.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_schedule,
+    parse=_parse,
+)

@@ -17,7 +17,7 @@ from mindrl.observability.terminal import printable
 from mindrl.observability.units import traffic_text
 from mindrl.platform.device import DeviceKind, Platform, choose_platform
 from mindrl.platform.environment import prepare_driver, ray_address
-from mindrl.programs.exits import FAILED, counted, exit_code, print_json, stdout_unspoilt
+from mindrl.programs.exits import FAILED, counted, print_json, stdout_unspoilt
 from mindrl.programs.train import require_engines
 
 if TYPE_CHECKING:
@@ -29,22 +29,22 @@ _UNITS = {"_gb_per_second": " GB/s", "_nats": " nats", "seconds": " s"}
 """Unit by the suffix of a figure's name."""
 
 
+@signals_as_errors()
 def self_test(kind: DeviceKind, *, as_json: bool) -> int:
-    """Test all devices of a kind on this machine; returns the exit code."""
+    """Test all devices of a kind on this machine; returns the exit code.
 
-    @signals_as_errors()
-    def tried() -> int:
-        if (address := ray_address()) is not None:
-            raise ConfigError(
-                f"RAY_ADDRESS={address}: the self-test starts a Ray of its own, of this machine "
-                "alone; unset it"
-            )
-        require_engines()
-        platform = choose_platform(kind)
-        devices = platform.local_devices()
-        return _tried(platform, min(devices, _CORES) if kind == "cpu" else devices, as_json)
-
-    return exit_code(tried)
+    Raises:
+        MindrlError: The test cannot start.
+    """
+    if (address := ray_address()) is not None:
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: the self-test starts its own Ray on this machine; unset "
+            "the variable"
+        )
+    require_engines()
+    platform = choose_platform(kind)
+    devices = platform.local_devices()
+    return _tried(platform, min(devices, _CORES) if kind == "cpu" else devices, as_json)
 
 
 def _tried(platform: Platform, devices: int, as_json: bool) -> int:
@@ -66,7 +66,7 @@ def _tried(platform: Platform, devices: int, as_json: bool) -> int:
         said = {"device": platform.kind, "devices": devices, "failed": failed, "folder": kept}
         print_json(said | {"trials": [asdict(trial) for trial in trials]})
     else:
-        where = f"; the logs of the workers are in {folder}/logs" if failed else ""
+        where = f"; worker logs: {folder}/logs" if failed else ""
         of = counted(devices, "device")
         console.print(f"{platform.kind}, {of}: {failed} of {len(trials)} trials failed{where}")
     return FAILED if failed else 0

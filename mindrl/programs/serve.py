@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.server_address import is_loopback
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
@@ -23,11 +24,10 @@ from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import become
 from mindrl.platform.scratch import ENGINE_SOCKETS, Scratch
 from mindrl.preflight.checks import refuse
-from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.exits import exit_code
+from mindrl.programs.arguments import Program, add_overrides, count
+from mindrl.programs.chat_engine_options import add_chat_engine_options, chosen_chat_engine
 from mindrl.programs.plan_options import asked_config
-from mindrl.programs.speaker_options import add_speaker_options, asked_speaker
-from mindrl.programs.train import require_rollout_engine
+from mindrl.programs.train import require_packages
 
 _FOLDERS = "mindrl-server-"
 """Prefix of folders that contain the sockets of servers."""
@@ -38,79 +38,80 @@ examples:
   mindrl serve models/Qwen2.5-7B --port 8001 --tensor-parallel-size 4 -- --max-num-seqs 64
   mindrl serve --config-name mine --replica 0
 
-A model is served on the loopback address with a token; what stands behind -- are options of vLLM's
+A model is served on the loopback address with a token. Options after -- are passed to vLLM's
 server. With --config-name the server is a replica of a run (docs/how-to/external-engines.md), and
 key=value are changes, as for a training program.
 
-The exit code is 2 where what was asked for cannot be; else it is the server's.
+The exit code is 2 for an impossible request, else the exit code of the server.
 """
 
 
-def serve(name: str = "mindrl serve") -> int:
-    """Replace this process by the guard of the server; returns only after an error."""
-    about = (
-        "Start vLLM's own server: with the exported model of a run, or any other, for whoever "
-        "speaks OpenAI's protocol; or, with --config-name, as a replica of a run, at its address "
-        "of generate_config.servers: the run gives it weights, and its requests have the token of "
-        "the run."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
-    add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     port = "(default: %(default)s)"
     add("--port", type=lambda text: count(text, most=65535), default=8000, metavar="N", help=port)
-    file = "holds the token, and nothing else (default: a new one, which only you can read)"
+    file = "file with only the token (default: a new file that only you can read)"
     add("--token-file", type=Path, metavar="FILE", help=file)
-    add_speaker_options(parser)
+    add_chat_engine_options(parser)
     replica = parser.add_argument_group("as a replica of a run").add_argument
-    replica("--config-name", metavar="NAME", help="of the run's file in configs/")
-    replica("--config-dir", metavar="DIR", help="folder of that file, where it is not configs/")
-    place = "its place in generate_config.servers (default: %(default)s)"
+    replica("--config-name", metavar="NAME", help="name of the run's file in configs/")
+    replica("--config-dir", metavar="DIR", help="folder of that file (default: configs/)")
+    place = "its index in generate_config.servers (default: %(default)s)"
     replica("--replica", type=int, default=0, metavar="N", help=place)
-    replica("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
+    add_overrides(parser)
+
+
+def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse what stands before `--`; the rest goes to vLLM."""
     given = sys.argv[1:]
     ours = given.index("--") if "--" in given else len(given)
     options = parser.parse_intermixed_args(given[:ours])
     options.of_vllm = given[ours + 1 :]
-    become_server = _serve_model if options.config_name is None else _serve_replica
-    return exit_code(lambda: become_server(options))
+    return options
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Replace this process by the guard of the server; returns only after an error."""
+    return (_serve_model if options.config_name is None else _serve_replica)(options)
 
 
 def _serve_replica(options: argparse.Namespace) -> int:
     if options.model is not None:
         options.overrides.insert(0, options.model)
     if options.of_vllm:
-        raise ConfigError(f"-- {shlex.join(options.of_vllm)}: a replica of a run has no options")
+        raise ConfigError(f"-- {shlex.join(options.of_vllm)}: a replica takes no vLLM options")
     config = asked_config(options)
     refuse(config, findings(config))
     servers, replica = config.generate_config.servers, options.replica
     if not 0 <= replica < len(servers):
-        raise ConfigError(f"--replica {replica}: generate_config.servers has {len(servers)}")
+        count = f"generate_config.servers has {len(servers)} address(es)"
+        raise ConfigError(f"--replica {replica}: {count}; count from 0")
     platform = choose_platform(config.rl_config.device)
     command = server_command(config, platform, replica)
     environment = server_environment(config, platform)
-    say(f"replica {replica} listens at {servers[replica]}")
+    say(f"replica {replica} listens on {servers[replica]}")
     _start(command, environment)
 
 
 def _serve_model(options: argparse.Namespace) -> int:
     if options.model is None:
-        raise ConfigError("MODEL_OR_RUN is missing, or --config-name of a run")
+        raise ConfigError("MODEL_OR_RUN is missing; or give --config-name of a run")
     if options.overrides:
         raise ConfigError(
-            f"{options.overrides[0]}: only a replica of a run takes key=value (--config-name); "
-            "options of vLLM's server stand behind --"
+            f"{options.overrides[0]}: key=value needs --config-name of a run; put options of "
+            "vLLM's server after --"
         )
-    require_rollout_engine()
-    model, _, platform, settings = asked_speaker(options)
+    require_packages("an answer", ROLLOUT_BACKEND)
+    model, _, platform, settings = chosen_chat_engine(options)
     address = (options.host, options.port)
     _require_free(address)
     file = options.token_file or _new_token()
     command = [*model_server_command(settings, model.name, address), *options.of_vllm]
     environment = model_server_environment(platform, _token(file))
     if not is_loopback(options.host):
-        note(f"{options.host} may be reached by others, and what they send is not encrypted")
+        note(f"others may reach {options.host}, and requests are not encrypted")
     say(*_how_to_ask(model.name, address, file))
     _start(command, environment)
 
@@ -129,8 +130,8 @@ def _how_to_ask(name: str, address: tuple[str, int], file: Path) -> tuple[str, .
     body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
     token = f'"Authorization: Bearer $(cat {shlex.quote(str(file))})"'
     return (
-        f"{name} is served at {url} once it is loaded; Ctrl-C ends it. Token: {file}",
-        "for instance:",
+        f"{name} is served at {url} after loading; Ctrl-C stops the server. Token: {file}",
+        "for example:",
         f"  curl -s {url}/chat/completions -H {token} \\",
         f"    -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}",
     )
@@ -160,3 +161,14 @@ def _token(file: Path) -> str:
     if not token:
         raise ConfigError(f"--token-file {file} is empty")
     return token
+
+
+PROGRAM = Program(
+    about="Start vLLM's server with the exported model of a run or with another model, for clients "
+    "of OpenAI's protocol. With --config-name it is a replica of a run instead, at its address in "
+    "generate_config.servers: the run sends it weights, and requests need the run's token.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_serve,
+    parse=_parse,
+)

@@ -10,9 +10,8 @@ from mindrl.config.section_types import SectionArguments
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.terminal import say
 from mindrl.preflight.shipped import config_folder
-from mindrl.programs.arguments import parser_of
+from mindrl.programs.arguments import Program
 from mindrl.programs.compose import override
-from mindrl.programs.exits import exit_code
 from mindrl.programs.python_run import train
 from mindrl.programs.train import require_engines
 from mindrl.tiny.making import Teacher, make_model
@@ -29,26 +28,17 @@ examples:
 """
 
 
-def tiny(name: str = "mindrl tiny") -> int:
-    """Run the program; returns the exit code."""
-    about = (
-        "Write two-digit additions into FOLDER/data and a chat model of one or two million weights "
-        "that adds them carelessly into FOLDER/model, and print the command that trains it. A run "
-        "of about a minute on the CPU teaches the model. What is there and up to date is kept."
-    )
-    parser = parser_of(name, about, _EXAMPLES)
-    where = "gets both folders"
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    where = "parent of both folders"
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help=where)
     add_model_options(parser, seed=1)
-    options = parser.parse_args()
-    return exit_code(lambda: _make(options))
 
 
 def add_model_options(parser: argparse.ArgumentParser, *, seed: int) -> None:
     """Add what chooses a model; `seed` is the default."""
     add = parser.add_argument
-    add("--seed", type=_seed, default=seed, help=f"of all that is drawn (default: {seed})")
-    add("--family", choices=UPDATES, default="qwen2", help="of the network (default: qwen2)")
+    add("--seed", type=_seed, default=seed, help=f"seed of all random numbers (default: {seed})")
+    add("--family", choices=UPDATES, default="qwen2", help="family of the network (default: qwen2)")
 
 
 def _seed(text: str) -> int:
@@ -68,7 +58,7 @@ def _make(options: argparse.Namespace) -> int:
         "megatron_training.data_path": data / "train.jsonl",
         "megatron_training.test_data_path": data / "test.jsonl",
     }
-    words = ["mindrl", "train-grpo", "--config-name", _TRAINING[options.family]]
+    words = ["mindrl", "train", "--config-name", _TRAINING[options.family]]
     words += [_word(key, str(value)) for key, value in values.items()]
     say("train it:", f"  {shlex.join(words)}")
     return 0
@@ -96,3 +86,13 @@ def _teach(rows: Iterator[TaughtRow], sections: SectionArguments) -> Path:
     summary = train(_TEACHING, train_dataset=rows, **sections).summary
     assert summary is not None  # a run that ends without an error writes one
     return Path(summary["model"])
+
+
+PROGRAM = Program(
+    about="Write two-digit additions to FOLDER/data and a chat model with one or two million "
+    "weights, which adds with errors, to FOLDER/model, and print the command that trains it. "
+    "Making the model takes about a minute on the CPU; files that are up to date are kept.",
+    examples=_EXAMPLES,
+    add_options=_add_options,
+    run=_make,
+)

@@ -1,12 +1,12 @@
-"""The training programs: `mindrl train-grpo`, `mindrl train-ppo` and `mindrl train-sft`."""
+"""Train with any configuration: `mindrl train`, and its names that assume an algorithm."""
 
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
+from mindrl.config.changed import with_value
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.run import RunConfig
 from mindrl.config.sft import SFTConfig
@@ -26,60 +27,65 @@ from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.prefork import start_prefork
 from mindrl.observability.terminal import print_rows, say
-from mindrl.platform.device import choose_platform, planned_platform
+from mindrl.platform.device import Platform, choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.preflight.checks import check, check_without_files
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.hub import with_local_folders
+from mindrl.preflight.run_shardings import RunPlan
 from mindrl.preflight.shipped import note_shipped_sizes
-from mindrl.programs.command_line import taken
+from mindrl.programs.command_line import check_overrides, taken
 from mindrl.programs.compose import composing, located, run_config
 from mindrl.programs.exits import exit_code
 from mindrl.programs.run_place import require_checkpoint, run_place
-from mindrl.programs.version import prints_version
+from mindrl.programs.train_help import no_name, print_help
 
 _DRY_RUN, _RESUME, _ELSEWHERE = "--dry-run", "--resume", "--elsewhere"
 
 
-def train_grpo() -> int:
-    """Train with GRPO; returns the exit code."""
-    return run_program(check_and_train, default_config="grpo_tiny_cpu", has_critic=False)
+@dataclass(frozen=True, kw_only=True)
+class Assumed:
+    """What a name of the program assumes about a configuration."""
+
+    config: str | None = "grpo_tiny_cpu"
+    """Used without `--config-name`; None if that is required."""
+    critic: bool | None = None
+    """Whether the run must have a critic; None if it may."""
+    supervised: bool = False
+    """Whether to fine-tune on the answers in the data."""
+    job: Literal["train", "rollout"] | None = None
+    """Kind of a job of a spool."""
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with what the name sets."""
+        if self.supervised:
+            config = supervised(replace(config, sft_config=config.sft_config or SFTConfig()))
+        if self.job is not None:
+            config = with_value(config, "spool_config.job", self.job)
+        return config
 
 
-def train_ppo() -> int:
-    """Train with PPO; returns the exit code."""
-    return run_program(check_and_train, default_config="ppo_tiny_cpu", has_critic=True)
-
-
-def train_sft() -> int:
-    """Fine-tune on the answers in the data; returns the exit code."""
-    return run_program(
-        check_and_train, default_config="sft_tiny_cpu", has_critic=None, of_program=with_answers
-    )
-
-
-def with_answers(config: RunConfig) -> RunConfig:
-    """Return the configuration with supervised fine-tuning switched on."""
-    return supervised(replace(config, sft_config=config.sft_config or SFTConfig()))
+_NAMES: Mapping[str, Assumed] = {
+    "mindrl train": Assumed(config=None),
+    "mindrl train-grpo": Assumed(critic=False),
+    "mindrl train-ppo": Assumed(config="ppo_tiny_cpu", critic=True),
+    "mindrl train-sft": Assumed(config="sft_tiny_cpu", supervised=True),
+    "mindrl job train": Assumed(job="train"),
+    "mindrl job rollout": Assumed(job="rollout"),
+}
 
 
 def run_program(
-    train: Callable[[RunConfig, Path], object],
+    assumed: Assumed,
+    train: Callable[[RunConfig, Path], object] | None = None,
     *,
-    default_config: str,
-    has_critic: bool | None,
-    of_program: Callable[[RunConfig], RunConfig] = lambda config: config,
-    has_checkpoints: bool = True,
+    name: str = "mindrl train",
 ) -> int:
     """Call `train` with the configuration of the command line and the run folder.
 
-    `default_config` is used without `--config-name`; `of_program` applies the program's own
-    settings. With `has_critic` None both kinds are allowed; a program without checkpoints can
-    resume any run folder. Returns the exit code.
+    Returns the exit code.
     """
-    if prints_version():
-        return 0
     dry_run = _DRY_RUN in sys.argv
     elsewhere = dry_run and _ELSEWHERE in sys.argv
     flags = (_DRY_RUN, *((_ELSEWHERE,) if elsewhere else ()))
@@ -92,22 +98,22 @@ def run_program(
 
     def task(composed: DictConfig) -> None:
         try:
-            config = on_its_own_devices(of_program(run_config(composed)))
+            config = on_its_own_devices(assumed.applied(run_config(composed)))
             config = with_local_folders(config, downloads=not dry_run)
-            _check_program(config, has_critic=has_critic)
+            _check_algorithm(config, assumed)
             if dry_run:
                 explain(config, elsewhere=elsewhere)
             else:
                 hydra = HydraConfig.instance().cfg.hydra
                 run_dir = Path(hydra.runtime.output_dir)
                 with run_place(run_dir, composed, hydra.overrides.task, hydra):
-                    train(config, run_dir)
+                    (train or check_and_train)(config, run_dir)
         except Exception as error:  # noqa: BLE001 - raised again outside of Hydra
             errors.append(error)
 
     @signals_as_errors()
     def checked() -> int:
-        _start(task, default_config, dry_run=dry_run, has_checkpoints=has_checkpoints)
+        _start(task, assumed, name, dry_run=dry_run)
         for error in errors:
             raise error
         return 0
@@ -116,14 +122,16 @@ def run_program(
         return exit_code(checked)
 
 
-def _check_program(config: RunConfig, *, has_critic: bool | None) -> None:
-    found = config.rl_config.adv_estimator
-    if has_critic is not None and config.sft_config is not None:
-        what = ("train-grpo", "train-ppo")[has_critic]
+def _check_algorithm(config: RunConfig, assumed: Assumed) -> None:
+    if assumed.critic is None:
+        return
+    found, critic = config.rl_config.adv_estimator, assumed.critic
+    if config.sft_config is not None:
+        what = ("train-grpo", "train-ppo")[critic]
         raise ConfigError(f"sft_config is set, but {what} needs rewards; use train-sft")
-    if has_critic is not None and (found == "gae") != has_critic:
-        what = ("train-grpo trains without a critic", "train-ppo trains with gae")[has_critic]
-        other = ("train-ppo", "train-grpo")[has_critic]
+    if (found == "gae") != critic:
+        what = ("train-grpo trains without a critic", "train-ppo trains with gae")[critic]
+        other = ("train-ppo", "train-grpo")[critic]
         raise ConfigError(f"rl_config.adv_estimator={found}: {what}; use {other} for {found}")
 
 
@@ -186,36 +194,51 @@ def require_engines(config: RunConfig | None = None) -> None:
     megatron = (TRAINING_BACKEND,) if TRAINING_BACKEND in trains else ()
     engine = (ROLLOUT_BACKEND,) if config is None or config.rolls_out else ()
     router = ("vllm_router",) if config is not None and config.generate_config.router else ()
-    needed = ("torch", *megatron, *engine, *router)
-    absent = [name for name in needed if find_spec(name) is None]
-    if absent:
-        raise InstallationError(
-            f"training needs {', '.join(absent)}, which this Python does not have; run "
-            "`mindrl doctor` to see what to install"
-        )
+    require_packages("training", *megatron, *engine, *router)
 
 
-def require_rollout_engine() -> None:
-    """Check that torch and the rollout engine are installed.
+def require_packages(what: str, *others: str) -> None:
+    """Check that torch and other packages are installed.
 
     Raises:
         InstallationError: One of them is not installed.
     """
-    absent = [name for name in ("torch", ROLLOUT_BACKEND) if find_spec(name) is None]
+    absent = [name for name in ("torch", *others) if find_spec(name) is None]
     if absent:
         raise InstallationError(
-            f"an answer needs {', '.join(absent)}, which this Python does not have; run "
+            f"{what} needs {', '.join(absent)}, which this Python does not have; run "
             "`mindrl doctor` to see what to install"
         )
 
 
-def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | None = None) -> None:
-    """Check a run and train it to its end; raises as `check`, and as `mindrl.launch.train`."""
-    require_engines(config)
+def checked_plan(config: RunConfig) -> tuple[RunPlan, Platform]:
+    """Check a run that exports no model; returns its plan and its platform.
+
+    Raises:
+        ConfigError: The configuration cannot run.
+        InstallationError: torch or an engine is not installed.
+    """
+    require_engines()
     platform = choose_platform(config.rl_config.device)
-    plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=True)
+    return check(config, platform, goes_on=True), platform
+
+
+def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | None = None) -> None:
+    """Check a run and train it to its end, or do its part as a job of a spool.
+
+    Raises as `check`, and as `mindrl.launch.train`.
+    """
+    require_engines(config)
+    platform, job = choose_platform(config.rl_config.device), config.spool_config.job
+    plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=job is None)
+    # Imported late: they load torch and Ray, and errors should come as fast as in a check.
+    if job is not None:
+        from mindrl.launch.jobs import rollout_job, train_job  # noqa: PLC0415
+
+        collect_again()
+        (train_job if job == "train" else rollout_job)(plan, platform, run_dir)
+        return
     with start_prefork(config, platform) or nullcontext() as prefork:
-        # Imported late: it loads torch and Ray, and errors should come as fast as in a check.
         from mindrl.launch.train import train  # noqa: PLC0415
 
         collect_again()
@@ -223,24 +246,17 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
 
 
 def _start(
-    task: Callable[[DictConfig], None],
-    default_config: str,
-    *,
-    dry_run: bool,
-    has_checkpoints: bool,
+    task: Callable[[DictConfig], None], assumed: Assumed, program: str, *, dry_run: bool
 ) -> None:
     """Compose the configuration that the command line names with Hydra, and call the task."""
-    name = taken("--config-name", "-cn")
-    # Hydra would search for a path next to this file, and for a folder after configs/.
-    own_folder = taken("--config-dir", "-cd", "--config-path", "-cp")
-    if (resumed := taken(_RESUME)) is not None:
-        going_on = run_folder(_RESUME, resumed)
-        if has_checkpoints:
-            require_checkpoint(_RESUME, going_on)
-        sys.argv.append(f"hydra.run.dir='{going_on}'")
-        if name is None:
-            name, own_folder = "config", str(going_on / ".hydra")
-    name, own_folder = located(name or default_config, own_folder)
+    name, own_folder = _named(assumed)
+    if {"--help", "-h"} & {*sys.argv}:
+        print_help(program, name, own_folder)
+        return
+    if name is None:
+        check_overrides(sys.argv[1:])
+        raise ConfigError(no_name())
+    name, own_folder = located(name, own_folder)
     with composing(name, own_folder, sys.argv[1:]) as (folder, more):
         if dry_run and not any(each.startswith("-") for each in sys.argv[1:]):
             # Hydra's own main function would create a run folder.
@@ -250,17 +266,29 @@ def _start(
         # The task writes the files of .hydra itself, after it has locked the folder.
         own = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
         sys.argv += [*more, *own]
-        program = hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)
         try:
-            program()
-        except BrokenPipeError:
-            # The reader of the help, such as `head`, has closed the pipe.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)()
         except OSError as error:
             if error.errno is None:
                 # Raised by OmegaConf for a file without sections.
                 raise
             raise OutputError(f"cannot create the run folder: {error}") from error
+
+
+def _named(assumed: Assumed) -> tuple[str | None, str | None]:
+    """Take the configuration's name and folder from the command line, or from the resumed run."""
+    name = taken("--config-name", "-cn")
+    # Hydra would search for a path next to this file, and for a folder after configs/.
+    own_folder = taken("--config-dir", "-cd", "--config-path", "-cp")
+    if (resumed := taken(_RESUME)) is not None:
+        folder = run_folder(_RESUME, resumed)
+        # A rollout job has no checkpoints.
+        if assumed.job != "rollout":
+            require_checkpoint(_RESUME, folder)
+        sys.argv.append(f"hydra.run.dir='{folder}'")
+        if name is None:
+            return "config", str(folder / ".hydra")
+    return name or assumed.config, own_folder
 
 
 def run_folder(option: str, text: str) -> Path:
@@ -273,3 +301,10 @@ def run_folder(option: str, text: str) -> Path:
     if not (folder / ".hydra/config.yaml").is_file():
         raise ConfigError(f"{option} {text}: not a run folder; it has no .hydra/config.yaml")
     return folder
+
+
+def _train(name: str) -> int:
+    return run_program(_NAMES[name], name=name)
+
+
+PROGRAM = _train

@@ -1,6 +1,5 @@
-"""The version of mindrl, as every program prints it for `--version`."""
+"""The version of mindrl, as `--version` prints it."""
 
-import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,11 +12,3 @@ def version_line() -> str:
     except PackageNotFoundError:
         project = Path(__file__).parents[2] / "pyproject.toml"
         return f"mindrl {tomllib.loads(project.read_text('utf-8'))['project']['version']}"
-
-
-def prints_version() -> bool:
-    """Print the version if the command line has `--version`; returns whether it does."""
-    asked = "--version" in sys.argv[1:]
-    if asked:
-        sys.stdout.write(f"{version_line()}\n")
-    return asked

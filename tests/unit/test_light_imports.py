@@ -30,7 +30,10 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             "import mindrl.training.planning, mindrl.rollout.planning",
             {"torch", "megatron", "vllm", "transformers"},
         ),
-        ("import mindrl.programs.plan", {"torch", "ray", "vllm", "megatron", "transformers"}),
+        (
+            "import mindrl.programs.explain, mindrl.programs.reshard, mindrl.programs.placement",
+            {"torch", "ray", "vllm", "megatron", "transformers"},
+        ),
         (
             "import mindrl.programs.import_config",
             {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
@@ -45,7 +48,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ),
         (
             "import mindrl.programs.entry",
-            {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
+            {"torch", "ray", "hydra", "omegaconf", "pydantic", "rich", "numpy", "yaml"},
         ),
         ("import mindrl.platform.device_models", {"torch", "ray", "transformers"}),
         ("import mindrl.programs.propose", {"torch", "ray", "vllm", "megatron", "transformers"}),
@@ -83,10 +86,10 @@ def test_a_training_program_that_starts_nothing_imports_neither_torch_nor_ray(
     """So a refusal costs what a check does."""
     statements = (
         "import sys\n"
-        "from mindrl.programs.train import train_grpo\n"
+        "from mindrl.programs.entry import start\n"
         f"sys.argv = ['train_grpo.py', '--config-name', 'grpo_tiny_cpu', {argument!r}]\n"
         "try:\n"
-        "    sys.exit(train_grpo())\n"
+        "    sys.exit(start('train-grpo'))\n"
         "finally:\n"
         "    print({'torch', 'ray', 'transformers'} & set(sys.modules))"
     )

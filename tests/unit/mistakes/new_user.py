@@ -1,12 +1,12 @@
 """What a program says to a new user, asked in this process: its exit code and its lines."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from mindrl.programs.train import train_grpo
+from mindrl.programs.entry import start
 
 
 class NewUser:
@@ -28,12 +28,12 @@ class NewUser:
         *,
         code: int = 2,
         leaves: bool = False,
-        start: Callable[[], int] = train_grpo,
+        program: str = "train-grpo",
     ) -> list[str]:
         """Start the program; returns the lines on stderr. It `leaves` nothing in the folder."""
         before = sorted(self.folder.rglob("*"))
         self.patch.setattr(sys, "argv", ["train_grpo.py", *arguments])
-        assert start() == code
+        assert start(program) == code
         assert leaves or sorted(self.folder.rglob("*")) == before
         lines = self.capture.readouterr().err.splitlines()
         assert not any("Traceback" in line for line in lines)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from new_user import NewUser
 
-from mindrl.programs.train import train_sft
-
 ROOT = Path(__file__).parents[3]
 OPTIONS = (
     "there are --config-name, --config-dir, --resume, --cfg, --dry-run, "
@@ -196,7 +194,7 @@ def test_supervised_fine_tuning_and_learning_from_rewards_have_programs_of_their
     ]
     learns = "supervised fine-tuning learns from the answers of the rows"
     options = ["--dry-run", "--elsewhere"]
-    assert user.is_told(["--config-name", "ppo_tiny_cpu", *options], start=train_sft) == [
+    assert user.is_told(["--config-name", "ppo_tiny_cpu", *options], program="train-sft") == [
         f"error: rl_config.adv_estimator=gae: {learns}: there are no advantages; leave it out",
         f"error: rl_config.init_kl_coef=0.001: {learns}: there is no reference; leave it out",
         f"error: critic_config is given: {learns} alone; leave it out",
@@ -235,7 +233,8 @@ def test_a_configuration_may_be_named_by_its_path(name: str, user: NewUser) -> N
 
 def test_a_path_that_is_not_there_is_answered_with_the_names_there_are(user: NewUser) -> None:
     [line] = user.is_told(["--config-name", "my/grpo_tiny_cp.yaml", "--dry-run"])
-    assert "has no configuration my/grpo_tiny_cp; did you mean grpo_tiny_cpu? known: " in line
+    meant = "grpo_tiny_cpu, ppo_tiny_cpu or grpo_tiny_moe_cpu"
+    assert f"has no configuration my/grpo_tiny_cp; did you mean {meant}? known: " in line
 
 
 def test_a_dry_run_leaves_nothing_behind(user: NewUser) -> None:
@@ -261,5 +260,6 @@ def test_where_there_is_no_environment_the_words_say_how_to_make_one(tmp_path: P
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
-        f"error: {python} has no mindrl; make its environment: bash {tmp_path}/scripts/install.sh\n"
+        f"error: {python} has no mindrl; create the environment: "
+        f"bash {tmp_path}/scripts/install.sh\n"
     )

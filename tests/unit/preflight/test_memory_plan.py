@@ -19,7 +19,7 @@ from mindrl.platform.host_memory import block_sizes
 from mindrl.preflight.memory_plan import advice_on, memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.programs.compose import composed_config
-from mindrl.programs.plan import plan
+from mindrl.programs.entry import start
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "configs" / "models"
@@ -132,17 +132,18 @@ def test_a_kv_cache_without_room_for_one_sequence_is_refused_with_its_figures() 
     with pytest.raises(ConfigError) as small:
         plan_of("generate_config.kv_cache_mib=111")
     assert str(small.value) == (
-        "generate_config.kv_cache_mib=111: one sequence of generate_config.max_model_len=4096 "
-        "tokens takes 112.0 MiB (28,672 bytes a token)"
+        "generate_config.kv_cache_mib=111: one sequence of "
+        "generate_config.max_model_len=4096 tokens takes 112.0 MiB (28,672 bytes per "
+        "token)"
     )
     assert plan_of("generate_config.kv_cache_mib=112").kv_cache_bytes == 112 * MIB
     with pytest.raises(DeviceMemoryError) as none_left:
         plan_of(gib=14.25)
     assert str(none_left.value) == (
-        "generate_config.gpu_memory_utilization=0.5 of 14,592.0 MiB is 7,296.0 MiB; what else "
-        "lies on the device during rollout takes 7,263.0 MiB, which leaves 32 MiB for the KV "
-        "cache; one sequence of generate_config.max_model_len=4096 tokens takes 112.0 MiB "
-        "(28,672 bytes a token)"
+        "generate_config.gpu_memory_utilization=0.5 of 14,592.0 MiB is 7,296.0 MiB; "
+        "everything else on the device during rollout takes 7,263.0 MiB, which leaves 32 "
+        "MiB for the KV cache; one sequence of generate_config.max_model_len=4096 tokens "
+        "takes 112.0 MiB (28,672 bytes a token)"
     )
 
 
@@ -208,7 +209,7 @@ def started(
     """Run the program in this process; returns its exit code, its output and its errors."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "argv", ["plan.py", "memory", *arguments])
-    code = plan()
+    code = start("plan")
     printed = capsys.readouterr()
     return code, printed.out, printed.err.splitlines()
 
@@ -245,7 +246,7 @@ def test_what_does_not_fit_ends_with_code_1_and_the_figures(
     code, printed, errors = started(monkeypatch, capsys, *named, "14")
     assert code == 1
     assert errors[0].startswith("error: generate_config.gpu_memory_utilization=0.5 of 14,336.0 MiB")
-    assert "what is left of the device; not counted above" in printed
+    assert "the remaining device memory; not counted above" in printed
 
 
 def test_the_command_line_says_what_another_device_would_have(
@@ -264,7 +265,9 @@ def test_of_a_model_that_is_not_here_the_shipped_sizes_are_taken_and_named(
     named = ("--config-name", "grpo_qwen25_7b", "actor_config.load=/no/Qwen2.5-7B")
     code, printed, errors = started(monkeypatch, capsys, *named)
     assert code == 0
-    assert errors == ["note: /no/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"]
+    assert errors == [
+        ("note: /no/Qwen2.5-7B not found; using the sizes of configs/models/Qwen2.5-7B")
+    ]
     code, as_json, errors = started(monkeypatch, capsys, *named, "--json")
     assert json.loads(as_json)["shipped_sizes"] == {"/no/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}
     assert errors == []
@@ -288,11 +291,11 @@ def test_overrides_may_stand_before_and_behind_the_options(
         (("actor_config.tensor_model_parallel_size=3",), "tensor_model_parallel_size=3 must"),
         (("actor_config.lr=-1",), "actor_config.lr=-1 must be greater than 0"),
         (("actor_config.rl=1",), "actor_config.rl is not a configuration key"),
-        (("actor_config.lr=[",), "actor_config.lr=[ cannot be read: it must be key=value"),
+        (("actor_config.lr=[",), "cannot read actor_config.lr=[: it must be key=value"),
         (("actor_config.load=nowhere",), "model folder nowhere does not exist"),
         (
             ("--config-name", "none"),
-            "has no configuration none; there are: grpo_deepseek_r1_",
+            "has no configuration none; known: grpo_deepseek_r1_",
         ),
         (
             ("generate_config.infer_tensor_parallel_size=8",),

@@ -2,22 +2,21 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from mindrl.programs.check import check_config
-from mindrl.programs.plan import plan
-from mindrl.programs.train import train_grpo
+from mindrl.programs.entry import start
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "grpo_qwen25_7b.yaml"
 TEXT = SHIPPED.read_text("utf-8")
 OURS = "defaults: [grpo_qwen25_7b, _self_]\n"
 ANSWERS: dict[str, tuple[Callable[[], int], list[str]]] = {
-    "check": (check_config, ["--elsewhere"]),
-    "plan": (plan, ["memory"]),
-    "dry run": (train_grpo, ["--dry-run", "--elsewhere"]),
+    "check": (partial(start, "check"), ["--elsewhere"]),
+    "plan": (partial(start, "plan"), ["memory"]),
+    "dry run": (partial(start, "train-grpo"), ["--dry-run", "--elsewhere"]),
 }
 
 

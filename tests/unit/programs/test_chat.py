@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+from argparse import ArgumentParser
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from mindrl.config.run import RunConfig
 from mindrl.data.conversation import Conversation
 from mindrl.errors import DataError
 from mindrl.programs.chat import Chat
-from mindrl.programs.generate import _parser, generate
+from mindrl.programs.entry import start
+from mindrl.programs.generate import PROGRAM
 from mindrl.programs.generate import chat_of as asked_chat
-from mindrl.rollout.speaking import AnswerDraw, Piece, SpeakerSettings
+from mindrl.rollout.chat_engine import AnswerSampling, ChatEngineSettings, Piece
 
 HOSTILE = "\x1b]0;taken\x07 \x1b[2J\u202e"
 
@@ -28,10 +30,10 @@ class Writer:
     tokenizer: PreTrainedTokenizerFast
     answer: str
     heard: list[str] = field(default_factory=list)
-    asked: list[AnswerDraw] = field(default_factory=list)
+    asked: list[AnswerSampling] = field(default_factory=list)
     stops_at: int | None = None
 
-    def answers(self, token_ids: Sequence[int], asked: AnswerDraw) -> Generator[Piece]:
+    def answers(self, token_ids: Sequence[int], asked: AnswerSampling) -> Generator[Piece]:
         self.heard.append(self.tokenizer.decode(token_ids))
         self.asked.append(asked)
         for first in range(0, len(self.answer), 3):
@@ -50,7 +52,7 @@ def chat_of(
 ) -> Chat:
     return Chat(
         conversation=Conversation(tokenizer=tokenizer, is_plain=plain, system=None),
-        asked=AnswerDraw(max_tokens=40, samples=samples),
+        asked=AnswerSampling(max_tokens=40, samples=samples),
         longest=longest,
     )
 
@@ -116,7 +118,7 @@ def test_a_conversation_that_no_longer_fits_is_told_and_goes_on_behind_a_reset(
     assert all(writer_asked.max_tokens < 60 - 15 for writer_asked in writer.asked)
     said = " ".join(capsys.readouterr().err.split())
     assert "must be below 60" in said
-    assert "/reset forgets what was said before" in said
+    assert "clear the conversation with /reset" in said
     with pytest.raises(DataError, match="no text"):
         chat_of(tokenizer).ask("\ud800")
 
@@ -147,11 +149,11 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
     for arguments, reason in {
         ("/nothing",): "has no config.json",
         (str(tmp_path), "--samples", "2"): "--samples 2 needs a PROMPT",
-        (str(tmp_path), "1", "--max-length", "65"): "the model takes 64 tokens",
+        (str(tmp_path), "1", "--max-length", "65"): "the model's limit is 64 tokens",
         (str(tmp_path), "1" * 80): "must be below 64",
     }.items():
         monkeypatch.setattr("sys.argv", ["generate.py", *arguments, "--device", "cpu"])
-        assert generate() == 2, arguments
+        assert start("generate") == 2, arguments
         first, *others = capsys.readouterr().err.splitlines()
         if "--samples" in arguments:
             others = [first]
@@ -166,8 +168,10 @@ def test_the_model_of_a_run_is_asked_as_the_run_draws(
 ) -> None:
     drawn = {"top_p": 0.9, "min_p": 0.05, "stop": ("\n\n",), "max_tokens": 7}
     keys = {f"generate_config.sampling_config.{name}": value for name, value in drawn.items()}
-    options = _parser("mindrl generate").parse_args(["run", "47+38=?", "--temperature", "0.5"])
-    settings = SpeakerSettings(
+    parser = ArgumentParser()
+    PROGRAM.add_options(parser)
+    options = parser.parse_args(["run", "47+38=?", "--temperature", "0.5"])
+    settings = ChatEngineSettings(
         folder=str(tokenizer_folder),
         dtype="float32",
         longest=64,
@@ -177,8 +181,9 @@ def test_the_model_of_a_run_is_asked_as_the_run_draws(
         seed=1,
     )
     asked = asked_chat(options, settings, run_config(tokenizer_folder, keys)).asked
-    assert {name: getattr(asked, name) for name in drawn} == drawn
-    assert asked.temperature == 0.5
+    assert (asked.temperature, asked.max_tokens, asked.stop) == (0.5, 7, ("\n\n",))
+    assert asked.truncation is not None
+    assert asked.truncation.truncation() == {"top_p": 0.9, "top_k": -1, "min_p": 0.05}
     # Of the model itself nothing is known but its own defaults.
     alone = asked_chat(options, settings, None).asked
-    assert (alone.min_p, alone.stop, alone.max_tokens) == (None, (), 1024)
+    assert (alone.truncation, alone.stop, alone.max_tokens) == (None, (), 1024)

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from user_programs import python
 
 from mindrl.errors import ConfigError
 from mindrl.programs.command_line import check_overrides
+from mindrl.programs.config_files import run_names
 
 PROGRAM = Path(__file__).parents[3] / "cli" / "train_grpo.py"
 
@@ -106,13 +108,13 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
         "training": "TP 4, DP 2",
         "rollout": "TP 2, DP 4",
         "prompts per step": "32",
-        "sequences per step": "256 (8 a prompt)",
+        "sequences per step": "256 (8 per prompt)",
         "sequences per update": "256",
         "sequences per update and replica": "128",
         "micro-batch": "2 sequence(s), packed",
         "updates per step": "1 (1 epoch(s))",
         "steps": "1000",
-        "updates in all": "1000",
+        "total updates": "1000",
         "longest sequence": "2048 prompt + 2048 response of 4096 tokens",
         "precision": "training bf16, rollout bfloat16",
         "reference": "./models/Qwen2.5-7B",
@@ -122,10 +124,11 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
         "rewards": "1 x math_verify, 0.1 x boxed_format",
     }
     assert (
-        "not here, so not checked: megatron_training.data_path=./data/train.jsonl" in ended.stdout
+        "missing here, so not checked: megatron_training.data_path=./data/train.jsonl"
+        in ended.stdout
     )
-    assert ended.stdout.rstrip().endswith("the configuration is valid but for what is not here")
-    note = "note: ./models/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"
+    assert ended.stdout.rstrip().endswith("the configuration is valid, except for missing files")
+    note = "note: ./models/Qwen2.5-7B not found; using the sizes of configs/models/Qwen2.5-7B"
     assert ended.stderr.splitlines() == [note]
 
 
@@ -163,17 +166,47 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
     ended = started(tmp_path, "--config-name", "grpo_qwen25_7", "--dry-run")
     assert ended.returncode == 2
     assert (
-        "has no configuration grpo_qwen25_7; did you mean grpo_qwen25_7b? there are: "
-        in ended.stderr
+        "has no configuration grpo_qwen25_7; did you mean grpo_qwen25_7b, grpo_qwen25_7b_a3 or "
+        "grpo_qwen25_32b? known: " in ended.stderr
     )
     assert "grpo_qwen25_7b, grpo_qwen25_7b_a3, " in ended.stderr
     assert "grpo_tiny_cpu" in ended.stderr
 
 
+def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
+    for name in ("grpo_tiny_cpu", "ppo_tiny_cpu", "sft_tiny_cpu", "grpo_tiny_moe_cpu"):
+        ended = python(
+            *(str(PROGRAM.with_name("train.py")), "--config-name", name, "--dry-run"),
+            "--elsewhere",
+            folder=tmp_path,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert "the configuration is valid but for what is not here" in ended.stdout
+    nameless = python(str(PROGRAM.with_name("train.py")), "--dry-run", folder=tmp_path)
+    assert nameless.returncode == 2
+    assert nameless.stderr.startswith("error: --config-name is missing: name one of grpo_")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_help_lists_the_configurations_and_of_a_named_one_the_values(tmp_path: Path) -> None:
+    train = str(PROGRAM.with_name("train.py"))
+    general = python(train, "--help", folder=tmp_path).stdout
+    assert {*run_names(PROGRAM.parents[1] / "configs")} <= {*general.splitlines()}
+    assert "Example: mindrl train --config-name grpo_tiny_cpu" in general
+    assert "rl_config:" not in general
+    named = (train, "--config-name", "ppo_tiny_cpu", "--help", "rl_config.epochs=7")
+    of_one = python(*named, folder=tmp_path).stdout
+    assert "the configuration (here: ppo_tiny_cpu)" in of_one
+    values = yaml.safe_load(of_one.partition("== Configuration ppo_tiny_cpu ==\n")[2])
+    assert values["rl_config"]["epochs"] == 7
+    assert values["rl_config"]["adv_estimator"] == "gae"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_unknown_recipe_ends_with_code_2_and_the_recipes_there_are(tmp_path: Path) -> None:
     ended = started(tmp_path, "+recipe=gsop", "--dry-run")
     assert ended.returncode == 2
-    assert "has no configuration recipe/gsop; did you mean gspo? there are: cisp" in ended.stderr
+    assert "has no configuration recipe/gsop; did you mean gspo? known: cisp" in ended.stderr
 
 
 def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path: Path) -> None:
@@ -188,16 +221,15 @@ def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path
 def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from mindrl.programs.train import run_program\n"
+        "from mindrl.programs.train import Assumed, run_program\n"
         "def train(config, folder):\n"
         "    raise OSError('the disk is gone')\n"
-        "sys.exit(run_program(train, default_config='grpo_tiny_cpu',"
-        " has_critic=False))\n"
+        "sys.exit(run_program(Assumed(), train))\n"
     )
     ended = python("-c", code, folder=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "OSError: the disk is gone"
-    assert "the run folder cannot be made" not in ended.stderr
+    assert "cannot create the run folder" not in ended.stderr
 
 
 def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The `mindrl` command: its programs, their help, and what works where torch is not installed."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 from user_programs import without_torch
 
-from mindrl.programs.entry import PROGRAMS
+from mindrl.programs.entry import OTHER_NAMES, PROGRAMS
 
 ROOT = Path(__file__).parents[3]
+NAMES = (*PROGRAMS, *OTHER_NAMES)
 COMMAND = str(Path(sys.executable).with_name("mindrl"))
 
 
@@ -22,18 +24,50 @@ def started(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess
 def test_the_command_lists_its_programs_and_refuses_others() -> None:
     asked = started("--help")
     assert asked.returncode == 0
-    assert all(f"  {name} " in asked.stdout for name in PROGRAMS)
+    assert all(f"  {name} " in asked.stdout for name in NAMES)
     wrong = started("learn")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == asked.stdout
 
 
+def test_a_group_lists_its_programs_and_refuses_others() -> None:
+    for group in ("plan", "job"):
+        listed = started(group, "--help")
+        assert listed.returncode == 0
+        those = {*re.findall(r"^  (\S+ \S+)  ", listed.stdout, re.MULTILINE)}
+        assert those == {name for name in PROGRAMS if name.startswith(f"{group} ")}
+        wrong = started(group, "learn")
+        assert (wrong.returncode, wrong.stderr) == (2, listed.stdout)
+
+
+@pytest.mark.parametrize(("other", "words"), OTHER_NAMES.items())
+def test_an_old_name_has_the_options_and_the_refusals_of_the_new_one(
+    other: str, words: str
+) -> None:
+    for arguments in (("--help",), ("--no-such-option",)):
+        old, new = started(other, *arguments), started(*words.split(), *arguments)
+        assert old.returncode == new.returncode
+        # A name of `train` also prints the keys of the configuration that it assumes.
+        for texts in ((old.stdout, new.stdout), (old.stderr, new.stderr)):
+            was, now = ({*re.findall(r"--[a-z-]+", text)} for text in texts)
+            assert was == now
+
+
+def test_every_script_of_the_checkout_starts_a_program_of_its_name() -> None:
+    scripts = {path.stem for path in (ROOT / "cli").glob("*.py")} - {"in_environment"}
+    groups = {name.partition(" ")[0] for name in PROGRAMS}
+    assert {name.replace("_", "-") for name in scripts} == groups | OTHER_NAMES.keys()
+    for script in scripts:
+        lines = (ROOT / "cli" / f"{script}.py").read_text("utf-8").splitlines()
+        assert lines[-1] == f'    start("{script.replace("_", "-")}")'
+
+
 def test_the_command_and_each_of_its_programs_print_the_version() -> None:
     code = (
         "import sys\n"
-        "from mindrl.programs.entry import PROGRAMS, main\n"
-        "for name in ('', *PROGRAMS):\n"
-        "    sys.argv = ['mindrl', *filter(None, [name]), '--version']\n"
+        "from mindrl.programs.entry import OTHER_NAMES, PROGRAMS, main\n"
+        "for name in ('', *PROGRAMS, *OTHER_NAMES):\n"
+        "    sys.argv = ['mindrl', *name.split(), '--version']\n"
         "    try:\n"
         "        main()\n"
         "    except SystemExit as end:\n"
@@ -41,14 +75,14 @@ def test_the_command_and_each_of_its_programs_print_the_version() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     wanted = [
-        line for name in ("", *PROGRAMS) for line in (f"mindrl {version('mindrl')}", f"{name} 0")
+        line for name in ("", *NAMES) for line in (f"mindrl {version('mindrl')}", f"{name} 0")
     ]
     assert ended.stdout.splitlines() == wanted
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_each_program_explains_itself_with_an_example_and_without_torch(name: str) -> None:
-    asked = started(name, "--help")
+    asked = started(*name.split(), "--help")
     assert asked.returncode == 0, asked.stderr
     text = asked.stdout.lower()
     assert "example" in text or "for instance" in text, asked.stdout
@@ -95,5 +129,5 @@ def test_training_without_torch_ends_in_words_that_say_what_to_install(tmp_path:
     assert ended.returncode == 1
     assert ended.stderr.startswith(
         "error: training needs torch, megatron, vllm, which this Python does not have; "
-        "`mindrl doctor` says what to install"
+        "run `mindrl doctor` to see what to install"
     )

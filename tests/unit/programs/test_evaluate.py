@@ -11,7 +11,8 @@ from made_run import sample, write_lines
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
-from mindrl.programs.evaluate import evaluate, measuring_config
+from mindrl.programs.entry import start
+from mindrl.programs.evaluate import measuring_config
 from mindrl.programs.named_model import NamedModel, named_model
 from mindrl.report.measured_sets import measured_sets
 
@@ -81,12 +82,12 @@ def test_each_file_is_a_set_of_its_name_and_one_answer_is_greedy() -> None:
     several = config_of(data=data, samples=8).data_config.eval_sets
     assert {(each.samples, each.temperature) for each in several} == {(8, 1.0)}
     assert config_of(data=data, temperature=0.5).data_config.eval_sets[0].temperature == 0.5
-    with pytest.raises(ConfigError, match="files need names of their own"):
+    with pytest.raises(ConfigError, match="files need different names"):
         config_of(data=("a/math.jsonl", "b/math.jsonl"))
 
 
 def test_without_anything_to_measure_on_it_says_what_to_give() -> None:
-    with pytest.raises(ConfigError, match=r"nothing to measure on; say --data FILE"):
+    with pytest.raises(ConfigError, match=r"name the evaluation data with --data FILE"):
         config_of("megatron_training.test_data_path=null")
 
 
@@ -137,5 +138,5 @@ def test_a_folder_with_metrics_is_not_written_over(
     (tmp_path / "metrics.jsonl").write_text("")
     arguments = ["evaluate.py", str(tmp_path), "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
-    assert evaluate() == 2
-    assert "holds metrics already" in capsys.readouterr().err
+    assert start("evaluate") == 2
+    assert "already has metrics" in capsys.readouterr().err

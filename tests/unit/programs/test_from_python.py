@@ -92,7 +92,7 @@ def test_what_no_other_process_finds_is_refused_with_what_to_do(
 
     unnamed = (lambda *_: 1.0, inner, partial(nine_tenths, "4"))
     for reward in unnamed:
-        with pytest.raises(ConfigError, match="no module has it by its name"):
+        with pytest.raises(ConfigError, match="no module contains it under its name"):
             reward_name(reward)
     with pytest.raises(ConfigError, match=r"in a notebook.*%%writefile my_reward.py"):
         reward_name(notebook.of_a_cell)
@@ -104,7 +104,7 @@ def test_rows_become_a_file_that_a_run_goes_on_with(tmp_path: Path) -> None:
     lines = (tmp_path / "data/train_dataset.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line) for line in lines] == rows
     keep_rows(tmp_path, "train_dataset", rows, goes_on=True)
-    with pytest.raises(ConfigError, match="its rows are not those that the run in "):
+    with pytest.raises(ConfigError, match="its rows differ from those of the run in "):
         keep_rows(tmp_path, "train_dataset", rows[:1], goes_on=True)
     keep_rows(tmp_path, "train_dataset", rows[:1], goes_on=False)
     assert len((tmp_path / "data/train_dataset.jsonl").read_text("utf-8").splitlines()) == 1
@@ -113,7 +113,7 @@ def test_rows_become_a_file_that_a_run_goes_on_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("prompt", r"row 2: 'prompt' is no mapping of columns; of a pandas DataFrame"),
+        ("prompt", r"row 2: 'prompt' must be a mapping of columns; for a pandas DataFrame"),
         ({"prompt": {1, 2}}, r"row 2: no JSON: Object of type set"),
         ({"prompt": math.nan}, r"row 2: no JSON: Out of range float"),
     ],
@@ -133,7 +133,7 @@ def test_a_callback_sees_metrics_that_it_cannot_change_and_may_stop_the_run() ->
     assert [each.step for each in seen] == [1, 2, 3]
     with pytest.raises(TypeError):
         seen[0].metrics["reward/mean"] = 1.0  # type: ignore[index]
-    with pytest.raises(StopRequestedError, match="behind step 2"):
+    with pytest.raises(StopRequestedError, match="after step 2"):
         callbacks.check_interrupt()
 
 
@@ -150,7 +150,7 @@ def test_a_callback_that_fails_is_named_once_its_record_is_written_and_none_is_c
     for step in (1, 2, 3):
         callbacks.log(step, {"reward/mean": 0.5})
     assert [each.step for each in seen] == [1]
-    said = r"judge raised KeyError behind step 2: 'reward/brevity'$"
+    said = r"judge raised KeyError after step 2: 'reward/brevity'$"
     for ends in (callbacks.check_interrupt, callbacks.require):
         with pytest.raises(CallbackError, match=said) as error:
             ends()
@@ -188,7 +188,7 @@ def test_training_is_refused_where_it_could_not_be_interrupted_or_would_wait_for
 
 
 MISTAKES = {
-    "train('grpo_tiny')": "has no configuration grpo_tiny; did you mean grpo_tiny_cpu?",
+    "train('grpo_tiny')": "has no configuration grpo_tiny; did you mean grpo_tiny_cpu, grpo_",
     "train('my.yaml')": "config='my.yaml': no file at ",
     "train(rl_config={'n_sample_per_prompt': 4})": "did you mean rl_config.n_samples_per_prompt?",
     "train(rl_confg={'device': 'cpu'})": "did you mean 'rl_config'?",
@@ -205,7 +205,7 @@ MISTAKES = {
     "train(rl_config={1: 2})": "rl_config={1: 2} must be a dict of keys",
     "train(reward_functions=print)": "must be a list or a mapping with weights, such as reward_",
     "train(reward_functions='math_verify')": "reward_functions='math_verify' must be a list",
-    "train(reward_functions={print: 'x'})": "must be functions with numbers, such as {my_reward:",
+    "train(reward_functions={print: 'x'})": "must be functions with weights, such as {my_reward:",
     "train(callbacks=print)": "must be a list of functions, such as callbacks=[my_callback]",
     "train(train_dataset=5)": "train_dataset=5 must be a data file or rows, such as ",
     "train(config=None)": "config=None must be the name of a configuration or a YAML file",

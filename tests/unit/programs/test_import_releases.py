@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ from mindspeed_rl_files import (
 )
 
 from mindrl.config.text import nested
-from mindrl.programs.check import check_config
-from mindrl.programs.import_config import import_config
-from mindrl.programs.plan import plan
+from mindrl.programs.entry import start
 
 FEW_LAYERS = {"num_layers": 4}
 EXPERTS_OF_16 = {"rl_config.actor_resource.num_npus": 16, "actor_config.moe_tp_extend_ep": True}
@@ -77,25 +75,25 @@ def test_a_file_of_each_release_is_imported_checked_planned_and_explained(
     theirs = {"defaults": [{"model": ["dense"]}], **nested(values)}
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
 
-    def ended(program: Callable[[], int], *arguments: str) -> tuple[int, str, str]:
+    def ended(program: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
-        code = program()
+        code = start(program)
         return (code, *capsys.readouterr())
 
     target = str(tmp_path / "ours.yaml")
-    code, told, errors = ended(import_config, str(tmp_path / "theirs.yaml"), "-o", target)
+    code, told, errors = ended("import-config", str(tmp_path / "theirs.yaml"), "-o", target)
     assert (code, errors) == (0, "")
     assert told.splitlines()[0] == f"theirs.yaml, a file of MindSpeed-RL {release}"
     assert json.loads((tmp_path / "ours-sizes.json").read_text())["hidden_size"] > 0
 
     named = ("--config-dir", str(tmp_path), "--config-name", "ours")
     data = "megatron_training.data_path=train.jsonl"
-    note = f"note: {folder} is not here: sizes of {tmp_path}/ours-sizes.json\n"
-    code, told, errors = ended(check_config, *named, data, "--elsewhere")
+    note = f"note: {folder} not found; using the sizes of {tmp_path}/ours-sizes.json\n"
+    code, told, errors = ended("check", *named, data, "--elsewhere")
     assert (code, errors) == (0, note)
     assert "no findings" in told
     for kind in ("memory", "explain"):
-        code, _, errors = ended(plan, kind, *named, data)
+        code, _, errors = ended("plan", kind, *named, data)
         assert (code, errors) == (0, note)
 
 
@@ -106,19 +104,19 @@ def test_a_check_says_first_that_a_model_cannot_be_planned(
 
     def found(*more: str) -> list[dict[str, Any]]:
         monkeypatch.setattr(sys, "argv", ["check", *named, *more, "--elsewhere", "--json"])
-        code = check_config()
+        code = start("check")
         findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["findings"]
         assert code == bool(findings)
         return findings
 
     (finding,) = found()
     assert finding["text"] == (
-        "actor_config.load=/no/own-model: not here, and no sizes of that name are shipped, so the "
-        "model is not checked and cannot be planned; its config.json says them: name it with "
-        "actor_config.sizes"
+        "actor_config.load=/no/own-model: not found, and no shipped sizes have this "
+        "name, so the model is not checked or planned; provide its config.json: name it "
+        "in actor_config.sizes"
     )
     monkeypatch.setattr(sys, "argv", ["plan", "memory", *named])
-    assert plan() == 2
+    assert start("plan") == 2
     capsys.readouterr()
     # A shipped name will do, and so will the path of a folder or of a config.json.
     assert found("actor_config.sizes=Qwen2.5-7B") == []

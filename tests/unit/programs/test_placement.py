@@ -10,7 +10,7 @@ import pytest
 from user_programs import without_torch
 
 from mindrl.platform.device_models import EXAMPLE_DEVICE
-from mindrl.programs.plan import plan
+from mindrl.programs.entry import start
 
 MODEL = ("--model", "Qwen2.5-7B", "--device", EXAMPLE_DEVICE)
 SMALL = ("--devices", "3", "--prompts-per-step", "4", "--samples", "4", "--steps", "8")
@@ -18,7 +18,7 @@ SMALL = ("--devices", "3", "--prompts-per-step", "4", "--samples", "4", "--steps
 
 def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["plan.py", "placement", *SMALL, *arguments])
-    return plan()
+    return start("plan")
 
 
 def test_orders_are_printed_without_torch_the_most_useful_first() -> None:
@@ -61,11 +61,11 @@ def test_lengths_of_an_earlier_run_and_seconds_that_were_measured_are_enough(
 @pytest.mark.parametrize(
     ("code", "arguments", "said"),
     [
-        (2, (), "--engine-step and --trained-token must be given, or --model and --device"),
+        (2, (), "--engine-step and --trained-token are missing; or give --model and --device"),
         (
             2,
             (*MODEL, "--p99-tokens", "10"),
-            "--p99-tokens 10 must be 2000 (--mean-tokens) to",
+            "--p99-tokens 10 must be between 2000 (--mean-tokens) and",
         ),
         (2, (*MODEL, "--replica-devices", "2"), "--devices 3 must be a multiple of"),
         (1, (*MODEL, "--rollouts", "nowhere"), "nowhere has no .parquet files"),

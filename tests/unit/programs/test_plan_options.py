@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindrl.programs.check import check_config
-from mindrl.programs.plan import plan
+from mindrl.programs.entry import start
 
 ROOT = Path(__file__).parents[3]
 RUN = (
@@ -19,7 +18,7 @@ RUN = (
 
 def capacity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["plan.py", "memory", *RUN, *arguments, "--json"])
-    return plan()
+    return start("plan")
 
 
 def test_a_device_by_name_is_its_memory(
@@ -42,7 +41,7 @@ def test_a_device_of_the_command_line_wins_over_the_memory_of_the_configuration(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--device", "ascend"), "--device ascend: no such device is known"),
+        (("--device", "ascend"), "--device ascend: unknown device"),
         (("--config-dir", "nowhere"), "--config-dir nowhere: no such folder"),
     ],
 )
@@ -72,7 +71,7 @@ def test_a_configuration_of_another_folder_builds_on_the_shipped_ones(
     (tmp_path / "mine.yaml").write_text(text.replace("num_npus: 8", "num_npus: 7"), "utf-8")
     asked = ["check.py", "--config-dir", str(tmp_path), "--config-name", "mine", "--elsewhere"]
     monkeypatch.setattr(sys, "argv", asked)
-    assert check_config() == 1
+    assert start("check") == 1
     told = capsys.readouterr().err
     assert "actor_config.tensor_model_parallel_size=4 must divide" in told
     assert "num_npus=7" in told

@@ -9,8 +9,7 @@ import pytest
 from user_programs import without_torch
 
 from mindrl.platform.device_models import EXAMPLE_DEVICE
-from mindrl.programs.check import check_config
-from mindrl.programs.plan import plan
+from mindrl.programs.entry import start
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "plan-a-run.md"
@@ -21,12 +20,12 @@ def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run `plan run`, for Qwen2.5-7B on 8 devices where the arguments do not say otherwise."""
     asked = ["--model", FOLDER, "--devices", "8", "--device", EXAMPLE_DEVICE]
     monkeypatch.setattr(sys, "argv", ["plan.py", "run", *asked, *arguments])
-    return plan()
+    return start("plan")
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["check.py", *arguments])
-    return check_config()
+    return start("check")
 
 
 def test_the_docs_show_what_the_program_prints_without_torch() -> None:
@@ -95,7 +94,7 @@ def test_engines_are_ranked_as_one_and_the_first_is_written_in_one_word(
     assert [each["training"] for each in rows] == [each["training"] for each in alone[:4]]
     assert [each["engine"] for each in rows] == ["megatron", "megatron", "megatron", "archon"]
     gap = rows[3]["step_seconds"] - rows[0]["step_seconds"]
-    assert rows[3]["behind_the_first"].startswith(f"{gap:.1f} s behind the first: ")
+    assert rows[3]["behind_the_first"].startswith(f"{gap:.1f} s slower than the first: ")
     assert rows[3]["config"]["actor_config.backend"] == rows[3]["training"]
     assert "pipeline_model_parallel_size" not in str(rows[3]["config"])
     assert f'backend: "{rows[0]["training"]}"' in ours.read_text("utf-8")
@@ -138,7 +137,7 @@ def test_what_another_engine_cannot_build_is_told_beside_the_one_that_can(
         (
             ("--response-tokens", "131072"),
             2,
-            "is beyond the model's max_position_embeddings=131072",
+            "exceeds the model's max_position_embeddings=131072",
         ),
         (
             ("--devices", "2", "--device", "ascend-910b-32g"),

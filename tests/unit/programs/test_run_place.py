@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from omegaconf import OmegaConf
 from mindrl.checkpoint.commits import Commits
 from mindrl.errors import ConfigError, OutputError
 from mindrl.programs.compose import composed
+from mindrl.programs.entry import start as start_program
 from mindrl.programs.run_place import require_checkpoint, run_place
-from mindrl.programs.train import run_program, train_grpo
+from mindrl.programs.train import Assumed, run_program
 
 _HOLDS = """\
 import sys
+from functools import partial
 from pathlib import Path
 from mindrl.observability.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
@@ -63,9 +66,9 @@ def test_a_run_without_a_checkpoint_is_not_resumed_and_keeps_its_files(
         if has_folder:
             (run / "checkpoints").mkdir()
         before = contents(run)
-        code, text = said(["--resume", str(run)], train_grpo)
+        code, text = said(["--resume", str(run)], partial(start_program, "train-grpo"))
         assert code == 2
-        assert f"error: --resume {run}: checkpoints/ in it holds no checkpoint" in text
+        assert f"error: --resume {run}: its checkpoints/ has no checkpoint" in text
         assert f"--config-name {run}/.hydra/config.yaml" in text
         assert contents(run) == before
     with pytest.raises(ConfigError):
@@ -76,12 +79,7 @@ def test_a_run_without_a_checkpoint_is_not_resumed_and_keeps_its_files(
 
 def test_a_job_without_checkpoints_resumes_all_the_same(run: Path, said: Said) -> None:
     def start() -> int:
-        return run_program(
-            lambda _, folder: found.append(folder),
-            default_config="grpo_tiny_cpu",
-            has_critic=None,
-            has_checkpoints=False,
-        )
+        return run_program(Assumed(job="rollout"), lambda _, folder: found.append(folder))
 
     found: list[Path] = []
     assert said(["--resume", str(run)], start) == (0, "")
@@ -93,9 +91,7 @@ def test_a_folder_that_another_run_writes_into_is_refused_before_a_file_changes(
     option: str, run: Path, said: Said
 ) -> None:
     def start() -> int:
-        return run_program(
-            lambda *_: pytest.fail("it began"), default_config="grpo_tiny_cpu", has_critic=None
-        )
+        return run_program(Assumed(), lambda *_: pytest.fail("it began"))
 
     committed(run)
     arguments = [option, str(run)] if option == "--resume" else [f"{option}={run}"]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from made_run import make_run
 
-from mindrl.programs.runs import runs
+from mindrl.programs.entry import start
 
 
 def listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> str:
     monkeypatch.setattr("sys.argv", ["runs.py", *arguments])
-    assert runs() == 0
+    assert start("runs") == 0
     return capsys.readouterr().out
 
 
@@ -48,7 +48,7 @@ def test_runs_are_listed_with_how_they_ended_and_what_differs(
 def test_where_there_are_none_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no runs below" in listed(monkeypatch, capsys, str(tmp_path))
+    assert "no runs in" in listed(monkeypatch, capsys, str(tmp_path))
     monkeypatch.setattr("sys.argv", ["runs.py", str(tmp_path / "missing")])
-    assert runs() == 1
-    assert "is no folder" in capsys.readouterr().err
+    assert start("runs") == 1
+    assert "is not a folder" in capsys.readouterr().err

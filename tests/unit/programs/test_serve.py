@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from mindrl.programs import serve as module
-from mindrl.programs.serve import serve
+from mindrl.programs.entry import start
 
 
 class Became(NamedTuple):
@@ -27,7 +27,7 @@ class Starts:
 
     def __call__(self, *arguments: object) -> int | None:
         self.monkeypatch.setattr("sys.argv", ["serve.py", *map(str, arguments)])
-        return serve()
+        return start("serve")
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_what_cannot_be_served_is_said(
     refused = {
         (): "MODEL_OR_RUN is missing",
         (tmp_path,): "has no config.json",
-        (model, "a=b"): "a=b: only a replica of a run takes key=value",
-        (model, "--max-length", 301): "the model takes 300 tokens",
+        (model, "a=b"): "a=b: key=value needs --config-name of a run",
+        (model, "--max-length", 301): "the model's limit is 300 tokens",
         (model, "--token-file", tmp_path / "empty"): "is empty",
         (model, "--token-file", tmp_path / "none"): "cannot be read",
-        ("--config-name", "grpo_tiny_cpu", "--", "--max-num-seqs", 3): "replica of a run has no",
+        ("--config-name", "grpo_tiny_cpu", "--", "--max-num-seqs", 3): "a replica takes no vLLM",
         ("--config-name", "grpo_tiny_cpu"): "generate_config.servers has 0",
     }
     for arguments, reason in refused.items():

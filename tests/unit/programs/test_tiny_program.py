@@ -10,7 +10,7 @@ import pytest
 from user_programs import without_torch
 
 from mindrl.programs.compose import composed_config
-from mindrl.programs.tiny import tiny
+from mindrl.programs.entry import start
 from mindrl.tiny.questions import write_questions
 from mindrl.tiny.recipe import UPDATES, Family, Recipe, recipe_record
 
@@ -39,7 +39,7 @@ def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
     folder = tmp_path / name
     made(folder, family)
     monkeypatch.setattr("sys.argv", ["tiny", "--output", str(folder), "--family", family])
-    assert tiny() == 0
+    assert start("tiny") == 0
     *lines, command = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{folder}/data/train.jsonl: 4096 rows, up to date",
@@ -48,7 +48,7 @@ def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
         "train it:",
     ]
     mindrl, program, option, config_name, *overrides = shlex.split(command)
-    assert (mindrl, program, option) == ("mindrl", "train-grpo", "--config-name")
+    assert (mindrl, program, option) == ("mindrl", "train", "--config-name")
     assert config_name == {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}[family]
     config = composed_config(config_name, overrides)
     assert config.actor_config.load == f"{folder}/model"
@@ -62,7 +62,7 @@ def test_a_seed_that_no_generator_takes_is_refused(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["tiny", "--output", str(tmp_path / "new"), f"--seed={seed}"])
     with pytest.raises(SystemExit, match="2"):
-        tiny()
+        start("tiny")
     assert f"{seed} must be a whole number from 0 to 4294967295" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -17,7 +17,7 @@ from zygote import serve
 from mindrl.platform.environment import replace_environment
 
 ABSENT = ("torch", "megatron", "vllm", "ray", "transformers")
-PROGRAMS = ("check", "convert", "explain", "import_config", "plan", "propose", "train")
+PROGRAMS = ("check", "convert", "explain", "import_config", "placement", "propose", "train")
 
 
 def prepare() -> None:

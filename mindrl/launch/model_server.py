@@ -3,11 +3,11 @@
 import sys
 
 from mindrl.platform.device import Platform
-from mindrl.rollout.speaking import SpeakerSettings
+from mindrl.rollout.chat_engine import ChatEngineSettings
 
 
 def model_server_command(
-    settings: SpeakerSettings, name: str, address: tuple[str, int]
+    settings: ChatEngineSettings, name: str, address: tuple[str, int]
 ) -> list[str]:
     """Return the command of a server for the model `name`; the token is in its environment."""
     host, port = address

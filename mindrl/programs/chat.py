@@ -10,7 +10,7 @@ from mindrl.data.conversation import Conversation
 from mindrl.errors import DataError, StopRequestedError
 from mindrl.launch.interrupts import stop_requests
 from mindrl.observability.terminal import note, printable, say
-from mindrl.rollout.speaking import AnswerDraw, Speaker
+from mindrl.rollout.chat_engine import AnswerSampling, ChatEngine
 
 _RESET = "/reset"
 
@@ -20,7 +20,7 @@ class Chat:
     """A conversation; text is printed as it arrives, without terminal control characters."""
 
     conversation: Conversation
-    asked: AnswerDraw
+    asked: AnswerSampling
     longest: int
     """Limit of prompt and answer together, in tokens."""
 
@@ -39,7 +39,7 @@ class Chat:
             )
         return token_ids
 
-    def answer(self, speaker: Speaker, token_ids: Sequence[int]) -> str:
+    def answer(self, engine: ChatEngine, token_ids: Sequence[int]) -> str:
         """Print the answers; returns the first.
 
         Raises:
@@ -51,7 +51,7 @@ class Chat:
         try:
             with (
                 stop_requests() as check_interrupt,
-                closing(speaker.answers(token_ids, asked)) as pieces,
+                closing(engine.answers(token_ids, asked)) as pieces,
             ):
                 for piece in pieces:
                     texts[piece.answer] += piece.text
@@ -70,7 +70,7 @@ class Chat:
             note(f"cut off at {asked.max_tokens} tokens (--max-tokens)")
         return texts[0]
 
-    def talk(self, speaker: Speaker) -> None:
+    def talk(self, engine: ChatEngine) -> None:
         """Answer stdin line by line until its end."""
         if sys.stdin.isatty():
             say(f"{_RESET} forgets what was said, Ctrl-C ends an answer, Ctrl-D the conversation")
@@ -81,11 +81,11 @@ class Chat:
                 self.conversation.reset()
                 note("all that was said is forgotten")
             elif line.strip():
-                self._reply(speaker, line)
+                self._reply(engine, line)
 
-    def _reply(self, speaker: Speaker, line: str) -> None:
+    def _reply(self, engine: ChatEngine, line: str) -> None:
         try:
-            self.answer(speaker, self.ask(line))
+            self.answer(engine, self.ask(line))
         except DataError as error:
             note(f"{error}; {_RESET} forgets what was said before")
         except StopRequestedError:

@@ -1,6 +1,6 @@
 """Whole tensors on their way from two training ranks to a server that speaks SGLang's endpoints.
 
-The server is a stand-in (tests/unit/rollout/spoken_sglang.py): its group and its weights are real,
+The server is a stand-in (tests/unit/rollout/sglang_like_server.py): its group and its weights are real,
 its engine is a model of transformers.
 """
 
@@ -21,7 +21,7 @@ import torch
 from forked_workers import ForkedWorkers
 from linked_groups import LinkedGroups, begin_all
 from safetensors.torch import load_file
-from spoken_sglang import VERSIONS
+from sglang_like_server import VERSIONS
 from transformers import AutoModelForCausalLM
 
 from mindrl.config.generate import SamplingConfig
@@ -36,7 +36,7 @@ from mindrl.rollout.http.replica import HttpReplica
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
-STAND_IN = Path(__file__).parents[1] / "unit/rollout/spoken_sglang.py"
+STAND_IN = Path(__file__).parents[1] / "unit/rollout/sglang_like_server.py"
 APART: dict[str, Any] = {
     "rl_config.use_integrated_worker": False,
     "rl_config.actor_resource.num_npus": 2,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from speaking_server import Engine, advance_to_the_end, listening, replica_at
+from vllm_like_server import Engine, advance_to_the_end, listening, replica_at
 
 from mindrl.config.generate import SamplingConfig
 from mindrl.errors import WorkerDiedError

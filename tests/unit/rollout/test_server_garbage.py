@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from speaking_server import VOCABULARY, advance_to_the_end, listening, replica_at
+from vllm_like_server import VOCABULARY, advance_to_the_end, listening, replica_at
 
 from mindrl.config.generate import SamplingConfig
 from mindrl.errors import AnswerError, WorkerDiedError

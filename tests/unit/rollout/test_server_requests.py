@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from speaking_server import Engine, advance_to_the_end, listening, replica_at
+from vllm_like_server import Engine, advance_to_the_end, listening, replica_at
 
 from mindrl.cluster.server_group import ServerGroup
 from mindrl.config.generate import SamplingConfig

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from speaking_server import VOCABULARY, advance_to_the_end, listening
-from spoken_sglang import VERSIONS, SpokenSglang
+from sglang_like_server import VERSIONS, SpokenSglang
+from vllm_like_server import VOCABULARY, advance_to_the_end, listening
 
 from mindrl.config.generate import SamplingConfig
 from mindrl.errors import AnswerError, ReshardError, WorkerDiedError

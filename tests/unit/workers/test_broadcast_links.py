@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from spoken_sglang import VERSIONS
+from sglang_like_server import VERSIONS
 
 from mindrl.platform.rendezvous import listen
 
 HERE = Path(__file__).parent
-STAND_IN = HERE.parent / "rollout/spoken_sglang.py"
+STAND_IN = HERE.parent / "rollout/sglang_like_server.py"
 
 
 def test_a_server_has_each_version_to_the_bit_also_behind_a_meeting_that_was_called_off(

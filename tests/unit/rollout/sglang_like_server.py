@@ -4,7 +4,7 @@ It is no SGLang, of which nothing runs on a CPU. What is real: HTTP; the process
 SGLang makes it; the weights, which a model of transformers loads by their names; the tokens and
 log-probs, which that model draws.
 
-    python spoken_sglang.py PORT MODEL TOKEN VERSION
+    python sglang_like_server.py PORT MODEL TOKEN VERSION
 """
 
 import hashlib
@@ -178,8 +178,8 @@ class SpokenSglang:
 def main() -> None:
     """Serve until the process ends."""
     import torch.distributed as dist
-    from speaking_server import listening
     from transformers import AutoModelForCausalLM
+    from vllm_like_server import listening
 
     port, folder, token, release = sys.argv[1:]
     store = dist.HashStore()

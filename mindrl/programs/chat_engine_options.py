@@ -10,14 +10,14 @@ from mindrl.platform.device import DeviceKind, Platform, choose_platform
 from mindrl.programs.arguments import count
 from mindrl.programs.compose import composed_config
 from mindrl.programs.named_model import NamedModel, named_model
-from mindrl.rollout.speaking import SpeakerSettings
+from mindrl.rollout.chat_engine import ChatEngineSettings
 
 _LONGEST = 8192
 """Default limit of prompt and answer in tokens, if the model allows more."""
 _HOST_CACHE_BYTES = 512 << 20
 
 
-def add_speaker_options(parser: argparse.ArgumentParser) -> None:
+def add_chat_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the model and its devices."""
     add = parser.add_argument
     add("--best", action="store_true", help="of a run its best model, not its newest")
@@ -34,9 +34,9 @@ def add_speaker_options(parser: argparse.ArgumentParser) -> None:
     add("--trust-remote-code", action="store_true", help="run Python code of the model's folder")
 
 
-def asked_speaker(
+def chosen_chat_engine(
     options: argparse.Namespace,
-) -> tuple[NamedModel, RunConfig | None, Platform, SpeakerSettings]:
+) -> tuple[NamedModel, RunConfig | None, Platform, ChatEngineSettings]:
     """Return the model, its run's configuration if any, the platform and the engine settings.
 
     Raises:
@@ -50,7 +50,7 @@ def asked_speaker(
     cache = generate.kv_cache_mib if generate else None
     own = _HOST_CACHE_BYTES if cache is None else cache << 20
     ranks, trusted = options.tensor_parallel_size, options.trust_remote_code
-    settings = SpeakerSettings(
+    settings = ChatEngineSettings(
         folder=str(model.folder),
         dtype=generate.dtype if generate else "auto",
         longest=_longest(model, options.max_length),

@@ -10,16 +10,16 @@ from vllm.sampling_params import RequestOutputKind
 
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
-from mindrl.rollout.speaking import AnswerDraw, Piece, SpeakerSettings
+from mindrl.rollout.chat_engine import AnswerSampling, ChatEngineSettings, Piece
 
 _TIMEOUT = timedelta(minutes=10)
 _NAME = "answer"
 
 
-class VllmSpeaker:
-    """An engine with the weights of a folder; see `Speaker`."""
+class VllmChatEngine:
+    """An engine with the weights of a folder; see `ChatEngine`."""
 
-    def __init__(self, settings: SpeakerSettings, platform: Platform) -> None:
+    def __init__(self, settings: ChatEngineSettings, platform: Platform) -> None:
         """Start the engine in this process; vLLM starts processes for further ranks."""
         alone = settings.tensor_parallel_size == 1
         if alone:
@@ -46,8 +46,8 @@ class VllmSpeaker:
             **platform.engine_options,
         )
 
-    def answers(self, token_ids: Sequence[int], asked: AnswerDraw) -> Generator[Piece]:
-        """Answer a prompt: see `Speaker`."""
+    def answers(self, token_ids: Sequence[int], asked: AnswerSampling) -> Generator[Piece]:
+        """Answer a prompt: see `ChatEngine`."""
         engine, params = self.llm.llm_engine, self._params(asked)
         engine.add_request(_NAME, TokensPrompt(prompt_token_ids=[*token_ids]), params)
         try:
@@ -69,7 +69,7 @@ class VllmSpeaker:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _params(self, asked: AnswerDraw) -> SamplingParams:
+    def _params(self, asked: AnswerSampling) -> SamplingParams:
         names = ("temperature", "top_p", "top_k", "min_p")
         given = {name: getattr(asked, name) for name in names}
         values = self.llm.llm_engine.model_config.get_diff_sampling_param()

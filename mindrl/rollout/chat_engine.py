@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeakerSettings:
+class ChatEngineSettings:
     """Settings of a chat engine."""
 
     folder: str
@@ -23,7 +23,7 @@ class SpeakerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerDraw:
+class AnswerSampling:
     """How answers are sampled; None uses the model's generation_config.json."""
 
     samples: int = 1
@@ -49,10 +49,10 @@ class Piece:
     """Whether it is the last part of an answer that was cut."""
 
 
-class Speaker(Protocol):
+class ChatEngine(Protocol):
     """Answers one prompt at a time."""
 
-    def answers(self, token_ids: Sequence[int], asked: AnswerDraw) -> Generator[Piece]:
+    def answers(self, token_ids: Sequence[int], asked: AnswerSampling) -> Generator[Piece]:
         """Answer a prompt; closing the generator aborts it."""
 
     def close(self) -> None:

@@ -35,6 +35,6 @@ class EntropyControl:
         """Return the state that the next steps depend on."""
         return {"weight": self.weight, "is_below": self.is_below}
 
-    def take_state(self, state: Mapping[str, float | bool]) -> None:
+    def load_state(self, state: Mapping[str, float | bool]) -> None:
         """Restore the state."""
         self.weight, self.is_below = float(state["weight"]), bool(state["is_below"])

@@ -114,7 +114,7 @@ class Checkpoints:
             *([self.best.step] if self.best else []),
         }
 
-    def take_best(self, best: Sequence[Any] | None) -> None:
+    def load_best(self, best: Sequence[Any] | None) -> None:
         """Restore which checkpoint was the best."""
         self.best = None if best is None else Best(*best)
 

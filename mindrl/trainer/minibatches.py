@@ -51,7 +51,7 @@ class MinibatchDealer:
             return None
         return bytes(self.generator.get_state().tolist()).hex()
 
-    def take_state(self, state: str | None) -> None:
+    def load_state(self, state: str | None) -> None:
         """Restore the state of the random numbers."""
         if self.generator is not None and state is not None:
             self.generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
@@ -60,10 +60,10 @@ class MinibatchDealer:
         """Return the state of the entropy bonus, if its weight changes."""
         return {} if self.entropy is None else {"entropy": self.entropy.state()}
 
-    def take_entropy(self, state: Mapping[str, Any]) -> None:
+    def load_entropy(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the entropy bonus."""
         if self.entropy is not None:
-            self.entropy.take_state(state)
+            self.entropy.load_state(state)
 
     def deal(self, group_B: Tensor) -> list[Tensor]:
         """Return the rows of each optimizer step; the sequences of one prompt stay together.

@@ -96,11 +96,11 @@ class PolicyTrainer(TrainingLoop):
         super().resume(step, state)
         self.source.load_state(step, state.get("source", {}))
 
-    def taking(self) -> dict[str, Callable[[Any], None]]:
+    def loaders(self) -> dict[str, Callable[[Any], None]]:
         """Return the function that restores each part of a state, by name."""
-        return super().taking() | {
-            "minibatches": self.minibatches.take_state,
-            "entropy": self.minibatches.take_entropy,
+        return super().loaders() | {
+            "minibatches": self.minibatches.load_state,
+            "entropy": self.minibatches.load_entropy,
         }
 
     def recorded_step(self, step: int) -> Metrics:

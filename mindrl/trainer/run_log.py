@@ -123,7 +123,7 @@ class RunSummary:
         values = {**vars(self), "seconds": time.perf_counter() - self.started}
         return {name: value for name, value in values.items() if name not in _OF_THIS_START}
 
-    def take_counts(self, counts: Mapping[str, Any]) -> None:
+    def load_counts(self, counts: Mapping[str, Any]) -> None:
         """Restore the counts of a run."""
         for name, value in counts.items():
             if name != "seconds":

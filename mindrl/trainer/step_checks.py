@@ -34,7 +34,7 @@ class StepChecks:
         """Return for how many steps problems have persisted."""
         return {"beyond": self._beyond, "idle": dict(self._idle)}
 
-    def take_counts(self, counts: Mapping[str, Any]) -> None:
+    def load_counts(self, counts: Mapping[str, Any]) -> None:
         """Restore the counts."""
         self._beyond, self._idle = counts["beyond"], Counter(counts["idle"])
 

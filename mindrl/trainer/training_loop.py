@@ -148,16 +148,16 @@ class TrainingLoop(ABC):
         The models are already restored.
         """
         self.first_step, self.checkpoints.newest = step + 1, step
-        taking = self.taking()
-        for part in taking.keys() & state.keys():
-            taking[part](state[part])
+        loaders = self.loaders()
+        for part in loaders.keys() & state.keys():
+            loaders[part](state[part])
 
-    def taking(self) -> dict[str, Callable[[Any], None]]:
+    def loaders(self) -> dict[str, Callable[[Any], None]]:
         """Return the function that restores each part of a state, by name."""
         return {
-            "summary": self.run_log.summary.take_counts,
-            "checks": self.checks.take_counts,
-            "best": self.checkpoints.take_best,
+            "summary": self.run_log.summary.load_counts,
+            "checks": self.checks.load_counts,
+            "best": self.checkpoints.load_best,
         }
 
     def _save_now(self) -> None:

@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_does_not_repeat_itself(tmp_path: Path) -> None:
     before = opened(tmp_path, stream)
     before.step(2, STEP | {"advantage/zero_fraction": 1.0}, [])
     resumed = opened(tmp_path, stream)
-    resumed.summary.take_counts(before.summary.counts())
+    resumed.summary.load_counts(before.summary.counts())
     resumed.step(3, STEP | {"advantage/zero_fraction": 1.0}, [])
     assert stream.getvalue().count("has nothing to learn from") == 1
     assert resumed.summary.steps_without_signal == 2

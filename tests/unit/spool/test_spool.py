@@ -226,15 +226,15 @@ def test_a_train_job_reports_missing_rollout_jobs_once_and_obeys_signals(tmp_pat
         if next(looks) == 2:
             found.send("stop")
 
-    taking = reader(found, told)
+    reader_of_job = reader(found, told)
     with pytest.raises(StopRequestedError, match=r"stopped by .*signals/stop"):
-        taking.take(1, IDS, "v0", check_interrupt)
+        reader_of_job.take(1, IDS, "v0", check_interrupt)
     assert len(told) == 1
     assert "start one with mindrl job rollout" in told[0]
     found.start()
     found.send("drain")
     with pytest.raises(StopRequestedError, match="step 1 is not whole"):
-        taking.take(1, IDS, "v0", lambda: None)
+        reader_of_job.take(1, IDS, "v0", lambda: None)
 
 
 def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train with a configuration for Ascend NPUs, on one node or several; --help explains it.
+# Train with a configuration for Ascend NPUs on one or more nodes; see --help.
 set -euo pipefail
 
 lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"
@@ -8,14 +8,12 @@ source "$lib/ascend.sh"
 
 config="${1:-}"
 if [[ -z "$config" || "$config" == -* ]]; then
-    ascend_usage "scripts/train_ascend.sh CONFIG" "a file of configs/, CONFIG without its suffix"
+    ascend_usage "scripts/train_ascend.sh CONFIG" "CONFIG is the name of a file in configs/ without its suffix"
     printf '\nCONFIG is one of: %s\n' "$(ascend_runs)"
     [[ "$config" == -h || "$config" == --help ]] || exit "$EXIT_USAGE"
     exit 0
 fi
-# The first word of a configuration's name is its algorithm, and the program that trains with it.
-program="train_${config%%_*}.py"
-if [[ ! -f "$ROOT/configs/$config.yaml" || ! -f "$ROOT/cli/$program" ]]; then
-    fail "$EXIT_USAGE" "configs/ has no run $config; there are: $(ascend_runs)"
+if ! grep -qs '^defaults:' "$ROOT/configs/$config.yaml"; then
+    fail "$EXIT_USAGE" "configs/ has no configuration $config; known: $(ascend_runs)"
 fi
-ascend_main "$program" "$config" "${@:2}"
+ascend_main train.py "$config" "${@:2}"

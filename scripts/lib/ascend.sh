@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What every Ascend entry script does: check the node, bring up Ray, train, and stop what was started.
+# Common part of the Ascend entry scripts: check the node, start Ray, train, and stop all started processes.
 # An entry script sources this file and calls: ascend_main PROGRAM CONFIG_NAME "$@"
 #
 # The preflight is here; Ray and process handling are in ray_nodes.sh.
@@ -18,47 +18,47 @@ ascend_usage() {
 Usage: bash $script [--check | --dry-run | --help] [OVERRIDE ...]
 
 Trains on Ascend NPUs: $what. Every OVERRIDE
-is a Hydra override and goes to the program as it is, for example: rl_config.n_samples_per_prompt=16
+is a Hydra override that is passed to the program, for example: rl_config.n_samples_per_prompt=16
 
-  --check     only look at this node: what is missing, and how to get it; exit code 3 if anything is
-  --dry-run   only validate the configuration and print what follows from it, and the nodes that it
-              takes; needs no NPU and starts no Ray
-  --help      this text
+  --check     only check this node: print what is missing and how to get it; exit code 3 if anything is
+  --dry-run   only validate the configuration, and print the derived numbers and the number of nodes;
+              needs no NPU and does not start Ray
+  --help      print this text
 
 One node needs no settings. For several, run the same command on each node with:
 
   NNODES           number of nodes (default 1)
   NODE_RANK        number of this node, 0 to NNODES-1; the program runs on node 0, the head (default 0)
-  MASTER_ADDR      IPv4 address or name of node 0, as the other nodes reach it
+  MASTER_ADDR      IPv4 address or name of node 0 in the nodes' network
   RAY_AUTH_TOKEN_PATH  file with the same secret on every node (or RAY_AUTH_TOKEN, or ~/.ray/auth_token):
-                   run 'ray get-auth-token --generate' once and copy the file; one node makes its own
+                   run 'ray get-auth-token --generate' once and copy the file; one node creates its own
 
 Optional:
 
-  RAY_PORT         port of the head (default: a free one; with several nodes one that all of them derive
-                   from the secret, 20000 to 29999)
-  NPUS_PER_NODE    NPUs to use on each node, the same on all (default: those that are visible here;
-                   ASCEND_RT_VISIBLE_DEVICES counts)
+  RAY_PORT         port of the head (default: a free one; with several nodes a port from 20000 to 29999,
+                   derived from the secret)
+  NPUS_PER_NODE    NPUs to use on each node, equal on all (default: the visible ones of this node, see
+                   ASCEND_RT_VISIBLE_DEVICES)
   SOCKET_IFNAME    network interface for HCCL and gloo (default: the one that reaches MASTER_ADDR)
-  NODE_IP          address of this node (default: the one it reaches MASTER_ADDR with)
-  WAIT_SECONDS     how long to wait for the head and for all NPUs (default 600)
-  STOP_SECONDS     how long the program may take to stop (default 120)
-  PYTHON           interpreter with the NPU packages, and ray beside it (default: python, or that of .venv
-                   where python has not the packages of mindrl)
-  ASCEND_INSTALL_DIR  where CANN is installed (default /usr/local/Ascend)
-  DEVICE_DIR       where the device files davinci<N> are (default /dev)
+  NODE_IP          address of this node (default: the one that reaches MASTER_ADDR)
+  WAIT_SECONDS     time limit for the head and all NPUs to appear (default 600)
+  STOP_SECONDS     time limit for the program to stop (default 120)
+  PYTHON           interpreter with the NPU packages, with ray in the same folder (default: python, or that
+                   of .venv if python lacks the packages of mindrl)
+  ASCEND_INSTALL_DIR  folder of CANN (default /usr/local/Ascend)
+  DEVICE_DIR       folder of the device files davinci<N> (default /dev)
 
-Exit codes: the program's own; 2 wrong settings; 3 preflight; 4 head or NPUs not there in WAIT_SECONDS.
-Ctrl-C or SIGTERM asks the program to stop, then ends the Ray node that this script started, and no other.
+Exit codes: the program's own; 2 wrong settings; 3 preflight; 4 no head or too few NPUs after WAIT_SECONDS.
+Ctrl-C or SIGTERM stops the program, then the Ray node that this script has started.
 EOF
 }
 
-# The runs that configs/ has, without those on CPUs.
+# The configurations in configs/, without those for CPUs.
 ascend_runs() {
     local file name names=()
     for file in "$ROOT"/configs/*_*.yaml; do
         name="$(basename "$file" .yaml)"
-        [[ "$name" == *_cpu || ! -f "$ROOT/cli/train_${name%%_*}.py" ]] || names+=("$name")
+        [[ "$name" == *_cpu ]] || ! grep -q '^defaults:' "$file" || names+=("$name")
     done
     printf '%s\n' "${names[*]}"
 }
@@ -100,11 +100,11 @@ read_settings() {
     fi
 }
 
-# The packages that every program of mindrl needs, NPU or not.
+# Return whether an interpreter has the packages that every program of mindrl needs.
 has_packages() { "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("hydra"))' 2>/dev/null; }
 
-# Sets PYTHON, unless the user has, to that of the active environment or of .venv; its folder's `ray`
-# comes first from then on.
+# Set PYTHON to the interpreter of the active environment or of .venv, unless the user has set it, and put its folder
+# first on PATH for `ray`.
 choose_python() {
     local each
     for each in python "$ROOT/.venv/bin/python" python3; do
@@ -118,7 +118,7 @@ choose_python() {
     fi
 }
 
-# The devices that this process may use: those listed, or every davinci<N> file.
+# Count the devices that this process may use: the listed ones, or all davinci<N> files.
 count_devices() {
     local file count=0 listed
     if [[ -n "${ASCEND_RT_VISIBLE_DEVICES:-}" ]]; then
@@ -132,7 +132,7 @@ count_devices() {
     printf '%d\n' "$count"
 }
 
-# ---- preflight: every finding at once -------------------------------------------------------------------
+# ---- preflight: reports all findings together -----------------------------------------------------------
 
 findings=()
 
@@ -147,18 +147,18 @@ check_devices() {
         find_fault "NPU devices: no $DEVICE_DIR/davinci<N>" \
             "install the Ascend driver and firmware; in a container, pass each device: --device /dev/davinci0 ..."
     elif ((NPUS_PER_NODE == 0)); then
-        find_fault "NPU devices: NPUS_PER_NODE=0" "leave NPUS_PER_NODE unset, or set it to 1 or more"
+        find_fault "NPU devices: NPUS_PER_NODE=0" "unset NPUS_PER_NODE, or set it to 1 or more"
     fi
     if ! command -v npu-smi >/dev/null; then
         find_fault "npu-smi: not on PATH" \
-            "it comes with the Ascend driver; in a container, mount /usr/local/bin/npu-smi and /usr/local/dcmi"
+            "install the Ascend driver; in a container, mount /usr/local/bin/npu-smi and /usr/local/dcmi"
     elif ! timeout 60 npu-smi info >/dev/null 2>&1; then
         find_fault "npu-smi: 'npu-smi info' failed" \
             "run it by hand: the driver is not loaded, or this user may not open the devices"
     fi
 }
 
-# CANN's own scripts read unset variables and fail in parts that do not matter here.
+# CANN's scripts read unset variables, and parts of them fail without consequences here.
 source_loosely() {
     local script="$1"
     set --
@@ -178,7 +178,7 @@ check_cann() {
         done
     fi
     if [[ ! -d "${ASCEND_HOME_PATH:-}" ]]; then
-        find_fault "CANN: ASCEND_HOME_PATH=${ASCEND_HOME_PATH:-} is no folder, and no set_env.sh under $ASCEND_INSTALL_DIR" \
+        find_fault "CANN: ASCEND_HOME_PATH=${ASCEND_HOME_PATH:-} is not a folder, and $ASCEND_INSTALL_DIR has no set_env.sh" \
             "install the CANN 9.1.0 toolkit, kernels and NNAL, or source its set_env.sh first"
         return
     fi
@@ -188,10 +188,10 @@ check_cann() {
     fi
 }
 
-# What the npu extra or the dependencies pin of package $1, as pip takes it.
+# Print the pinned requirement of package $1 in pyproject.toml, for pip.
 pinned() { sed -nE "s/^ *\"($1==[^\"]*)\",?\$/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
 
-# find_spec looks for a package without running it: importing one of these without its driver would fail.
+# Use find_spec, because importing one of these packages without its driver would fail.
 missing_packages() {
     "$PYTHON" -c '
 import importlib.util, sys
@@ -216,7 +216,7 @@ check_packages() {
             torch_npu) find_fault "Python package: torch_npu" "$PYTHON -m pip install $(pinned torch-npu)" ;;
             vllm_ascend)
                 find_fault "Python package: vllm_ascend" \
-                    "$PYTHON -m pip install $(pinned vllm-ascend), and vLLM of its version built with VLLM_TARGET_DEVICE=empty"
+                    "$PYTHON -m pip install $(pinned vllm-ascend), and build vLLM of its version with VLLM_TARGET_DEVICE=empty"
                 ;;
             triton)
                 find_fault "Python package: triton, which MindSpeed imports" \
@@ -257,10 +257,10 @@ preflight() {
     say "preflight: ready, $NPUS_PER_NODE NPU(s) on node $NODE_RANK of $NNODES"
 }
 
-# ---- does the run have the devices that it takes? -------------------------------------------------------
+# ---- number of devices of the run ----------------------------------------------------------------------
 
-# Sets RUN_NPUS and RUN_NPUS_PER_NODE to what the configuration says, with overrides; RUN_NPUS_ON_NODE
-# to what a run of less than a node takes of one.
+# Set RUN_NPUS and RUN_NPUS_PER_NODE from the configuration with overrides, and RUN_NPUS_ON_NODE to the number of NPUs
+# that the run uses on one node.
 read_run_size() {
     local size
     size="$("$PYTHON" scripts/lib/count_devices.py "$@")" || exit "$EXIT_USAGE"
@@ -270,14 +270,14 @@ read_run_size() {
 
 check_run_size() {
     local there=$((NNODES * NPUS_PER_NODE)) fixes
-    fixes="rl_config.actor_resource.num_npus=$there with layouts of so many"
+    fixes="rl_config.actor_resource.num_npus=$there with matching layouts"
     if ((there != RUN_NPUS)); then
         if ((NPUS_PER_NODE > 0 && RUN_NPUS % NPUS_PER_NODE == 0)); then
             fixes="NNODES=$((RUN_NPUS / NPUS_PER_NODE)), or $fixes"
         elif ((NNODES == 1 && there > RUN_NPUS)); then
             fixes="NPUS_PER_NODE=$RUN_NPUS, or $fixes"
         fi
-        fail "$EXIT_USAGE" "the run takes $RUN_NPUS NPU(s) (rl_config.actor_resource.num_npus), and" \
+        fail "$EXIT_USAGE" "the run needs $RUN_NPUS NPU(s) (rl_config.actor_resource.num_npus), but" \
             "NNODES=$NNODES x NPUS_PER_NODE=$NPUS_PER_NODE is $there; set $fixes"
     fi
     if ((NPUS_PER_NODE != RUN_NPUS_ON_NODE)); then
@@ -286,7 +286,7 @@ check_run_size() {
     fi
 }
 
-# A dry run may be made anywhere: the settings count only where there are any.
+# A dry run works on any machine: the settings are checked only if they are set.
 say_run_size() {
     local nodes=$(((RUN_NPUS + RUN_NPUS_PER_NODE - 1) / RUN_NPUS_PER_NODE))
     if [[ -n "${NNODES:-}${NPUS_PER_NODE:-}" ]]; then
@@ -295,7 +295,7 @@ say_run_size() {
         require_number NPUS_PER_NODE 1
         check_run_size
     fi
-    say "the run takes $RUN_NPUS NPU(s) on $nodes node(s) of $RUN_NPUS_PER_NODE: NNODES=$nodes"
+    say "the run needs $RUN_NPUS NPU(s) on $nodes node(s) of $RUN_NPUS_PER_NODE: NNODES=$nodes"
 }
 
 # ---- main -----------------------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ ascend_main() {
     choose_python
     local run=(--config-name "$config" ${overrides[@]+"${overrides[@]}"})
     if [[ "$mode" == dry-run ]]; then
-        has_packages "$PYTHON" || fail "$EXIT_USAGE" "PYTHON=$PYTHON has not the packages of mindrl;" \
-            "run scripts/install.sh, activate an environment that has them, or set PYTHON to its python"
+        has_packages "$PYTHON" || fail "$EXIT_USAGE" "PYTHON=$PYTHON lacks the packages of mindrl;" \
+            "run scripts/install.sh, activate an environment with them, or set PYTHON to its python"
         "$PYTHON" "cli/$program" "${run[@]}" --dry-run --elsewhere
         read_run_size "${run[@]}"
         say_run_size

@@ -61,7 +61,7 @@ def test_visible_devices_limit_the_count_to_2(node: Node) -> None:
 
     assert "ready, 2 NPU(s)" in result.stderr
     assert result.returncode == 2
-    assert "the run takes 8 NPU(s)" in result.stderr
+    assert "the run needs 8 NPU(s)" in result.stderr
 
 
 def test_check_names_the_one_package_that_is_missing(node: Node) -> None:
@@ -118,7 +118,7 @@ def test_dry_run_without_an_environment_takes_that_of_the_checkout_or_says_what_
 
     nothing = node.run("--dry-run", PYTHON_IS_BARE="1", PATH="/usr/bin:/bin")
     assert nothing.returncode == 2
-    assert "has not the packages of mindrl; run scripts/install.sh, activate" in nothing.stderr
+    assert "lacks the packages of mindrl; run scripts/install.sh, activate" in nothing.stderr
     assert "Traceback" not in nothing.stderr
 
     (checkout / ".venv").symlink_to(Path(sys.executable).parents[1])
@@ -146,7 +146,7 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
 
     assert result.returncode == 0, result.stderr
     assert "the configuration is valid" in result.stdout
-    assert "the run takes 8 NPU(s) on 1 node(s) of 8: NNODES=1" in result.stderr
+    assert "the run needs 8 NPU(s) on 1 node(s) of 8: NNODES=1" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
             (),
             {"NNODES": "1"},
             (
-                "the run takes 16 NPU(s) (rl_config.actor_resource.num_npus), and NNODES=1 x "
+                "the run needs 16 NPU(s) (rl_config.actor_resource.num_npus), but NNODES=1 x "
                 "NPUS_PER_NODE=8 is 8; set NNODES=2, or rl_config.actor_resource.num_npus=8 with "
-                "layouts of so many"
+                "matching layouts"
             ),
         ),
         (
@@ -167,9 +167,9 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
             ("rl_config.actor_resource.num_npus=4",),
             {"NPUS_PER_NODE": "8"},
             (
-                "the run takes 4 NPU(s) (rl_config.actor_resource.num_npus), and NNODES=1 x "
+                "the run needs 4 NPU(s) (rl_config.actor_resource.num_npus), but NNODES=1 x "
                 "NPUS_PER_NODE=8 is 8; set NPUS_PER_NODE=4, or rl_config.actor_resource.num_npus="
-                "8 with layouts of so many"
+                "8 with matching layouts"
             ),
         ),
         (
@@ -200,7 +200,7 @@ def test_a_dry_run_with_settings_says_whether_the_nodes_have_what_the_run_takes(
     result = node.run(config, "--dry-run", *arguments, **settings)
 
     assert result.returncode == (0 if message is None else 2), result.stderr
-    said = "the run takes 16 NPU(s) on 2 node(s) of 8: NNODES=2" if message is None else message
+    said = "the run needs 16 NPU(s) on 2 node(s) of 8: NNODES=2" if message is None else message
     assert result.stderr.splitlines()[-1].endswith(said)
 
 
@@ -209,22 +209,21 @@ def test_a_run_that_takes_more_npus_than_there_are_starts_no_ray(node: Node) -> 
     result = node.run("grpo_qwen3_8b_a3")
 
     assert result.returncode == 2
-    assert "the run takes 16 NPU(s)" in result.stderr
+    assert "the run needs 16 NPU(s)" in result.stderr
     assert node.calls("ray") == []
     assert node.calls("python") == []
 
 
-def test_any_run_of_the_configurations_starts_with_the_program_of_its_first_word(
-    node: Node,
-) -> None:
+def test_any_run_of_the_configurations_starts_with_one_program(node: Node) -> None:
     node.script = ANY_RUN
     assert node.run("ppo_qwen25_7b", "--dry-run").returncode == 0
     (call,) = node.calls("python")
     options = ("--dry-run", "--elsewhere")
-    assert call["arguments"] == ["cli/train_ppo.py", "--config-name", "ppo_qwen25_7b", *options]
+    assert call["arguments"] == ["cli/train.py", "--config-name", "ppo_qwen25_7b", *options]
     unknown = node.run("grpo_qwen25_8b")
     assert unknown.returncode == 2
-    assert "configs/ has no run grpo_qwen25_8b; there are: grpo_deepseek_r1_671b" in unknown.stderr
+    said = "configs/ has no configuration grpo_qwen25_8b; known: grpo_deepseek_r1_671b"
+    assert said in unknown.stderr
     nothing = node.run()
     assert (nothing.returncode, nothing.stdout) == (2, node.run("--help").stdout)
     named = nothing.stdout.rpartition("CONFIG is one of: ")[2].split()
@@ -263,7 +262,7 @@ def test_several_nodes_need_an_address_and_a_shared_token(node: Node) -> None:
     assert result.returncode == 3
     assert "2 finding(s)" in result.stderr
     assert "MASTER_ADDR: not set" in result.stderr
-    assert "Ray token: none for 2 nodes" in result.stderr
+    assert "Ray token: missing, required for 2 nodes" in result.stderr
 
 
 def test_a_head_address_that_is_loopback_is_refused(node: Node) -> None:

@@ -19,7 +19,7 @@ MODEL = CHECKOUT / ".cache/tiny/model"
 STEPS = 5
 KEEPS = (
     "megatron_training.save_interval=2",
-    "megatron_training.keep_rollouts=4",
+    f"megatron_training.keep_rollouts={STEPS}",
     f"megatron_training.train_iters={STEPS}",
 )
 """Of a run that can be gone on with, and run again."""

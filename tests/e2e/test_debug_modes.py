@@ -4,26 +4,26 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from program import Program, start_program
+from program import KEEPS, STEPS, Program, start_program
 
 from mindrl.checkpoint.commits import checksum_of
 from mindrl.observability.metrics import computed
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 3
-ASKED = (
-    f"megatron_training.train_iters={STEPS}",
+FEW_STEPS = 3
+FEW = (
+    f"megatron_training.train_iters={FEW_STEPS}",
     "megatron_training.global_batch_size=8",
     "rl_config.mini_batch_size=4",
     "rl_config.test_freq=0",
     "megatron_training.test_data_path=null",
 )
-KEEPS = f"megatron_training.keep_rollouts={STEPS}"
+KEEPS_FEW = f"megatron_training.keep_rollouts={FEW_STEPS}"
 
 
 def finished(folder: Path, model: Path, *more: str) -> Program:
-    run = start_program(folder, [f"actor_config.load={model}", *ASKED, *more])
+    run = start_program(folder, [f"actor_config.load={model}", *FEW, *more])
     assert run.process.wait(timeout=600) == 0, run.text()
     return run
 
@@ -33,19 +33,16 @@ def weights(run: Program) -> str:
 
 
 def test_training_on_kept_rollouts_has_the_losses_and_the_weights_of_the_whole_run(
-    tiny_model: Path, tmp_path: Path
+    kept_run: Program, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Saved on its way too: no rollout lies beside the writing."""
-    whole = finished(tmp_path / "whole", tiny_model, KEEPS)
-    alone = finished(
-        tmp_path / "alone",
-        tiny_model,
-        "rl_config.debug=train_only",
-        f"rl_config.debug_rollouts={whole.folder}",
-        "megatron_training.save_interval=2",
-    )
+    """Checkpoints are written too, without a rollout at the same time."""
+    whole = kept_run
+    asked = [f"actor_config.load={tiny_model}", *KEEPS, "megatron_training.test_data_path=null"]
+    debug = ["rl_config.debug=train_only", f"rl_config.debug_rollouts={whole.folder}"]
+    alone = start_program(tmp_path / "alone", [*asked, "rl_config.test_freq=0", *debug])
+    assert alone.process.wait(timeout=600) == 0, alone.text()
     ours, theirs = ([computed(line) for line in run.steps()] for run in (alone, whole))
-    assert len(ours) == STEPS
+    assert len(ours) == len(theirs) == STEPS
     assert ours == theirs
     assert weights(alone) == weights(whole)
     # What an engine takes is there, if 0, wherever there is one.
@@ -56,8 +53,8 @@ def test_training_on_kept_rollouts_has_the_losses_and_the_weights_of_the_whole_r
 def test_what_rollout_only_keeps_is_what_a_run_rolls_out_first_and_is_trained_on(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    whole = finished(tmp_path / "whole", tiny_model, KEEPS)
-    kept = finished(tmp_path / "kept", tiny_model, KEEPS, "rl_config.debug=rollout_only")
+    whole = finished(tmp_path / "whole", tiny_model, KEEPS_FEW)
+    kept = finished(tmp_path / "kept", tiny_model, KEEPS_FEW, "rl_config.debug=rollout_only")
     first, ours = (
         pq.read_table(run.folder / "rollouts/step-00000001.parquet") for run in (whole, kept)
     )

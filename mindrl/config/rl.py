@@ -257,9 +257,9 @@ class RLConfig:
     """Quantity in which they must differ: the scores of this function of `verifier_function`, or
     `model`, or `accuracy`, the scores of the function that measures it. None: their rewards."""
     filter_groups_max_batches: Count = 10
-    """Maximum number of prompts that a step may sample, in units of
-    `megatron_training.global_batch_size`; after that, groups without a signal fill the step. 0: as
-    many as the data has."""
+    """Number of prompts after which groups without a signal fill a step, in units of
+    `megatron_training.global_batch_size`. 0: as many as the data has. If groups stay open after a
+    step, it may score up to `megatron_training.global_batch_size` more."""
     partial_rollout: bool = False
     """End the rollout of a step when enough groups to train on are complete; the others keep their
     tokens and continue with the weights of the next step."""
@@ -269,7 +269,7 @@ class RLConfig:
     max_staleness: Count = 1
     """With `partial_rollout` or `step_order: asynchronous`: maximum number of steps between the
     step that starts a group and the step that trains on it. A step waits for groups that would
-    become older; nothing is dropped. 0 is equivalent to a run without the option."""
+    become older. 0 is equivalent to a run without the option."""
     rollout_round_steps: PositiveInt = 32
     """Engine steps, each with a token per sequence, between checks: with `partial_rollout`, of
     whether enough groups are complete; with `step_order`, of what is new."""

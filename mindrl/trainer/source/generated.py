@@ -14,11 +14,11 @@ from mindrl.trainer.source.bounds import PoolBounds
 from mindrl.trainer.source.generation import Generation
 from mindrl.trainer.source.group import OpenGroup, PoolState
 from mindrl.trainer.source.group_filter import GroupFilter, Judged
-from mindrl.trainer.source.interface import Gathered
+from mindrl.trainer.source.interface import Gathered, Source
 from mindrl.trainer.source.pool import GroupPool
 
 
-class GeneratedGroups:
+class GeneratedGroups(Source):
     """Starts groups, waits for complete ones, and replaces those without a signal.
 
     A group is trained on, or found without a signal, at most `max_staleness` steps after the one

@@ -1,8 +1,8 @@
 """How the open responses of a pool get tokens, and engines that work while the trainer waits."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
@@ -14,18 +14,21 @@ IsEnough = Callable[[Sequence[bool]], bool]
 """Returns whether the complete groups, True in the order of the pool, are enough."""
 
 
-class Generation(Protocol):
+class Generation(ABC):
     """Extends the incomplete responses of a pool."""
 
-    runs_ahead: bool
+    runs_ahead = False
     """Whether it continues while the trainer trains."""
 
+    @abstractmethod
     def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:
-        """Begin a step: the engines get the weights of the step before."""
+        """Begin a step with the weights of the step before."""
 
+    @abstractmethod
     def generate(self, step: int, is_enough: IsEnough, check_interrupt: Callable[[], None]) -> None:
         """Generate until there are enough complete groups."""
 
+    @abstractmethod
     def end(
         self, step: int, trained: Sequence[OpenGroup], check_interrupt: Callable[[], None]
     ) -> tuple[Metrics, Rollouts | None]:
@@ -36,19 +39,19 @@ class Generation(Protocol):
                 the step itself may have none.
         """
 
-    def publish(self, step: int) -> Metrics:
-        """Publish the weights after a step to engines that run ahead."""
+    def publish(self, step: int) -> Metrics:  # noqa: ARG002
+        """Publish the weights after a step to engines that run ahead; others fetch them."""
+        return {}
 
 
 @dataclass(kw_only=True)
-class InTurns:
+class InTurns(Generation):
     """All engines generate, while the trainer waits."""
 
     pool: GroupPool
     round_steps: int | None
     """Engine steps between checks whether enough groups are complete. None completes all, which
     have no tokens yet."""
-    runs_ahead: bool = field(default=False, init=False)
     rounds: int = field(default=0, init=False)
 
     def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:  # noqa: ARG002
@@ -101,7 +104,3 @@ class InTurns:
         probed = None if is_fresh else self.pool.sampled_in(step, PROBE_RESPONSES)
         rounds = {"staleness/rounds": float(self.rounds)}
         return rounds | self.pool.staleness(step, trained), probed
-
-    def publish(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: the next generation fetches the weights."""
-        return {}

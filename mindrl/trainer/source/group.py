@@ -59,10 +59,6 @@ class OpenGroup:
     """Step that started it."""
     sequences: tuple[OpenSequence, ...]
 
-    def is_complete(self, longest: int) -> bool:
-        """Return whether it can be trained on."""
-        return not self.incomplete(longest)
-
     def incomplete(self, longest: int) -> list[int]:
         """Return the indices of incomplete responses."""
         each = enumerate(self.sequences)

@@ -1,8 +1,9 @@
 """Data of a step, and the interface of its sources."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
@@ -28,22 +29,25 @@ class Gathered:
     """Log-prob gap of other tokens, measured with the weights that sampled these."""
 
 
-class Source(Protocol):
-    """Source of each step's data."""
+class Source(ABC):
+    """Source of each step's data; by default it depends on the number of the step alone."""
 
+    @abstractmethod
     def next(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
         """Return the data of a step; `check_interrupt` raises if the run was asked to stop."""
 
-    def trained(self, step: int) -> Metrics:
+    def trained(self, step: int) -> Metrics:  # noqa: ARG002
         """Record that a step was trained: the weights are new from now on."""
+        return {}
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
         """Return the state after a step that later steps depend on, besides their numbers.
 
         The step is the last one, or the one before if the last was abandoned.
         """
+        return {}
 
-    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
+    def load_state(self, step: int, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Continue after a step; the state is empty if it was not stored."""
 
 

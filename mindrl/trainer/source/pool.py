@@ -80,7 +80,7 @@ class GroupPool:
 
     def complete_groups(self) -> list[bool]:
         """Return for each group whether it can be trained on."""
-        return [group.is_complete(self.longest) for group in self.groups.values()]
+        return [not group.incomplete(self.longest) for group in self.groups.values()]
 
     def request(self, row: Row) -> Request:
         """Return the request for the rest of a response."""

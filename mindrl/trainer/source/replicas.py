@@ -10,7 +10,7 @@ from mindrl.observability.metrics import Metrics
 from mindrl.observability.trace import span
 from mindrl.trainer.engines import Replica, SeparateEngines
 from mindrl.trainer.source.assignments import Assignments
-from mindrl.trainer.source.generation import IsEnough
+from mindrl.trainer.source.generation import Generation, IsEnough
 from mindrl.trainer.source.group import OpenGroup
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replica_thread import Advanced, Lost, Probed, ReplicaThread, is_loss
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.1
 """Interval between checks of whether the run was asked to stop."""
 
 
-class Replicas:
+class Replicas(Generation):
     """Lets all living replicas generate, and reassigns the requests of lost ones.
 
     With `completes`, all open responses are complete before new weights are published; otherwise

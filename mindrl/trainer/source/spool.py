@@ -1,10 +1,9 @@
 """Steps that train on a rollout job's responses, received through a spool."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,12 +18,12 @@ from mindrl.spool.records import Record
 from mindrl.spool.weights import Weights
 from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.rollout_files import unpacked
-from mindrl.trainer.source.interface import Answering, Gathered
+from mindrl.trainer.source.interface import Answering, Gathered, Source
 from mindrl.trainer.weight_probe import known_logprobs, worst_gap
 
 
 @dataclass(kw_only=True)
-class SpoolGroups:
+class SpoolGroups(Source):
     """Reads the records of each step from a spool, and publishes weights to it.
 
     Reward functions were applied by the rollout job; a reward model and the length penalty are
@@ -99,13 +98,6 @@ class SpoolGroups:
     def confirm(self, step: int) -> None:
         """Delete what is not needed after a checkpoint contains a step."""
         self.reader.confirm(step, version_of(self.config, step + 1))
-
-    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return an empty state: the data of a step follows from its number."""
-        return {}
-
-    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
     def _export(self, folder: Path) -> None:
         # No date and no commit, so that equal weights give equal files.

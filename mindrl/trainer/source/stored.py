@@ -1,23 +1,21 @@
 """Steps that train on a run's stored rollouts, without an engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
-from mindrl.observability.metrics import Metrics
 from mindrl.trainer.reward_manager import Rating
 from mindrl.trainer.rollout_files import RolloutFiles
-from mindrl.trainer.source.interface import Gathered
+from mindrl.trainer.source.interface import Gathered, Source
 
 _KEY = "rl_config.debug_rollouts"
 
 
 @dataclass(frozen=True)
-class StoredGroups:
+class StoredGroups(Source):
     """The stored responses of each step, with their rewards."""
 
     files: RolloutFiles
@@ -28,17 +26,6 @@ class StoredGroups:
         batch = self.files.read(step)
         rating: Rating = nullcontext(lambda: batch.rewarded)
         return Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
-
-    def trained(self, step: int) -> Metrics:  # noqa: ARG002
-        """Do nothing: the new weights are not used elsewhere."""
-        return {}
-
-    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return an empty state: the file of a step follows from its number."""
-        return {}
-
-    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
 
 def stored_rollouts(config: RunConfig) -> RolloutFiles:

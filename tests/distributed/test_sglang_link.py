@@ -1,6 +1,6 @@
 """Whole tensors on their way from two training ranks to a server that speaks SGLang's endpoints.
 
-The server is a stand-in (tests/unit/rollout/sglang_like_server.py): its group and its weights are real,
+The server is a stand-in (tests/unit/rollout/sglang_like_server.py): its group and weights are real,
 its engine is a model of transformers.
 """
 

@@ -14,7 +14,7 @@ from vllm_like_server import VOCABULARY, advance_to_the_end, listening, replica_
 from mindrl.config.generate import SamplingConfig
 from mindrl.errors import AnswerError, WorkerDiedError
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.replica_threads import Lost, is_loss
+from mindrl.trainer.source.replica_thread import Lost, is_loss
 
 SAMPLING = Sampling(section=SamplingConfig(max_tokens=4), stop_token_ids=(1,))
 REQUEST = Request(token_ids=(5, 6), drawn=1, seed=0)

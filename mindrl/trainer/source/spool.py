@@ -81,7 +81,7 @@ class SpoolGroups(Source):
         """
         if step % self.config.spool_config.publish_every:
             return {}
-        began, spool, told = time.perf_counter(), self.reader.spool, set[str]()
+        began, spool, reported = time.perf_counter(), self.reader.spool, set[str]()
         known = None
         if self.newest is not None and self.config.rl_config.max_staleness:
             known = known_logprobs(self.answering.workers, self.newest)
@@ -90,9 +90,9 @@ class SpoolGroups(Source):
                 spool.weights.publish(step, self._export, known)
                 return {"seconds/publish": time.perf_counter() - began}
             except (OSError, OutputError) as error:
-                if str(error) not in told:
+                if str(error) not in reported:
                     self.reader.tell(f"{error}; this job tries again until it can")
-                told.add(str(error))
+                reported.add(str(error))
             spool.wait(self.check_interrupt)
 
     def confirm(self, step: int) -> None:
@@ -107,8 +107,8 @@ class SpoolGroups(Source):
         version, folders = version_of(self.config, step), self.reader.spool.weights
         if (found := folders.find(version)) is None:
             raise SpoolError(
-                f"{folders.root} has no weights behind step {version}, which draw step {step}: "
-                "another run has used this spool, or they were removed"
+                f"{folders.root} has no weights of step {version}, which generate step {step}: "
+                "another run used this spool, or they were removed"
             )
         return found
 

@@ -237,7 +237,7 @@ def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_name
     # Step 4 is the next that could be drawn again: by the weights behind step 2.
     assert spool.weights.versions() == [2, 3]
     assert spool.progress().confirmed == 3
-    with pytest.raises(SpoolError, match=r"no weights behind step 0, which draw step 2"):
+    with pytest.raises(SpoolError, match=r"no weights of step 0, which generate step 2"):
         groups.next(2, nothing)
 
 

@@ -61,7 +61,7 @@ def _check(options: argparse.Namespace) -> int:
             note_shipped_sizes(config)
         _print_findings(checked.findings, shows_all=options.all)
         if here and not checked.findings:
-            say("rows and rewards are not checked: use mindrl train-grpo --dry-run")
+            say("rows and rewards are not checked: use mindrl train --dry-run")
         _print(options.config_name, checked, capacity, tracking_text(config))
     return FAILED if checked.findings else 0
 

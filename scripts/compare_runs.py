@@ -1,20 +1,26 @@
-"""Prove that a change alters no number of a run: the same short runs before and after it.
+"""Prove that a change does not alter the numbers of runs: compare short runs before and after it.
 
     python scripts/compare_runs.py b87699c               # that revision against the working tree
     python scripts/compare_runs.py b87699c HEAD --only ppo
     python scripts/compare_runs.py b87699c --set actor_config.lr_decay_style=constant
 
 grpo     two workers, TP 2 in training and TP 1 in rollout
-moe      experts halved between two workers in training, each expert halved in rollout
+moe      experts divided over two workers in training, each expert sharded in rollout
 ppo      actor, reference and critic on two workers
 dapo     groups without a signal are replaced (dynamic sampling)
 partial  responses continue in the next step
-ahead    rollout on a worker of its own, one step ahead of training
+ahead    rollout on a separate worker, one step ahead of training
+apart    the same in turns
+async    the same with continuous generation; a run is repeatable only if no token is older than
+         its step
+sft      answers of the rows, on two workers
+lora     adapters on two workers, with the base model as the reference
+archon   the PyTorch-native engine, FSDP on two workers
 
-Each run is made with the code of either side, with the quickstarts' data and models. All responses,
-rewards, metrics (but seconds, rates and memory of processes) and exported weights must be equal to
-the bit. Metrics that only one side has are told; they are no difference unless the first side has
-them. The exit code is 1 where something differs.
+Both revisions make each run with the data and models of the quickstarts. All responses, rewards,
+metrics (except seconds, rates and memory of processes) and exported weights must be bitwise equal.
+Metrics that only the second revision has are printed and are no difference. The exit code is 1 if
+there is a difference.
 """
 
 import argparse
@@ -31,28 +37,36 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+_APART = (
+    "rl_config.use_integrated_worker=false",
+    "rl_config.actor_resource.num_npus=1",
+    "rl_config.rollout_resource.num_npus=1",
+)
 RUNS = {
     "grpo": ("train_grpo", "grpo_tiny_cpu", ("actor_config.tensor_model_parallel_size=2",)),
     "moe": ("train_grpo", "grpo_tiny_moe_cpu", ()),
     "ppo": ("train_ppo", "ppo_tiny_cpu", ()),
     "dapo": ("train_grpo", "grpo_tiny_cpu", ("rl_config.filter_groups_enable=true",)),
     "partial": ("train_grpo", "grpo_tiny_cpu", ("rl_config.partial_rollout=true",)),
-    "ahead": (
+    "ahead": ("train_grpo", "grpo_tiny_cpu", (*_APART, "rl_config.step_order=one_step_off")),
+    "apart": ("train_grpo", "grpo_tiny_cpu", _APART),
+    "async": (
         *("train_grpo", "grpo_tiny_cpu"),
-        (
-            "rl_config.use_integrated_worker=false",
-            "rl_config.actor_resource.num_npus=1",
-            "rl_config.rollout_resource.num_npus=1",
-            "rl_config.step_order=one_step_off",
-        ),
+        (*_APART, "rl_config.step_order=asynchronous", "rl_config.max_staleness=0"),
     ),
+    "sft": ("train_sft", "sft_tiny_cpu", ()),
+    "lora": (
+        *("train_grpo", "grpo_tiny_cpu"),
+        ("actor_config.lora.r=8", "rl_config.init_kl_coef=0.05", "rl_config.mini_batch_size=16"),
+    ),
+    "archon": ("train_grpo", "grpo_tiny_cpu", ("actor_config.backend=archon:d2",)),
 }
 UNTIMED = ("seconds/", "throughput/", "memory/", "idle/")
 SAMPLE_KEYS = ("step", "prompt", "response", "reward", "parts", "finished", "response_tokens")
 
 
 def main() -> int:
-    """Compare; returns the exit code."""
+    """Compare; return the exit code."""
     options = _options()
     make_tiny_models()
     differences = 0
@@ -66,7 +80,7 @@ def main() -> int:
             folders = [_run(name, side, work, options) for side in sides]
             found = [*_differences(*folders)]
             differences += len(found)
-            CONSOLE.print(f"{name}: {f'{len(found)} differences' if found else 'equal to the bit'}")
+            CONSOLE.print(f"{name}: {f'{len(found)} differences' if found else 'bitwise equal'}")
             for line in found:
                 CONSOLE.print(f"  {line}", markup=False)
     return min(differences, 1)
@@ -79,7 +93,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("before", help="revision to compare with")
     parser.add_argument("after", nargs="?", help="revision; default: the working tree")
     parser.add_argument("--only", nargs="+", choices=RUNS, help="default: all")
-    parser.add_argument("--steps", type=int, default=3, help="of each run (default: 3)")
+    parser.add_argument("--steps", type=int, default=3, help="steps per run (default: 3)")
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of both sides"
     )
@@ -87,7 +101,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(name: str, code: Path, work: Path, options: argparse.Namespace) -> Path:
-    """Make a run with the code in a folder; returns the folder of the run."""
+    """Make a run with the code in a folder; return the folder of the run."""
     program, config, overrides = RUNS[name]
     folder = work / f"{code.name}-{name}"
     CONSOLE.print(f"{name}: {options.steps} steps of {config} with {code}", style="dim")
@@ -109,13 +123,13 @@ def _run(name: str, code: Path, work: Path, options: argparse.Namespace) -> Path
 
 
 def _differences(before: Path, after: Path) -> Iterator[str]:
-    """Say what is not equal in two run folders."""
+    """Yield the differences between two run folders."""
     yield from _metrics_apart(_lines(before / "metrics.jsonl"), _lines(after / "metrics.jsonl"))
     for name in ("samples.jsonl", "evaluations.jsonl"):
         if _samples(before / name) != _samples(after / name):
-            yield f"{name}: other responses or rewards"
-    for model in (path.parent for path in before.glob("*/config.json")):
-        yield from _weights_apart(model, after / model.name)
+            yield f"{name}: different responses or rewards"
+    for model in sorted({path.parent.name for path in before.glob("*/*.safetensors")}):
+        yield from _weights_apart(before / model, after / model)
 
 
 def _metrics_apart(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
@@ -133,20 +147,23 @@ def _metrics_apart(before: list[dict[str, Any]], after: list[dict[str, Any]]) ->
 
 
 def _samples(path: Path) -> list[str]:
-    """Return what was said to what, in an order that does not hang on that of the file."""
+    """Return prompts and responses in an order that does not depend on the file's."""
     return sorted(
         json.dumps([line.get(key) for key in SAMPLE_KEYS], sort_keys=True) for line in _lines(path)
     )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        # Supervised fine-tuning has no responses.
+        return []
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def _weights_apart(before: Path, after: Path) -> Iterator[str]:
     ours, theirs = _weights(before), _weights(after)
     if ours.keys() != theirs.keys():
-        yield f"{before.name}: other tensors"
+        yield f"{before.name}: different tensors"
         return
     other = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     if other:

@@ -20,7 +20,11 @@ ENGINES = {
 """The word, and the engine's room: the first of these folders that a revision has."""
 FREE_TO_NAME = frozenset({"platform", "patches", "migrate"})
 """Folders whose work is other people's code: patches, environment, MindSpeed-RL's files."""
-KEYS = {"sampling": ("min_p", "top_k"), "optimizer": ("adam_beta2",)}
+KEYS = {
+    "sampling": ("min_p", "top_k"),
+    "optimizer": ("adam_beta2",),
+    "policy loss": ("kl_cov_coef",),
+}
 OVER_DEVIATION = re.compile(r"/\s*\(\s*[\w.]*std\w*(\[[^\]]*\])?\s*\+\s*\w*eps")
 
 

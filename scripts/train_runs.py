@@ -17,12 +17,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.profiler import ProfilerActivity, profile
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
+from mindrl.algorithms.policy_loss import PolicyLoss
+from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
 from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.rl import RLConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes
@@ -98,7 +99,7 @@ class Trainer:
         known = model, megatron_sharding(model, TrainLayout(), dtype="float32")
         self.model = MegatronEngine(folder, settings, known, updates=1)
         self.loss = PolicyLoss(
-            options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+            tokens=resolve_token_loss(RLConfig(mini_batch_size=1)),
             kl_kind="k3",
             kl_coef=0.0,
             entropy_coef=0.01,
@@ -134,7 +135,7 @@ class Trainer:
         self.model.settings = replace(self.model.settings, removes_padding=way.packed)
 
     def _step(self, way: Way) -> dict[str, float]:
-        return self.model.train_step(self.minibatch, way.micro_batching, self.loss.of_minibatch)
+        return self.model.train_step(self.minibatch, way.micro_batching, self.loss)
 
 
 def batch(lengths: Sequence[int]) -> Minibatch:

@@ -5,14 +5,8 @@ The few with the largest covariance carry most of it: arXiv 2505.22617.
 Shapes: B sequences, T positions.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-from mindrl.batch.prompts import sequence_seed
-from mindrl.batch.sequences import Sequences
-from mindrl.config.rl import RLConfig
 
 
 def covariances(logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -47,24 +41,3 @@ def highest(values_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
     picked = torch.zeros(mask_BT.numel(), dtype=torch.bool)
     picked[ranked_BT.argsort(descending=True, stable=True)[:wanted]] = True
     return picked.view(mask_BT.shape) & mask_BT
-
-
-@dataclass(frozen=True, kw_only=True)
-class CovariancePick:
-    """Selects the tokens of an update that `clip_cov` and `kl_cov` restrain."""
-
-    rl: RLConfig
-    seed: int
-    """Seed of the run. The selection depends only on it, the update and its tokens."""
-
-    def __call__(
-        self, batch: Sequences, old_logprobs_BT: Tensor, advantages_BT: Tensor, update: int
-    ) -> Tensor:
-        """Return the selected tokens of a whole update; `update` is its index in the step."""
-        mask_BT, rl = batch.response_mask_BT, self.rl
-        values_BT = covariances(old_logprobs_BT, advantages_BT, mask_BT)
-        if rl.policy_loss == "kl_cov":
-            return highest(values_BT, mask_BT, rl.kl_cov_ratio)
-        seed = sequence_seed(self.seed, step=int(batch.tokens_BT.sum()), uid=update, sample=0)
-        bounds = (rl.clip_cov_lb, rl.clip_cov_ub)
-        return some_between(values_BT, mask_BT, bounds, rl.clip_cov_ratio, seed)

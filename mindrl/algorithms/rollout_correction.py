@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.kl import MAX_LOG_RATIO
-from mindrl.algorithms.policy_losses import Total, of_one_rank
+from mindrl.algorithms.losses import Total, of_one_rank
 from mindrl.config.rl import RolloutCorrection
 
 

@@ -29,16 +29,25 @@ class ValuedExperience(Experience):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Minibatch(Sequences):
-    """Sequences of one optimizer step of the actor, over all data-parallel ranks."""
+class WeightedSequences(Sequences):
+    """Sequences of one optimizer step, over all data-parallel ranks, with the weight of each token.
+
+    All that supervised fine-tuning needs; other objectives add columns.
+    """
+
+    token_weights_BT: Tensor
+    """float32; 0 outside the response; sums to 1 over the whole update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Minibatch(WeightedSequences):
+    """Sequences of one optimizer step of a policy."""
 
     old_logprobs_BT: Tensor | None
     """float32; from the policy at the start of the update. With None the update uses the log-probs
     that it computes itself."""
     advantages_BT: Tensor
     """float32; advantage of each token."""
-    token_weights_BT: Tensor
-    """float32; 0 outside the response; sums to 1 over the whole update."""
     ref_logprobs_BT: Tensor | None
     """float32; from the reference model. None without a KL term."""
     rollout_logprobs_BT: Tensor | None = None
@@ -61,12 +70,10 @@ class PolicyUpdate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CriticMinibatch(Sequences):
-    """Sequences of one optimizer step of the critic, over all data-parallel ranks."""
+class CriticMinibatch(WeightedSequences):
+    """Sequences of one optimizer step of a critic."""
 
     old_values_BT: Tensor
     """float32; from the critic at the start of the updates."""
     returns_BT: Tensor
     """float32; targets of the values."""
-    token_weights_BT: Tensor
-    """float32; 0 outside the response; sums to 1 over the whole update."""

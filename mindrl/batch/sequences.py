@@ -4,9 +4,11 @@ Shapes: B sequences, T positions. Log-probs at position t are those of the token
 at t is the expected return before the token at t is chosen.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 StageT = TypeVar("StageT", bound="Sequences")
@@ -30,14 +32,16 @@ class Sequences:
     def rows(self, index: Tensor | slice) -> Self:
         """Select sequences in the order of `index`, cut to the longest of them."""
         longest = int(self.lengths_B[index].max())
-        columns: dict[str, Any] = {}
-        for field in fields(self):
-            column: Tensor | None = getattr(self, field.name)
-            if column is not None:
-                column = column[index]
-                column = column[:, :longest].contiguous() if column.dim() > 1 else column
-            columns[field.name] = column
-        return replace(self, **columns)
+
+        def chosen(column: Tensor) -> Tensor:
+            column = column[index]
+            return column[:, :longest].contiguous() if column.dim() > 1 else column
+
+        return self._changed(chosen)
+
+    def to(self, device: torch.device) -> Self:
+        """Copy all columns to a device."""
+        return self._changed(lambda column: column.to(device))
 
     def into(self, stage: type[StageT], **columns: Tensor | None) -> StageT:
         """Create a batch of another stage from the columns that both have, and new ones."""
@@ -45,6 +49,12 @@ class Sequences:
         shared = own & {field.name for field in fields(stage)} - columns.keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in shared} | columns
         return stage(**values)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Change each column that is there."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        there = {name: column for name, column in columns.items() if column is not None}
+        return replace(self, **{name: change(column) for name, column in there.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -144,5 +144,10 @@ def _describe(finding: Any, hint: Hint) -> str:
             return f"{name} is not a configuration key; {other}"
         case "missing" | "missing_argument" | "missing_keyword_only_argument":
             return f"{name} is missing and has no default"
+    return wrong_value(name, finding)
+
+
+def wrong_value(key: str, finding: Any) -> str:
+    """Return the error for the value of a key that pydantic refused: key, value and need."""
     need = _NEEDS.get(finding["type"], finding["msg"].replace("Input should be", "must be"))
-    return f"{name}={json.dumps(finding['input'])} {need[0].lower()}{need[1:]}"
+    return f"{key}={json.dumps(finding['input'])} {need[0].lower()}{need[1:]}"

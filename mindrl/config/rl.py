@@ -45,11 +45,6 @@ ACCURACY = "accuracy"
 KlPenalty = Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"]
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 """Losses that select tokens by their old log-probs before an update."""
-POLICY_LOSSES = (
-    *("clipped", "dual_clip", "gspo", "gmpo", "cispo", "sapo", "plain"),
-    *COVARIANCE_LOSSES,
-)
-"""Names in `mindrl.algorithms.policy_losses`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -174,6 +169,9 @@ class RLConfig:
     """Loss of the policy per token: `clipped` (PPO, GRPO, DAPO), `dual_clip`, `gspo`, `gmpo`,
     `cispo`, `sapo`, `plain`, `clip_cov`, `kl_cov`, or your own function. See
     [Algorithms](../explanation/algorithms.md) for what each computes."""
+    policy_loss_options: dict[str, Any] | None = None
+    """Options of that loss that are no keys of `rl_config`, such as `{tau: 0.1}`: fields of the
+    [dataclass](../how-to/add-an-algorithm.md#options) of your own function."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio is clipped to 1 - clip_ratio and 1 + clip_ratio."""
     clip_ratio_low: Bound | None = None

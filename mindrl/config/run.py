@@ -368,8 +368,9 @@ class RunConfig:
 
     @property
     def reads_actor(self) -> bool:
-        """Whether a pass before the update evaluates the actor, as itself or as the reference."""
-        return self.old_log_probs == "recompute" or self.reference_is_base
+        """Whether a step or an evaluation has a forward pass of the actor outside the update."""
+        is_passed = self.old_log_probs == "recompute" or self.reference_is_base
+        return is_passed or self.sft_config is not None
 
     @property
     def changing_roles(self) -> tuple[Role, ...]:
@@ -381,13 +382,6 @@ class RunConfig:
         """Return whether the reference is set to the actor's weights before this step."""
         interval = self.rl_config.ref_update_interval
         return interval > 0 and step > 1 and (step - 1) % interval == 0
-
-    @property
-    def clip_range(self) -> tuple[float, float]:
-        """Distances below and above 1 at which the policy ratio is clipped."""
-        rl = self.rl_config
-        both, low, high = rl.clip_ratio, rl.clip_ratio_low, rl.clip_ratio_high
-        return both if low is None else low, both if high is None else high
 
     @property
     def loss_kl_coef(self) -> float:

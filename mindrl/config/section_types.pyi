@@ -200,6 +200,7 @@ class RLKeys(TypedDict, total=False):
     cliprange_value: float
     critic_warmup: int
     policy_loss: str
+    policy_loss_options: Mapping[str, object] | None
     clip_ratio: float
     clip_ratio_low: float | None
     clip_ratio_high: float | None
@@ -258,12 +259,14 @@ class RLKeys(TypedDict, total=False):
     on_device_loss: Literal["wait", "shrink"]
     grace_seconds: int | None
 
-class SamplingKeys(TypedDict, total=False):
-    temperature: float
-    max_tokens: int
+class TruncationKeys(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
+
+class SamplingKeys(TruncationKeys, total=False):
+    temperature: float
+    max_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
 
@@ -306,13 +309,11 @@ class SourceRewardKeys(TypedDict, total=False):
     verifier_weight: Sequence[float]
     verifier_kwargs: Sequence[Mapping[str, object]]
 
-class EvalSetKeys(TypedDict, total=False):
+class EvalSetKeys(TruncationKeys, total=False):
     name: str
     data_path: str | Sequence[str]
     samples: int
     temperature: float
-    top_p: float
-    top_k: int
     max_tokens: int | None
     data_source: str | None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.generate import SamplingConfig
-from mindrl.config.rl import RLConfig, RolloutCorrection
+from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 
 _LEARNS = "supervised fine-tuning learns from the answers of the rows"
@@ -18,6 +18,7 @@ _ALONE = {
     "epochs": "passes over the rows are sft_config.epochs",
     "adv_estimator": "there are no advantages",
     "policy_loss": _LOSS,
+    "policy_loss_options": _LOSS,
     "loss_aggregation": _LOSS,
     "token_level_loss": _LOSS,
     "entropy_coeff": _LOSS,
@@ -37,7 +38,6 @@ _ALONE = {
 """Keys of `rl_config` that contradict it, and why they have no effect."""
 _OWN: dict[str, Any] = {
     "n_samples_per_prompt": 1,
-    "policy_loss": "plain",
     "verifier_function": (),
     "verifier_weight": (),
 }
@@ -59,8 +59,6 @@ def supervised(config: RunConfig) -> RunConfig:
             rl,
             # A prompt may fill the trainer's sequence but for one token of the answer.
             max_prompt_length=max(1, longest - 1),
-            old_log_probs="recompute",
-            rollout_correction=RolloutCorrection(level="off"),
             **own,
         ),
         generate_config=replace(

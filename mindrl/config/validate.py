@@ -23,7 +23,7 @@ from mindrl.config.finding import (
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
 from mindrl.config.placement_rules import placement_findings
 from mindrl.config.profiler_rules import profiler_findings
-from mindrl.config.rl import ACCURACY, ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
+from mindrl.config.rl import ACCURACY, ESTIMATORS, GROUP_ESTIMATORS
 from mindrl.config.role import LearningConfig
 from mindrl.config.role_places import devices_key
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
@@ -255,8 +255,7 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
     """A critic must exist if and only if the estimator needs one, and warm-up must end."""
     rl, steps = config.rl_config, config.megatron_training.train_iters
     name, wanted, there = rl.adv_estimator, rl.has_critic, config.critic_config is not None
-    yield from _function(_ESTIMATOR, name, ESTIMATORS)
-    yield from _function("rl_config.policy_loss", rl.policy_loss, POLICY_LOSSES)
+    yield from unknown_part(_ESTIMATOR, name, ESTIMATORS)
     if wanted and not there:
         text = (
             f"critic_config is missing: {_ESTIMATOR}=gae needs a critic; write "
@@ -280,7 +279,8 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
     )
 
 
-def _function(field: str, name: str, builtins: Sequence[str]) -> Iterator[Finding]:
+def unknown_part(field: str, name: str, builtins: Sequence[str]) -> Iterator[Finding]:
+    """Yield a finding if a part of an algorithm is neither a builtin nor the user's own."""
     if ":" not in name and name not in builtins:
         legal = get_close_matches(name, builtins, n=1, cutoff=0.5)
         need = f"must be {', '.join(builtins)}, or your own function: package.module:function"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from mindrl.algorithms.losses import PolicyLoss, ValueLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions, resolve_policy_loss
+from mindrl.algorithms.objectives import objective_of
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
@@ -30,7 +29,7 @@ from mindrl.platform.rendezvous import World
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
-from mindrl.training.engine import Loss, TrainingEngine
+from mindrl.training.engine import TrainingEngine
 from mindrl.training.engine_in_world import EngineInWorld
 from mindrl.training.settings import EngineSettings
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
@@ -144,8 +143,16 @@ class _Parts:
     def of_worker(self, sync: WeightSync | None) -> dict[str, Any]:
         """Return a worker's fields by name, except those of the rollout."""
         plan, device, engines = self.shardings.plan, self.device, self.engines
-        config = plan.config
-        updates = {role: how for role, how in _updates(config).items() if role in engines}
+        config, objective = plan.config, objective_of(plan.config)
+        updates = {
+            role: RoleUpdates(
+                micro_batching=config.micro_batching(role, learns=True),
+                loss=loss,
+                keeps_logprobs=role == "actor" and objective.keeps_logprobs,
+            )
+            for role, loss in objective.losses.items()
+            if role in engines
+        }
         models = {
             role: RoleModel(engine=engine, micro_batching=config.micro_batching(role, learns=False))
             for role, engine in engines.items()
@@ -345,37 +352,6 @@ def _begin_alike(plan: RunPlan) -> bool:
     same_engine = config.training_backend("ref") == config.training_backend("actor")
     same_layout = same_engine and layouts["ref"] == layouts["actor"]
     return same_layout and config.model_path("ref") == config.actor_config.load
-
-
-def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
-    rl = config.rl_config
-    clip_low, clip_high = config.clip_range
-    policy_loss = PolicyLoss(
-        kl_kind=rl.kl_kind,
-        kl_coef=config.loss_kl_coef,
-        entropy_coef=rl.entropy_coeff,
-        correction=config.rollout_correction,
-        function=resolve_policy_loss(rl.policy_loss),
-        options=PolicyLossOptions(
-            clip_low=clip_low,
-            clip_high=clip_high,
-            dual_clip=rl.dual_clip_ratio,
-            tau_positive=rl.sapo_tau_positive,
-            tau_negative=rl.sapo_tau_negative,
-            kl_cov_coef=rl.kl_cov_coef,
-        ),
-    )
-    losses: dict[Role, Loss[Any]] = {"actor": policy_loss.of_minibatch}
-    if config.critic_config is not None:
-        losses["critic"] = ValueLoss(clip_range=rl.cliprange_value).of_minibatch
-    return {
-        role: RoleUpdates(
-            micro_batching=config.micro_batching(role, learns=True),
-            loss=loss,
-            keeps_logprobs=role == "actor" and config.old_log_probs != "recompute",
-        )
-        for role, loss in losses.items()
-    }
 
 
 def _weight_sync(

@@ -1,6 +1,7 @@
 """All checks before Ray starts: configuration, model, data, rewards, memory."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from mindrl.algorithms.policy_loss_names import policy_loss_names
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
@@ -18,7 +20,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.reward_columns import reward_kwargs
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings, learning_warnings
+from mindrl.config.validate import findings, learning_warnings, unknown_part
 from mindrl.data.files import files_of
 from mindrl.errors import ConfigError, DataError, MindrlError
 from mindrl.models.description import ModelDescription
@@ -78,7 +80,7 @@ def check(
         ConfigError: All findings, one a line.
     """
     checked = _accepted(config, platform, goes_on=goes_on, here=here)
-    assert checked.shardings is not None, "there is a finding where the models cannot be run"
+    assert checked.shardings is not None, "models that cannot run have a finding"
     return checked.shardings.ordered.plan
 
 
@@ -128,7 +130,7 @@ def checked_run(
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config), *tracker_findings(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
-    found += [*_own_functions(config), *_data_folders(config)]
+    found += [*_algorithm(config), *_data_folders(config)]
     specs = [*_own_specs(config)]
     found += [*specs, *(missing if needs_files else [])]
     found += device_findings(config, platform) if here else []
@@ -177,7 +179,7 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
     if whole_prompts and tokens < longest:
         need = (
             f"must be at least generate_config.max_model_len={longest} on {platform.kind} "
-            "devices, whose engine takes a prompt in one piece"
+            "devices, where the engine processes a prompt in one step"
         )
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
 
@@ -236,8 +238,8 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         names = config.value_of(field)
         for place, name in enumerate(names):
             if name in COMPARING_REWARDS and config.megatron_training.answer_column is None:
-                text = f"{field}: {name} compares with a reference answer"
-                yield Finding(f"{text}; {_ANSWER}=null reads none", field, names)
+                text = f"{field}: {name} needs a reference answer"
+                yield Finding(f"{text}, and {_ANSWER}=null reads none", field, names)
             try:
                 check_reward(name, field, given.get(name, {}))
             except MindrlError as error:
@@ -246,19 +248,23 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
                 yield Finding(str(error), field, names, legal)
 
 
-def _own_functions(config: RunConfig) -> Iterator[Finding]:
-    """Try the user's own parts of the algorithm; torch is imported only for these."""
-    for name, resolver in (
-        ("adv_estimator", "mindrl.algorithms.estimators:resolve_estimator"),
-        ("policy_loss", "mindrl.algorithms.policy_losses:resolve_policy_loss"),
-    ):
-        value = getattr(config.rl_config, name)
-        if ":" in value:
-            module, _, function = resolver.partition(":")
-            try:
-                getattr(import_module(module), function)(value)
-            except MindrlError as error:
-                yield Finding(str(error), f"rl_config.{name}", value)
+def _algorithm(config: RunConfig) -> Iterator[Finding]:
+    """Try the user's own parts of the algorithm and the loss's options, which import torch."""
+    rl, names = config.rl_config, policy_loss_names()
+    yield from unknown_part("rl_config.policy_loss", rl.policy_loss, names)
+    if ":" in rl.adv_estimator:
+        yield from _tried("estimators", "resolve_estimator", rl.adv_estimator)
+    if ":" in rl.policy_loss or (rl.policy_loss in names and rl.policy_loss_options):
+        yield from _tried("token_loss", "resolve_token_loss", rl)
+
+
+def _tried(module: str, function: str, argument: object) -> Iterator[Finding]:
+    try:
+        getattr(import_module(f"mindrl.algorithms.{module}"), function)(argument)
+    except MindrlError as error:
+        for line in str(error).splitlines():
+            # An error begins with its key.
+            yield Finding(line, re.split("[= ]", line, maxsplit=1)[0])
 
 
 def _own_specs(config: RunConfig) -> Iterator[Finding]:
@@ -313,7 +319,7 @@ def _files(config: RunConfig) -> Iterator[Finding]:
         if is_pattern(path) and (trouble := _trouble(path)):
             yield Finding(f"{key}={trouble}", key, path)
         elif not is_pattern(path) and Path(path).exists() and not _is_data(Path(path)):
-            yield broken(key, path, "is a device or a pipe; needs a file or a folder")
+            yield broken(key, path, "is a device or a pipe; must be a file or a folder")
         elif not (is_pattern(path) or Path(path).exists() or is_address(path)):
             names = [each.name for each in Path(path).parent.glob("*")]
             hint = hub_hint(path, "dataset") or did_you_mean(Path(path).name, names)

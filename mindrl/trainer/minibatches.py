@@ -7,28 +7,42 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.covariance import CovariancePick
+from mindrl.algorithms.chosen_tokens import TokenSelection
 from mindrl.algorithms.entropy_control import EntropyControl
 from mindrl.algorithms.token_weights import (
     sequence_mean_weights,
     sequence_sum_weights,
     token_mean_weights,
 )
-from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
-from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig
+from mindrl.batch.experience import (
+    Experience,
+    Minibatch,
+    WeightedSequences,
+)
+from mindrl.batch.prompts import sequence_seed
+from mindrl.config.rl import RLConfig
 
-MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)
+MinibatchT = TypeVar("MinibatchT", bound=WeightedSequences)
 
 
 class MinibatchDealer:
     """Assigns the prompts of a step to mini-batches, and divides the step accordingly."""
 
-    def __init__(self, rl: RLConfig, seed: int, *, longest: int, corrects: bool = False) -> None:
-        """Set the algorithm, the seed of `shuffle_mini_batch`, and the maximum response length.
+    def __init__(
+        self,
+        rl: RLConfig,
+        seed: int,
+        *,
+        longest: int,
+        corrects: bool = False,
+        selection: TokenSelection | None = None,
+    ) -> None:
+        """Set the algorithm, the seed of the run, and the maximum response length.
 
-        With `corrects` the loss also gets the engine's log-probs.
+        With `corrects` the loss also gets the engine's log-probs, with `selection` tokens of each
+        update.
         """
-        self.rl, self.corrects = rl, corrects
+        self.rl, self.seed, self.corrects, self.selection = rl, seed, corrects, selection
         weights: dict[str, Callable[[Tensor], Tensor]] = {
             "token_mean": token_mean_weights,
             "sequence_mean": sequence_mean_weights,
@@ -36,9 +50,6 @@ class MinibatchDealer:
         }
         self.token_weights = weights[rl.aggregation]
         self.generator = torch.Generator().manual_seed(seed) if rl.shuffle_mini_batch else None
-        self.pick = (
-            CovariancePick(rl=rl, seed=seed) if rl.policy_loss in COVARIANCE_LOSSES else None
-        )
         self.entropy: EntropyControl | None = None
         if rl.entropy_target is not None:
             self.entropy = EntropyControl(
@@ -97,9 +108,11 @@ class MinibatchDealer:
     def _of_policy(self, part: Experience, update: int) -> dict[str, Tensor | None]:
         """Return columns that only some updates of the policy use."""
         picked_BT = coef_B = None
-        if self.pick is not None:
+        if self.selection is not None:
             assert part.old_logprobs_BT is not None, "a forward pass or the engine returns them"
-            picked_BT = self.pick(part, part.old_logprobs_BT, part.advantages_BT, update)
+            tokens = int(part.tokens_BT.sum())
+            seed = sequence_seed(self.seed, step=tokens, uid=update, sample=0)
+            picked_BT = self.selection.select(part, part.old_logprobs_BT, seed)
         if self.entropy is not None:
             coef_B = torch.full((len(part),), self.entropy.coef)
         return {

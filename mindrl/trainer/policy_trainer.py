@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.estimators import resolve_estimator
+from mindrl.algorithms.objectives import objective_of
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.config.role_places import learn_beside
@@ -55,12 +56,14 @@ class PolicyTrainer(TrainingLoop):
         super().__init__(config, workers, run_log, max_logprob_gap=max_logprob_gap)
         self.data = data
         self.order = prompt_order(config, data.train_sets)
+        objective = objective_of(config)
         longest = config.generate_config.sampling_config.max_tokens
         self.minibatches = MinibatchDealer(
             self.rl,
             self.training.seed,
             longest=longest,
             corrects=config.rollout_correction is not None,
+            selection=objective.selection,
         )
         self.sampling = Sampling(
             section=config.generate_config.sampling_config,
@@ -79,7 +82,8 @@ class PolicyTrainer(TrainingLoop):
             per_step=self.training.global_batch_size,
         )
         self.source: Source = source_of(config, self.answering, run_log.warn)
-        estimator = resolve_estimator(self.rl.adv_estimator)
+        assert objective.estimator is not None, "a policy is trained on advantages"
+        estimator = resolve_estimator(objective.estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
 
     def state(self) -> dict[str, object]:

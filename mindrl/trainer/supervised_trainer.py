@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mindrl.algorithms.answer_loss import ANSWER_LOSS
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.batch.experience import Minibatch
+from mindrl.batch.experience import WeightedSequences
 from mindrl.batch.prompts import Demonstration, Prompt
 from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
@@ -22,9 +23,7 @@ from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
 
-_LOSS = "update/policy_loss"
-_OF_POLICIES = frozenset({_LOSS, "update/clip_fraction", "update/ratio", "update/kl_old"})
-"""Metrics of updates that compare a policy with an earlier one."""
+_LOSS = f"update/{ANSWER_LOSS}"
 
 
 class SupervisedTrainer(TrainingLoop):
@@ -58,7 +57,7 @@ class SupervisedTrainer(TrainingLoop):
                 updates = self.taken(self._update, map(minibatch_of, batches))
         found = update_metrics("update", updates)
         if _LOSS in found:
-            found["sft/loss"] = found[_LOSS]
+            found["sft/loss"] = found.pop(_LOSS)
         spent = merge(self.timer.flush(), self.workers.flush_metrics())
         tokens = sum(int(each.lengths_B.sum()) for each in batches)
         own = {
@@ -67,10 +66,9 @@ class SupervisedTrainer(TrainingLoop):
             "sft/target_tokens": float(sum(int(each.response_mask_BT.sum()) for each in batches)),
             "throughput/tokens_per_second": tokens / spent["seconds/step"],
         }
-        asked = {name: value for name, value in found.items() if name not in _OF_POLICIES}
-        return measured(merge(asked, own, spent))
+        return measured(merge(found, own, spent))
 
-    def _update(self, minibatch: Minibatch) -> Metrics:
+    def _update(self, minibatch: WeightedSequences) -> Metrics:
         return self.workers.update(minibatch).metrics
 
     def evaluate(self, step: int) -> float | None:
@@ -122,16 +120,10 @@ def sequences_of(prompts: Sequence[Prompt]) -> Sequences:
     )
 
 
-def minibatch_of(batch: Sequences) -> Minibatch:
-    """Return the update whose loss is the mean negative log-prob of the target tokens."""
-    mask_BT = batch.response_mask_BT
-    return batch.into(
-        Minibatch,
-        old_logprobs_BT=None,
-        advantages_BT=mask_BT.float(),
-        token_weights_BT=token_mean_weights(mask_BT),
-        ref_logprobs_BT=None,
-    )
+def minibatch_of(batch: Sequences) -> WeightedSequences:
+    """Return an update in which all target tokens have the same weight."""
+    weights_BT = token_mean_weights(batch.response_mask_BT)
+    return batch.into(WeightedSequences, token_weights_BT=weights_BT)
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.balance import partition
-from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
+from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
@@ -173,7 +173,7 @@ class WorkerHandle:
         """Score whole sequences with the reward model."""
         return self._asked("compute_rewards", "reward", sequences, SequenceScores)
 
-    def update(self, minibatch: Minibatch) -> PolicyUpdate:
+    def update(self, minibatch: WeightedSequences) -> PolicyUpdate:
         """Run one optimizer step of the actor; return the results for the whole minibatch."""
         replies, dealt = self._ask("update", "actor", minibatch)
         first: PolicyUpdate = replies[0]

@@ -10,8 +10,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from mindrl.algorithms.losses import LossTerms
-from mindrl.algorithms.policy_losses import Total
+from mindrl.algorithms.losses import BatchT, Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.models.adapters import LowRank
@@ -22,10 +21,6 @@ from mindrl.models.sharding import Sharding
 from mindrl.training.state_slice import ReadState, StateSlice
 
 Batch = TypeVar("Batch", bound=Sequences)
-Loss = Callable[[tuple[Tensor, ...], Batch, Tensor, Total], LossTerms]
-"""Returns the loss terms. Takes the head's outputs, [B, T] each; the batch, on the host; a mask [B,
-T], 1 for tokens that this rank has read and 0 for others; and a function that sums over the ranks
-that share the tokens."""
 
 
 class Adapters(Protocol):
@@ -85,9 +80,9 @@ class TrainingEngine(Protocol):
 
     def train_step(
         self,
-        minibatch: Batch,
+        minibatch: BatchT,
         micro_batching: MicroBatching,
-        loss: Loss[Batch],
+        loss: Loss[BatchT],
         *,
         keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:

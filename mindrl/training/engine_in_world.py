@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from mindrl.algorithms.losses import BatchT, Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.platform.rendezvous import World
-from mindrl.training.engine import Adapters, Batch, Loss, StatePart, TrainingEngine
+from mindrl.training.engine import Adapters, StatePart, TrainingEngine
 from mindrl.training.state_slice import ReadState, StateSlice
 
 
@@ -47,9 +48,9 @@ class EngineInWorld:
 
     def train_step(
         self,
-        minibatch: Batch,
+        minibatch: BatchT,
         micro_batching: MicroBatching,
-        loss: Loss[Batch],
+        loss: Loss[BatchT],
         *,
         keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mindrl.algorithms.losses import LossTerms
+from mindrl.algorithms.losses import Loss, LossInputs, LossTerms
 from mindrl.models.decoder import Head
-from mindrl.training.engine import Batch, Loss
+from mindrl.training.engine import Batch
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.packs import Pack
 from mindrl.training.rows import put_back
@@ -92,6 +92,6 @@ class UpdatePass:
         read = self.reading.read(pack, hidden_1SH, weight)
         if self.keeps:
             self.kept.append(torch.stack(read).detach())
-        terms = self.loss(read, pack.source, own_BT, self.reading.over_tokens)
+        terms = self.loss(LossInputs.of(read, pack.source, own_BT, self.reading.over_tokens))
         self.losses.append(torch.stack([terms.loss.detach(), *terms.metrics.values()]))
         return terms

@@ -10,8 +10,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from mindrl.algorithms.losses import Loss
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
+from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.commits import SavedFiles
 from mindrl.checkpoint.export import keep_folder
@@ -20,7 +21,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
-from mindrl.training.engine import Loss, TrainingEngine
+from mindrl.training.engine import TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.state_saver import StateSaver
@@ -152,7 +153,7 @@ class TrainingWorker:
         self._note("reward_scores", rewards_B)
         return SequenceScores(rewards_B=rewards_B)
 
-    def update(self, minibatch: Minibatch) -> PolicyUpdate:
+    def update(self, minibatch: WeightedSequences) -> PolicyUpdate:
         """Run one optimizer step of the actor on this replica's share."""
         kept: list[Tensor] = []
 
@@ -275,7 +276,7 @@ class TrainingWorker:
         self,
         role: Role,
         phase: Phase,
-        minibatch: Sequences,
+        minibatch: WeightedSequences,
         keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:
         self.sharding_manager.enter(phase)

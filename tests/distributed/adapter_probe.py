@@ -13,7 +13,7 @@ def learned(case: Case, course: Course) -> Adapted:
     """Take the updates of a course with the adapters of a case."""
     model = build(case, course.optimizer)
     metrics = [
-        model.train_step(share(case, minibatch), course.micro_batching, course.loss.of_minibatch)
+        model.train_step(share(case, minibatch), course.micro_batching, course.loss)
         for minibatch in course.minibatches
     ]
     assert model.adapters is not None

@@ -76,7 +76,7 @@ def most_saved(cases: list[Case], course: Course) -> list[int]:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, _unpack):
             for minibatch in course.minibatches:
                 mine = share(case, minibatch)
-                model.train_step(mine, course.micro_batching, course.loss.of_minibatch)
+                model.train_step(mine, course.micro_batching, course.loss)
         assert saved.now == 0
         found.append(saved.most)
     return found

@@ -90,9 +90,7 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
         model = build(case, course.optimizer)
         logits = _logits(model, with_all_asked(sequences))
         metrics = [
-            model.train_step(
-                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
-            )
+            model.train_step(share(case, minibatch), course.micro_batching, course.loss)
             for minibatch in course.minibatches
         ]
         results.append(Trial(logits_BTV=logits, metrics=metrics))
@@ -106,9 +104,7 @@ def lives(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Life
         model = build(case, course.optimizer)
         read = model.forward(share(case, sequences), course.micro_batching)
         metrics = [
-            model.train_step(
-                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
-            )
+            model.train_step(share(case, minibatch), course.micro_batching, course.loss)
             for minibatch in course.minibatches
         ]
         weights = {name: tensor.clone() for name, tensor in model.local_tensors().items()}
@@ -142,9 +138,7 @@ def updates(cases: list[Case], course: Course) -> list[Updated]:
     for case in cases:
         model = build(case, course.optimizer)
         metrics = [
-            model.train_step(
-                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
-            )
+            model.train_step(share(case, minibatch), course.micro_batching, course.loss)
             for minibatch in course.minibatches
         ]
         weights = {name: tensor.clone() for name, tensor in model.local_tensors().items()}

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fault_messages import Kept, Plant
 from torch import Tensor
 
-from mindrl.algorithms.losses import LossTerms
+from mindrl.algorithms.losses import LossInputs, LossTerms
 from mindrl.launch.worker import build_worker
 from mindrl.memory.schedule import Phase
 from mindrl.platform.device import Platform
@@ -86,10 +86,10 @@ class PlantedWorker:
         return planted
 
     def _losing(self, role: str, loss: Callable[..., LossTerms]) -> Callable[..., LossTerms]:
-        def planted(read: tuple[Tensor, ...], *given: Any) -> LossTerms:
+        def planted(inputs: LossInputs[Any]) -> LossTerms:
             if (factor := self._take(f"{role}_gradient")) is not None:
-                read[0].register_hook(lambda gradient: gradient * factor)
-            terms = loss(read, *given)
+                inputs.outputs[0].register_hook(lambda gradient: gradient * factor)
+            terms = loss(inputs)
             value = self._take(f"{role}_loss")
             # Added: the gradient stays as it was.
             return terms if value is None else replace(terms, loss=terms.loss + value)

@@ -35,6 +35,6 @@ def biases(case: Case, course: Course) -> Weights:
     weights.offload()
     weights.onload()
     for minibatch in course.minibatches:
-        model.train_step(minibatch, course.micro_batching, course.loss.of_minibatch)
+        model.train_step(minibatch, course.micro_batching, course.loss)
     local = copied(model)
     return {name: tensor for name, tensor in local.items() if name.endswith("expert_bias")}

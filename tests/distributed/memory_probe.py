@@ -11,7 +11,7 @@ from training_messages import Case, Course
 from training_probe import build, join, share
 from value_probe import value_model
 
-from mindrl.algorithms.losses import ValueLoss
+from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.config.archon import ArchonConfig
 from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
@@ -34,9 +34,9 @@ def _found_bytes(
     ours = share(case, minibatch)
     if head == "value":
         loss = ValueLoss(clip_range=0.5)
-        model.train_step(_of_critic(ours), course.micro_batching, loss.of_minibatch)
+        model.train_step(_of_critic(ours), course.micro_batching, loss)
     else:
-        model.train_step(ours, course.micro_batching, course.loss.of_minibatch)
+        model.train_step(ours, course.micro_batching, course.loss)
     found = {part.value: storage_bytes(model.state(part)) for part in StatePart}
     return {"read": storage_bytes(reading.state(StatePart.PARAMETERS))} | found
 
@@ -95,5 +95,5 @@ def _kept_bytes(case: Case, course: Course) -> int:
 
     (minibatch,) = course.minibatches
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model.train_step(share(case, minibatch), course.micro_batching, course.loss.of_minibatch)
+        model.train_step(share(case, minibatch), course.micro_batching, course.loss)
     return storage_bytes(kept)

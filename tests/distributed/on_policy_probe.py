@@ -35,5 +35,5 @@ def _updated(
     case: Case, optimizer: Mapping[str, Any], course: Course, ours: Minibatch, keep: Any = None
 ) -> tuple[dict[str, float], Weights]:
     model = build(case, optimizer)
-    metrics = model.train_step(ours, course.micro_batching, course.loss.of_minibatch, keep=keep)
+    metrics = model.train_step(ours, course.micro_batching, course.loss, keep=keep)
     return metrics, copied(model)

@@ -48,7 +48,7 @@ def begin_anew(case: Case, course: Course, folder: str, stop: int) -> Kept:
 
 def _update(model: TrainingEngine, case: Case, course: Course, at: int) -> dict[str, float]:
     minibatch = share(case, course.minibatches[at])
-    return model.train_step(minibatch, course.micro_batching, course.loss.of_minibatch)
+    return model.train_step(minibatch, course.micro_batching, course.loss)
 
 
 def _write(model: TrainingEngine, folder: str) -> WrittenFile:

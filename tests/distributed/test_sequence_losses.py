@@ -14,12 +14,12 @@ from training_messages import LOSS, Case, Course, Updated
 
 from mindrl.algorithms.covariance import covariances, highest
 from mindrl.algorithms.kl import log_ratio
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import POLICY_LOSSES
+from mindrl.algorithms.losses import Loss
 from mindrl.algorithms.rollout_correction import corrected
+from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
-from mindrl.config.rl import RolloutCorrection
+from mindrl.config.rl import RLConfig, RolloutCorrection
 from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
@@ -39,8 +39,9 @@ def test_two_updates_are_those_of_one_process_in_every_layout_packed_and_padded(
 ) -> None:
     folder = random_model_of("qwen2")
     # Bounds that the ratios of sequences, within e^-0.3 and e^0.3, reach.
-    options = replace(LOSS.options, clip_low=0.03, clip_high=0.04)
-    loss = replace(LOSS, function=POLICY_LOSSES[name], options=options)
+    bounds = {"clip_ratio_low": 0.03, "clip_ratio_high": 0.04}
+    tokens = resolve_token_loss(RLConfig(mini_batch_size=1, policy_loss=name, **bounds))
+    loss = replace(LOSS, tokens=tokens)
     course = course_of(minibatches(str(folder), count=2), loss)
     alone = check_layouts(folder, course, forked_workers)
     assert 0.1 < alone.metrics[0]["clip_fraction"] < 0.9
@@ -81,11 +82,12 @@ def test_picked_tokens_and_the_weight_of_entropy_are_those_of_one_process_in_eve
         picked_BT=highest(values_BT, minibatch.response_mask_BT, 0.2),
         entropy_coef_B=torch.full((len(minibatch),), 0.25),
     )
-    course = course_of([told], replace(LOSS, function=POLICY_LOSSES["kl_cov"]))
+    tokens = resolve_token_loss(RLConfig(mini_batch_size=1, policy_loss="kl_cov"))
+    course = course_of([told], replace(LOSS, tokens=tokens))
     check_layouts(folder, course, forked_workers)
 
 
-def course_of(batches: list[Minibatch], loss: PolicyLoss) -> Course:
+def course_of(batches: list[Minibatch], loss: Loss[Minibatch]) -> Course:
     batching = MicroBatching(sequences=2)
     return Course(minibatches=batches, loss=loss, optimizer=OPTIMIZER, micro_batching=batching)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from training_messages import LOSS, OPTIMIZER, Case, Course, Updated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from mindrl.algorithms.losses import LossInputs
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -168,15 +169,8 @@ def plain_updates(
     )
     metrics = []
     for batch in batches:
-        logprobs_BT, entropy_BT = plain_scores(model, batch, 1.0)
-        terms = LOSS(
-            logprobs_BT=logprobs_BT,
-            entropy_BT=entropy_BT,
-            old_logprobs_BT=batch.old_logprobs_BT,
-            advantages_BT=batch.advantages_BT,
-            token_weights_BT=batch.token_weights_BT,
-            ref_logprobs_BT=batch.ref_logprobs_BT,
-        )
+        scores = plain_scores(model, batch, 1.0)
+        terms = LOSS(LossInputs.of(scores, batch, torch.ones_like(batch.advantages_BT)))
         adam.zero_grad()
         torch.autograd.backward(terms.loss)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip_grad"])

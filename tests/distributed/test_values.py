@@ -24,8 +24,9 @@ from transformers import (
 )
 from value_messages import CriticCourse, Judged, ValueTrial
 
-from mindrl.algorithms.losses import ValueLoss
+from mindrl.algorithms.losses import LossInputs
 from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.sequences import Sequences
@@ -263,12 +264,8 @@ def plain_updates(model: Any, course: CriticCourse) -> list[dict[str, float]]:
     )
     metrics = []
     for batch in course.minibatches:
-        terms = course.loss(
-            values_BT=plain_values(model, batch),
-            old_values_BT=batch.old_values_BT,
-            returns_BT=batch.returns_BT,
-            token_weights_BT=batch.token_weights_BT,
-        )
+        ones_BT = torch.ones_like(batch.returns_BT)
+        terms = course.loss(LossInputs.of((plain_values(model, batch),), batch, ones_BT))
         adam.zero_grad()
         torch.autograd.backward(terms.loss)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip_grad"])
@@ -346,6 +343,6 @@ def test_a_reward_model_without_a_head_is_refused(
     folder = str(random_model_of("qwen2"))
     (reason,) = forked_workers.run("value_probe:refusal", Case(folder=folder))
     assert reason == (
-        f"{folder}: no tensor score.weight; a reward model needs this head, "
-        "a causal language model has none"
+        f"{folder}: no tensor score.weight; a reward model needs this head, and a causal "
+        "language model lacks it"
     )

@@ -9,14 +9,16 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
+from mindrl.algorithms.losses import Loss
+from mindrl.algorithms.policy_loss import PolicyLoss
+from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
+from mindrl.config.rl import RLConfig
 from mindrl.layouts.layout import TrainLayout
 
 LOSS = PolicyLoss(
-    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+    tokens=resolve_token_loss(RLConfig(mini_batch_size=1)),
     kl_kind="k3",
     kl_coef=0.1,
     entropy_coef=0.01,
@@ -62,7 +64,7 @@ class Course:
     """Updates to take."""
 
     minibatches: list[Minibatch]
-    loss: PolicyLoss
+    loss: Loss[Any]
     optimizer: Mapping[str, Any]
     """Keys of the same sections, and `updates`."""
     micro_batching: MicroBatching

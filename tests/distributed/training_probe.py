@@ -219,9 +219,7 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
         model = build(case, course.optimizer)
         logits = _logits(model.chunks, model.packs([with_all_asked(sequences)]))
         metrics = [
-            model.train_step(
-                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
-            )
+            model.train_step(share(case, minibatch), course.micro_batching, course.loss)
             for minibatch in course.minibatches
         ]
         results.append(Trial(logits_BTV=logits, metrics=metrics))
@@ -239,7 +237,7 @@ def gradients(
     (minibatch,) = course.minibatches
     results = []
     for cut in cuts:
-        metrics = model.train_step(share(case, minibatch), cut, course.loss.of_minibatch)
+        metrics = model.train_step(share(case, minibatch), cut, course.loss)
         results.append((metrics, _gradients(model)))
     return results
 
@@ -259,7 +257,7 @@ def _updates(case: Case, course: Course) -> Updated:
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
         ours = share(case, minibatch)
-        metrics.append(model.train_step(ours, course.micro_batching, course.loss.of_minibatch))
+        metrics.append(model.train_step(ours, course.micro_batching, course.loss))
         if course.swap:
             device_bytes.append(swap_out_and_in(model))
     return Updated(metrics=metrics, weights=copied(model), device_bytes=device_bytes)

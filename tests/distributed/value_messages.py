@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from training_messages import Case, Course, Weights
 
-from mindrl.algorithms.losses import ValueLoss
+from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.sequences import Logprobs, SequenceScores, Values

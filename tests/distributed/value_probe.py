@@ -50,9 +50,7 @@ def _judged(trial: ValueTrial, sequences: Sequences) -> Judged:
     metrics = []
     if course is not None:
         metrics = [
-            model.train_step(
-                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
-            )
+            model.train_step(share(case, minibatch), course.micro_batching, course.loss)
             for minibatch in course.minibatches
         ]
     if trial.export_to is not None:
@@ -148,11 +146,11 @@ def _play(
             played.logprobs.append(logprobs(actor, share(cast.actor, sequences), CUT))
         if critic:
             played.values.append(values_of(critic, share(cast.critic, sequences)))
-            loss = cast.critic_course.loss.of_minibatch
+            loss = cast.critic_course.loss
             critic_metrics = critic.train_step(share(cast.critic, critic_minibatch), CUT, loss)
             played.critic_metrics.append(critic_metrics)
         if actor:
-            actor_loss = cast.actor_course.loss.of_minibatch
+            actor_loss = cast.actor_course.loss
             metrics = actor.train_step(share(cast.actor, minibatch), CUT, actor_loss)
             played.actor_metrics.append(metrics)
 

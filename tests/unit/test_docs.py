@@ -13,11 +13,15 @@ import torch
 import yaml
 from recorded_device import manager
 
-from mindrl.algorithms.losses import PolicyLoss, ValueLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
+from mindrl.algorithms.losses import LossInputs
+from mindrl.algorithms.policy_loss import PolicyLoss
+from mindrl.algorithms.token_loss import resolve_token_loss
+from mindrl.algorithms.value_loss import ValueLoss
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_keys import Role
 from mindrl.config.load import field_names
+from mindrl.config.rl import RLConfig
 from mindrl.memory.schedule import Region, step_phases
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
@@ -136,23 +140,25 @@ def of_any_region(metric: str) -> str:
 
 def loss_metrics() -> set[str]:
     loss = PolicyLoss(
-        options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+        tokens=resolve_token_loss(RLConfig(mini_batch_size=1)),
         kl_kind="k3",
         kl_coef=0.1,
         entropy_coef=0.0,
     )
     one_BT = torch.ones(1, 1)
+    names = ("tokens_BT", "lengths_B", "response_mask_BT", "token_weights_BT")
+    more = dict.fromkeys(names, one_BT)
     terms = loss(
-        logprobs_BT=-one_BT,
-        entropy_BT=one_BT,
-        old_logprobs_BT=-one_BT,
-        advantages_BT=one_BT,
-        token_weights_BT=one_BT,
-        ref_logprobs_BT=-one_BT,
+        LossInputs.of(
+            (-one_BT, one_BT),
+            Minibatch(
+                old_logprobs_BT=-one_BT, advantages_BT=one_BT, ref_logprobs_BT=-one_BT, **more
+            ),
+            one_BT,
+        )
     )
-    of_critic = ValueLoss(clip_range=0.5)(
-        values_BT=one_BT, old_values_BT=one_BT, returns_BT=one_BT, token_weights_BT=one_BT
-    )
+    valued = CriticMinibatch(old_values_BT=one_BT, returns_BT=one_BT, **more)
+    of_critic = ValueLoss(clip_range=0.5)(LossInputs.of((one_BT,), valued, one_BT))
     actor = {f"update/{name}" for name in terms.metrics}
     return actor | {f"critic/{name}" for name in of_critic.metrics}
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mindrl.algorithms.losses import BatchT, Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import EMBEDDING, HEAD, Head, padded_vocab_size
@@ -27,7 +28,7 @@ from mindrl.training.archon.meshes import meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
-from mindrl.training.engine import Adapters, Batch, Loss, StatePart
+from mindrl.training.engine import Adapters, Batch, StatePart
 from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
@@ -161,9 +162,9 @@ class ArchonEngine:
 
     def train_step(
         self,
-        minibatch: Batch,
+        minibatch: BatchT,
         micro_batching: MicroBatching,
-        loss: Loss[Batch],
+        loss: Loss[BatchT],
         *,
         keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:
@@ -181,7 +182,7 @@ class ArchonEngine:
         update = UpdatePass(self._reading, loss, keeps=keep is not None)
         metrics = []
 
-        def loss_of(pack: Pack[Batch], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
+        def loss_of(pack: Pack[BatchT], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
             terms = update.terms(pack, hidden_1SH, weight)
             metrics.append(terms.metrics)
             return terms.loss

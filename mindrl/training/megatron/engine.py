@@ -17,6 +17,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from torch import Tensor, nn
 
+from mindrl.algorithms.losses import BatchT, Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.models.adapters import adapter_sharding, factor_shapes
@@ -25,7 +26,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.observability.trace import span
 from mindrl.platform.determinism import deterministic_gradients
-from mindrl.training.engine import Batch, Loss, StatePart
+from mindrl.training.engine import Batch, StatePart
 from mindrl.training.first_weights import first_factors, first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.megatron.adapters import ModelAdapters, put_adapters
@@ -170,9 +171,9 @@ class MegatronEngine:
 
     def train_step(
         self,
-        minibatch: Batch,
+        minibatch: BatchT,
         micro_batching: MicroBatching,
-        loss: Loss[Batch],
+        loss: Loss[BatchT],
         *,
         keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:
@@ -190,7 +191,9 @@ class MegatronEngine:
             undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
             update = UpdatePass(self._reading, loss, keeps=keep is not None)
 
-            def terms_of(pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            def terms_of(
+                pack: Pack[BatchT], hidden_1SH: Tensor
+            ) -> tuple[Tensor, dict[str, Tensor]]:
                 terms = update.terms(pack, hidden_1SH, self._head_weight())
                 return terms.loss * undo_averages, terms.metrics
 

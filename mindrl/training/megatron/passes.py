@@ -27,14 +27,14 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     """See `Pack.natural`."""
 
 
-Loss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
+PackLoss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
 """Maps a pack and its last hidden states [1, S, H] to a 0-dim loss and a result to return."""
 
 
 def forward_backward(
     chunks: Sequence[nn.Module],
     packs: Sequence[Pack[Batch]],
-    loss: Loss[Batch],
+    loss: PackLoss[Batch],
     *,
     forward_only: bool,
 ) -> list[Any]:

@@ -17,15 +17,16 @@ from torch import Tensor
 
 from mindrl.algorithms.advantages import group_normalised_advantages
 from mindrl.algorithms.estimators import RatedResponses, group_mean, rloo
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import POLICY_LOSSES, PolicyLossOptions, of_one_rank
+from mindrl.algorithms.losses import LossInputs
+from mindrl.algorithms.policy_loss import PolicyLoss
+from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.algorithms.token_weights import (
     sequence_mean_weights,
     sequence_sum_weights,
     token_mean_weights,
 )
 from mindrl.batch.experience import Minibatch
-from mindrl.config.rl import RolloutCorrection
+from mindrl.config.rl import RLConfig, RolloutCorrection
 
 grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)
 rloo_trainer = pytest.importorskip("trl.trainer.rloo_trainer", exc_type=ImportError)
@@ -132,17 +133,22 @@ def test_a_loss_and_its_gradient_are_those_of_trl(name: str, seed: int, drawn: b
     # A token of gspo has the gradient of its own log-prob: equal weights in a response, equal sums.
     level: Literal["token", "sequence"] = "sequence" if ours == "gspo" else "token"
     mine_BT, theirs_BT = (start_BT.clone().requires_grad_() for _ in range(2))
+    keys = RLConfig(
+        mini_batch_size=1,
+        policy_loss=ours,
+        clip_ratio_low=0.999 if ours == "cispo" else CLIP_LOW,
+        clip_ratio_high=CLIP_HIGH,
+        dual_clip_ratio=1.5,
+    )
     loss = PolicyLoss(
         kl_kind="k3",
         kl_coef=KL,
         entropy_coef=0.0,
-        options=PolicyLossOptions(
-            clip_low=0.999 if ours == "cispo" else CLIP_LOW, clip_high=CLIP_HIGH, dual_clip=1.5
-        ),
-        function=POLICY_LOSSES[ours],
+        tokens=resolve_token_loss(keys),
         correction=RolloutCorrection(level=level) if drawn else None,
     )
-    terms = loss.of_minibatch((mine_BT, torch.ones(B, T)), batch, torch.ones(B, T), of_one_rank)
+    ones_BT = torch.ones(B, T)
+    terms = loss(LossInputs.of((mine_BT, ones_BT), batch, ones_BT))
     theirs = trl_loss(batch, theirs_BT, loss_type, told)
     terms.loss.backward()  # type: ignore[no-untyped-call]
     theirs.backward()  # type: ignore[no-untyped-call]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from mindrl.algorithms.covariance import CovariancePick, covariances, highest, some_between
-from mindrl.batch.sequences import Sequences
+from mindrl.algorithms.covariance import covariances, highest, some_between
+from mindrl.algorithms.token_loss import resolve_token_loss
+from mindrl.batch.experience import Experience
 from mindrl.config.rl import RLConfig
 
 MASK_BT = torch.tensor([[0, 1, 1], [0, 1, 1]]) > 0
@@ -65,12 +66,19 @@ def test_a_draw_is_of_those_between_the_bounds_and_hangs_on_its_seed_alone() -> 
     ],
 )
 def test_a_loss_names_who_is_picked(changes: dict[str, Any], picked: list[list[int]]) -> None:
-    pick = CovariancePick(rl=RLConfig(mini_batch_size=1, **changes), seed=3)
-    batch = Sequences(
+    selection = resolve_token_loss(RLConfig(mini_batch_size=1, **changes)).selection
+    assert selection is not None
+    update = Experience(
         tokens_BT=torch.ones(2, 3, dtype=torch.int64),
         lengths_B=torch.tensor([3, 3]),
         response_mask_BT=MASK_BT,
+        group_B=torch.tensor([0, 0]),
+        finished_B=torch.tensor([True, True]),
+        rollout_logprobs_BT=LOGPROBS_BT,
+        old_logprobs_BT=None,
+        ref_logprobs_BT=None,
+        advantages_BT=ADVANTAGES_BT,
     )
-    for update in (0, 1):
-        found = pick(batch, LOGPROBS_BT, ADVANTAGES_BT, update)
+    for seed in (0, 1):
+        found = selection.select(update, LOGPROBS_BT, seed)
         assert found.nonzero().tolist() == picked

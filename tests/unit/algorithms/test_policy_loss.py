@@ -3,21 +3,22 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.policy_losses import (
-    POLICY_LOSSES,
-    ChosenTokens,
-    PolicyLossOptions,
-    policy_terms,
-    resolve_policy_loss,
-)
-from mindrl.config import rl
-from mindrl.errors import ConfigError
+from mindrl.algorithms.chosen_tokens import ChosenTokens
+from mindrl.algorithms.policy_loss_names import policy_loss_names
+from mindrl.algorithms.policy_losses.clipped import ClipOptions
+from mindrl.algorithms.token_loss import TokenLoss, resolve_token_loss
+from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig
+
+
+def token_loss(name: str, **keys: Any) -> TokenLoss:
+    """Return a loss with these keys of `rl_config`."""
+    return resolve_token_loss(RLConfig(mini_batch_size=1, policy_loss=name, **keys))
 
 
 def terms(
@@ -30,16 +31,14 @@ def terms(
     clip: tuple[float, float],
 ) -> dict[str, Tensor]:
     """Return the terms of the tokens in a mask, which is everywhere where there is none."""
-    options = PolicyLossOptions(clip_low=clip[0], clip_high=clip[1])
     mask_BT = torch.ones_like(new_BT, dtype=torch.bool) if mask_BT is None else mask_BT
     chosen = ChosenTokens(
         logprobs_BT=new_BT,
         old_logprobs_BT=old_BT,
         advantages_BT=gain_BT,
         mask_BT=mask_BT,
-        options=options,
     )
-    return policy_terms(POLICY_LOSSES[name], chosen)
+    return token_loss(name, clip_ratio_low=clip[0], clip_ratio_high=clip[1])(chosen)
 
 
 def reference_loss(
@@ -224,10 +223,10 @@ def test_a_sequence_that_two_ranks_share_has_one_ratio(name: str) -> None:
             old_logprobs_BT=old_BT * mine,
             advantages_BT=gain_BT * mine,
             mask_BT=mine.expand(5, 4),
-            options=PolicyLossOptions(clip_low=LOW, clip_high=HIGH),
             total=lambda values_B: values_B + next(counted),
         )
-        return policy_terms(POLICY_LOSSES[name], chosen)["ratio"] * mine
+        loss = token_loss(name, clip_ratio_low=LOW, clip_ratio_high=HIGH)
+        return loss(chosen)["ratio"] * mine
 
     def sums(mine: Tensor) -> Tensor:
         log_BT, sign_BT = new_BT - old_BT, gain_BT.sign()
@@ -239,33 +238,26 @@ def test_a_sequence_that_two_ranks_share_has_one_ratio(name: str) -> None:
     assert torch.allclose(part(*own) + part(*reversed(own)), whole, rtol=1e-6)
 
 
-def test_the_names_of_the_configuration_are_those_of_the_table() -> None:
-    assert set(rl.POLICY_LOSSES) == POLICY_LOSSES.keys()
+def test_the_losses_that_need_old_log_probs_before_an_update_are_those_that_select_tokens() -> None:
+    selecting = {name for name in policy_loss_names() if token_loss(name).selection is not None}
+    assert selecting == {*COVARIANCE_LOSSES}
 
 
-def test_a_loss_of_ones_own_is_tried_before_a_run(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(
-        "def squared(chosen):\n    return (chosen.logprobs_BT * chosen.advantages_BT) ** 2\n"
-        "def detached(chosen):\n    return chosen.advantages_BT\n"
-        "def short(chosen):\n    return chosen.logprobs_BT[:1]\n"
-    )
-    found = resolve_policy_loss(f"{file}:squared")
-    new_BT = torch.full((1, 2), 2.0)
-    chosen = ChosenTokens(
-        logprobs_BT=new_BT,
-        old_logprobs_BT=new_BT,
-        advantages_BT=new_BT,
-        mask_BT=new_BT > 0,
-        options=PolicyLossOptions(clip_low=LOW, clip_high=HIGH),
-    )
-    assert policy_terms(found, chosen)["policy_loss"].tolist() == [[16.0, 16.0]]
-    for name, words in (
-        ("detached", "does not require grad"),
-        ("short", r"\[1, 4\]; need \[2, 4\]"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            resolve_policy_loss(f"{file}:{name}")
+@pytest.mark.parametrize(
+    ("changes", "range_"),
+    [
+        ({}, (0.2, 0.2)),
+        ({"clip_ratio": 0.1}, (0.1, 0.1)),
+        ({"clip_ratio_high": 0.28}, (0.2, 0.28)),
+        ({"clip_ratio_low": 0.1, "clip_ratio_high": 1.5}, (0.1, 1.5)),
+    ],
+)
+def test_each_side_of_the_clipping_is_its_own_key_or_clip_ratio(
+    changes: dict[str, float], range_: tuple[float, float]
+) -> None:
+    options = token_loss("clipped", **changes).options
+    assert isinstance(options, ClipOptions)
+    assert (options.low, options.high) == range_
 
 
 PICKED = torch.tensor([[True, False], [False, True]])
@@ -289,10 +281,10 @@ def test_picked_tokens_are_left_out_or_held(name: str) -> None:
         old_logprobs_BT=old_BT,
         advantages_BT=gain_BT,
         mask_BT=torch.ones(2, 2) > 0,
-        options=PolicyLossOptions(clip_low=LOW, clip_high=HIGH, kl_cov_coef=0.7),
         picked_BT=PICKED,
     )
-    loss_BT = policy_terms(POLICY_LOSSES[name], chosen)["policy_loss"]
+    loss = token_loss(name, clip_ratio_low=LOW, clip_ratio_high=HIGH, kl_cov_coef=0.7)
+    loss_BT = loss(chosen)["policy_loss"]
     (grad_BT,) = torch.autograd.grad(loss_BT.sum(), new_BT)
     step = 1e-6
     for b, t in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -305,7 +297,7 @@ def test_picked_tokens_are_left_out_or_held(name: str) -> None:
         assert grad_BT[b, t].item() == pytest.approx(rise / (2 * step), abs=1e-6)
     # Held on either side: a token that became less likely costs as much as one that became more.
     less_BT = replace(chosen, logprobs_BT=old_BT - 0.2, advantages_BT=0 * gain_BT)
-    held_BT = policy_terms(POLICY_LOSSES[name], less_BT)["policy_loss"]
+    held_BT = loss(less_BT)["policy_loss"]
     assert torch.allclose(held_BT, 0.14 * PICKED.double() * (name == "kl_cov"))
     # By hand, the token of a ratio of e^0.2 and an advantage of 1.
     assert loss_BT[0, 0].item() == pytest.approx(

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import POLICY_LOSSES, PolicyLossOptions
+from mindrl.algorithms.losses import LossInputs
+from mindrl.algorithms.policy_loss import PolicyLoss
 from mindrl.algorithms.rollout_correction import corrected
+from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.batch.experience import Minibatch
-from mindrl.config.rl import RolloutCorrection
+from mindrl.config.rl import RLConfig, RolloutCorrection
 
 MASK_BT = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1]]) > 0
 # Ratios of the trainer to the engine: 1/2, 1, 4; 1/4, 1; 3, 3, 3.
@@ -127,8 +128,7 @@ def gradient(
         kl_kind="k3",
         kl_coef=0.0,
         entropy_coef=0.0,
-        options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
-        function=POLICY_LOSSES["plain"],
+        tokens=resolve_token_loss(RLConfig(mini_batch_size=1, policy_loss="plain")),
         correction=correction,
     )
     ones_BT = torch.ones(SEQUENCES_BT.shape)
@@ -142,9 +142,8 @@ def gradient(
         ref_logprobs_BT=None,
         rollout_logprobs_BT=policy(weights, torch.bfloat16),
     )
-    terms = loss.of_minibatch(
-        (logprobs_BT, torch.zeros_like(ones_BT)), minibatch, ones_BT, lambda values_B: values_B
-    )
+    outputs = (logprobs_BT, torch.zeros_like(ones_BT))
+    terms = loss(LossInputs.of(outputs, minibatch, ones_BT))
     return torch.cat([each.flatten() for each in torch.autograd.grad(terms.loss, leaves)])
 
 
@@ -186,7 +185,7 @@ def updated(
         kl_kind="k3",
         kl_coef=0.1,
         entropy_coef=0.01,
-        options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+        tokens=resolve_token_loss(RLConfig(mini_batch_size=1)),
         correction=correction,
     )
     minibatch = Minibatch(
@@ -199,7 +198,7 @@ def updated(
         ref_logprobs_BT=-3 * ones_BT,
         rollout_logprobs_BT=drawn_BT,
     )
-    terms = loss.of_minibatch((new_BT, entropy_BT), minibatch, ones_BT, lambda values_B: values_B)
+    terms = loss(LossInputs.of((new_BT, entropy_BT), minibatch, ones_BT))
     found = torch.autograd.grad(terms.loss, (new_BT, entropy_BT), allow_unused=True)
     by_logprob_BT, by_entropy_BT = found
     return by_logprob_BT, by_entropy_BT, terms.metrics
@@ -245,8 +244,9 @@ def test_a_token_that_is_left_out_has_no_part_in_the_ratio_of_its_response(name:
             kl_kind="k3",
             kl_coef=0.0,
             entropy_coef=0.0,
-            options=PolicyLossOptions(clip_low=0.4, clip_high=0.4),
-            function=POLICY_LOSSES[name],
+            tokens=resolve_token_loss(
+                RLConfig(mini_batch_size=1, policy_loss=name, clip_ratio=0.4)
+            ),
             correction=masks,
         )
         ones_BT = torch.ones(1, 3)
@@ -260,7 +260,7 @@ def test_a_token_that_is_left_out_has_no_part_in_the_ratio_of_its_response(name:
             ref_logprobs_BT=None,
             rollout_logprobs_BT=drawn_BT,
         )
-        terms = loss.of_minibatch((new_BT, ones_BT), minibatch, ones_BT, lambda values_B: values_B)
+        terms = loss(LossInputs.of((new_BT, ones_BT), minibatch, ones_BT))
         # Two tokens that learn, each of weight 1 / 2.
         assert terms.loss.item() == pytest.approx(-ratio)
 

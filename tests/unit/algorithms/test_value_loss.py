@@ -2,12 +2,27 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from mindrl.algorithms.losses import ValueLoss
+from mindrl.algorithms.losses import LossInputs, LossTerms
 from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.algorithms.value_loss import ValueLoss
+from mindrl.batch.experience import CriticMinibatch
 
 CLIP = 0.5
 LOSS = ValueLoss(clip_range=CLIP)
+
+
+def terms_of(values_BT: Tensor, **columns: Tensor) -> LossTerms:
+    """Return the terms of a micro-batch that one rank has whole."""
+    ones_BT = torch.ones_like(columns["token_weights_BT"])
+    batch = CriticMinibatch(
+        tokens_BT=ones_BT,
+        lengths_B=ones_BT.sum(dim=1),
+        response_mask_BT=columns["token_weights_BT"] > 0,
+        **columns,
+    )
+    return LOSS(LossInputs.of((values_BT,), batch, ones_BT))
 
 
 def reference(value: float, old: float, target: float) -> tuple[float, bool]:
@@ -30,7 +45,7 @@ def test_a_clip_range_of_one_half_by_hand(
     value: float, target: float, loss: float, clipped: int, slope: float
 ) -> None:
     values_BT = torch.tensor([[value]], requires_grad=True)
-    terms = LOSS(
+    terms = terms_of(
         values_BT=values_BT,
         old_values_BT=torch.zeros(1, 1),
         returns_BT=torch.tensor([[target]]),
@@ -54,9 +69,9 @@ def test_600_random_tokens_match_a_plain_python_reference_whole_and_in_micro_bat
         "returns_BT": returns_BT,
         "token_weights_BT": weights_BT,
     }
-    whole = LOSS(**batch)
+    whole = terms_of(**batch)
     parts = [
-        LOSS(**{name: column[rows] for name, column in batch.items()})
+        terms_of(**{name: column[rows] for name, column in batch.items()})
         for rows in torch.arange(20).split(6)
     ]
     loss = clipped = 0.0
@@ -78,7 +93,7 @@ def test_600_random_tokens_match_a_plain_python_reference_whole_and_in_micro_bat
 
 def test_what_lies_outside_the_response_is_not_read() -> None:
     values_BT = torch.tensor([[float("nan"), 1.0]], requires_grad=True)
-    terms = LOSS(
+    terms = terms_of(
         values_BT=values_BT,
         old_values_BT=torch.tensor([[float("inf"), 1.0]]),
         returns_BT=torch.tensor([[float("nan"), 3.0]]),
@@ -91,7 +106,7 @@ def test_what_lies_outside_the_response_is_not_read() -> None:
 
 def test_a_column_of_another_shape_is_named() -> None:
     with pytest.raises(ValueError, match=r"returns_BT has shape \[1, 3\]; .*\[1, 2\]"):
-        LOSS(
+        terms_of(
             values_BT=torch.zeros(1, 2),
             old_values_BT=torch.zeros(1, 2),
             returns_BT=torch.zeros(1, 3),

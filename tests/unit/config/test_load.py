@@ -367,19 +367,3 @@ def test_a_section_that_may_be_left_out_refuses_unknown_keys_too(run_config: Mak
         "reward_config.load is missing and has no default",
         "reward_config.weights is not a configuration key; did you mean reward_config.weight?",
     ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "range_"),
-    [
-        ({}, (0.2, 0.2)),
-        ({"clip_ratio": 0.1}, (0.1, 0.1)),
-        ({"clip_ratio_high": 0.28}, (0.2, 0.28)),
-        ({"clip_ratio_low": 0.1, "clip_ratio_high": 1.5}, (0.1, 1.5)),
-    ],
-)
-def test_each_side_of_the_clipping_is_its_own_key_or_clip_ratio(
-    changes: dict[str, float], range_: tuple[float, float]
-) -> None:
-    rl = REQUIRED["rl_config"] | changes
-    assert load_run_config(REQUIRED | {"rl_config": rl}).clip_range == range_

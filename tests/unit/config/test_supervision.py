@@ -30,7 +30,6 @@ def test_a_row_is_one_sequence_and_may_be_as_long_as_the_trainer_takes(
     assert config.learns
     assert config.sequences_per_step == config.megatron_training.global_batch_size == 4
     assert config.rl_config.max_prompt_length + 1 == config.megatron_training.seq_length == 64
-    assert config.rollout_correction is None
     # Of what is drawn nothing counts: the loss is that of the model itself.
     assert config.generate_config.sampling_config.temperature == 1.0
     assert supervised(config) == config

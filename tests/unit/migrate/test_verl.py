@@ -63,7 +63,7 @@ def test_a_dapo_run_of_verl_is_one_of_ours_and_each_of_its_keys_is_told_of() -> 
     assert (rl.adv_estimator, rl.policy_loss, rl.aggregation) == (
         *("group_norm", "dual_clip", "token_mean"),
     )
-    assert (run.clip_range, rl.dual_clip_ratio) == ((0.2, 0.28), 10.0)
+    assert (rl.clip_ratio_low, rl.clip_ratio_high, rl.dual_clip_ratio) == (0.2, 0.28, 10.0)
     # 10 times 1536 prompts, in units of 512.
     assert (rl.filter_groups_enable, rl.filter_groups_metric) == (True, "math_verify")
     assert rl.filter_groups_max_batches == 30

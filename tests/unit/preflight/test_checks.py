@@ -100,7 +100,7 @@ def test_stages_chunks_and_context_parallel_ranks_must_fit_layers_and_heads(
     ]
     check(run_config(folder, on_8 | {pp: 2, layers: [1, 2]}), CPU)
     assert refused(run_config(folder, on_8 | {pp: 2, layers: [1, 1]})) == [
-        f"{layers}=1,1 must be 2 numbers of 1 or more that add to num_hidden_layers=3"
+        f"{layers}=1,1 must be 2 numbers from 1 with the sum num_hidden_layers=3"
     ]
     assert refused(run_config(folder, on_8 | {vpp: 3})) == [
         f"{vpp}=3 needs {pp} of 2 or more, found 1"
@@ -131,16 +131,14 @@ def test_a_dense_model_has_no_experts_to_balance(tmp_path: Path, run_config: Mak
         model_folder(tmp_path / "model"),
         overrides(tmp_path) | {f"{ACTOR}.moe_aux_loss_coeff": 0.01},
     )
-    assert refused(config) == [
-        f"{ACTOR}.moe_aux_loss_coeff=0.01 needs a model with experts; 0 is legal"
-    ]
+    assert refused(config) == [f"{ACTOR}.moe_aux_loss_coeff=0.01 needs a model with experts; use 0"]
 
 
 def test_a_dense_model_has_no_experts_to_group(tmp_path: Path, run_config: MakeConfig) -> None:
     grouped = {f"{ACTOR}.moe_grouped_gemm": True, "megatron_training.bf16": True}
     config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | grouped)
     assert refused(config) == [
-        f"{ACTOR}.moe_grouped_gemm=true needs a model with experts; false is legal"
+        f"{ACTOR}.moe_grouped_gemm=true needs a model with experts; use false"
     ]
 
 
@@ -150,7 +148,7 @@ def test_expert_sizes_of_a_dense_model_are_refused_each_with_its_key(
     sizes = {DEVICES: 4, TRAIN_EP: 2, TRAIN_ETP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}
     config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | sizes)
     assert refused(config) == [
-        f"{field}=2 needs a model with experts; 1 is legal"
+        f"{field}=2 needs a model with experts; use 1"
         for field in (TRAIN_EP, TRAIN_ETP, ROLLOUT_EP)
     ]
 
@@ -162,8 +160,8 @@ def test_megatron_trains_a_mixture_under_tensor_parallelism_with_sequence_parall
     folder = model_folder(tmp_path / "model", **MIXTURE)
     assert refused(run_config(folder, on_2)) == [
         (
-            f"megatron_training.sequence_parallel=false: with {TRAIN_TP}=2 "
-            "Megatron trains experts only where it is true"
+            f"megatron_training.sequence_parallel=falsemust be true: with {TRAIN_TP}=2 "
+            "Megatron needs it to train experts"
         )
     ]
     check(run_config(folder, on_2 | {"megatron_training.sequence_parallel": True}), CPU)
@@ -186,13 +184,13 @@ def test_a_sequence_may_not_be_longer_than_the_model_can_count(
     folder = model_folder(tmp_path / "model")
     longer = overrides(tmp_path, megatron_training__seq_length=129)
     assert (
-        "megatron_training.seq_length=129 is beyond the model's max_position_embeddings=128"
+        "megatron_training.seq_length=129 exceeds the model's max_position_embeddings=128"
         in refused(run_config(folder, longer))
     )
     check(run_config(folder, overrides(tmp_path, megatron_training__seq_length=128)), CPU)
     engine = overrides(tmp_path, generate_config__max_model_len=129)
     assert (
-        "generate_config.max_model_len=129 is beyond the model's max_position_embeddings=128"
+        "generate_config.max_model_len=129 exceeds the model's max_position_embeddings=128"
         in refused(run_config(folder, engine))
     )
 
@@ -233,8 +231,8 @@ def test_a_model_folder_that_cannot_be_read_is_refused_with_what_is_wrong_with_i
         (
             larger / "model.safetensors",
             (
-                f"model folder {larger}/model.safetensors is a file; name the folder that holds it "
-                f"and config.json, {larger}"
+                f"model folder {larger}/model.safetensors is a file; use the folder with "
+                f"config.json, {larger}"
             ),
         ),
         (empty, f"model folder {empty} has no config.json"),
@@ -243,7 +241,7 @@ def test_a_model_folder_that_cannot_be_read_is_refused_with_what_is_wrong_with_i
             larger,
             (
                 f"{larger}: tensor model.embed_tokens.weight has shape [96, 28]; "
-                "config.json asks for [95, 28]"
+                "config.json needs [95, 28]"
             ),
         ),
     ):
@@ -277,6 +275,25 @@ def test_parts_of_an_algorithm_that_do_not_serve_are_refused_before_anything_sta
     assert all("TypeError: " in finding for finding in found)
 
 
+def test_the_loss_and_its_options_are_checked_before_anything_starts(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model, key = model_folder(tmp_path / "model"), "rl_config.policy_loss"
+    changes = {key: "sapoo"}
+    assert refused(run_config(model, overrides(tmp_path) | changes)) == [
+        (
+            f"{key}=sapoo must be cispo, clip_cov, clipped, dual_clip, gmpo, gspo, kl_cov, plain, "
+            "sapo, or your own function: package.module:function"
+        )
+    ]
+    changes = {key: "sapo", f"{key}_options": {"tau": 1.0, "sapo_tau_positive": 2.0}}
+    has = f"is not an option; {key}=sapo has none"
+    assert refused(run_config(model, overrides(tmp_path) | changes)) == [
+        f"{key}_options.sapo_tau_positive {has}; set rl_config.sapo_tau_positive itself",
+        f"{key}_options.tau {has}",
+    ]
+
+
 def test_an_engine_that_takes_prompts_in_one_piece_needs_room_for_the_longest(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
@@ -287,8 +304,8 @@ def test_an_engine_that_takes_prompts_in_one_piece_needs_room_for_the_longest(
     )
     assert refused(config) == [
         (
-            f"{tokens}=63 must be at least generate_config.max_model_len=64 on cpu devices, "
-            "whose engine takes a prompt in one piece"
+            f"{tokens}=63 must be at least generate_config.max_model_len=64 on cpu "
+            "devices, where the engine processes a prompt in one step"
         )
     ]
     check_without_files(config, PLATFORMS["npu"])
@@ -350,7 +367,7 @@ def test_a_model_with_a_window_runs_up_to_it(tmp_path: Path, run_config: MakeCon
     longer = overrides(tmp_path, megatron_training__seq_length=65)
     assert refused(run_config(folder, longer)) == [
         (
-            "megatron_training.seq_length=65 is beyond the model's sliding_window=64: here every "
-            "token sees all before it, which is the same up to that length only"
+            "megatron_training.seq_length=65 exceeds the model's sliding_window=64; "
+            "mindrl applies full attention, which is equal only up to the window"
         )
     ]

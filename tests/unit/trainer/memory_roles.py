@@ -53,6 +53,8 @@ class MemoryRoles:
     """All roles in one, with one list of calls."""
 
     layouts: Mapping[str, Any] = MappingProxyType({"actor": TrainLayout(tp=1, dp=1)})
+    loss = "policy_loss"
+    """Name of the loss in the metrics of an update of the actor."""
 
     def __init__(
         self, *, gap: float = 0.0, grad_norm: Callable[[int], float] = lambda _: 0.5
@@ -108,7 +110,7 @@ class MemoryRoles:
         """Say what a pass would have said, where the update has to find it itself."""
         self.calls.append("update")
         self.minibatches.append(minibatch)
-        metrics, logprobs_BT = self._updated("policy_loss", len(self.minibatches)), None
+        metrics, logprobs_BT = self._updated(self.loss, len(self.minibatches)), None
         if self.keeps_logprobs:
             logprobs_BT = self._scored(minibatch, ROLLOUT_LOGPROB - self.gap).logprobs_BT
         return PolicyUpdate(metrics=metrics, logprobs_BT=logprobs_BT)

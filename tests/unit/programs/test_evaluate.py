@@ -12,7 +12,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
 from mindrl.programs.entry import start
-from mindrl.programs.evaluate import measuring_config
+from mindrl.programs.evaluate import PROGRAM, measuring_config, rating_config
 from mindrl.programs.named_model import NamedModel, named_model
 from mindrl.report.measured_sets import measured_sets
 
@@ -84,6 +84,48 @@ def test_each_file_is_a_set_of_its_name_and_one_answer_is_greedy() -> None:
     assert config_of(data=data, temperature=0.5).data_config.eval_sets[0].temperature == 0.5
     with pytest.raises(ConfigError, match="files need different names"):
         config_of(data=("a/math.jsonl", "b/math.jsonl"))
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    PROGRAM.add_options(parser)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["evaluate", *arguments])
+        return PROGRAM.parse(parser)
+
+
+def test_changes_may_stand_where_a_model_or_a_file_would() -> None:
+    column, output = ("--write-column", "rate"), ("--output", "new.jsonl")
+    for arguments in (
+        ("rl_config.epochs=2", "--data", "a.jsonl"),
+        ("--data", "a.jsonl", "rl_config.epochs=2"),
+    ):
+        options = parsed(*column, *output, *arguments)
+        assert (options.model, options.data) == (None, ["a.jsonl"])
+        assert (options.overrides, options.samples) == (["rl_config.epochs=2"], 8)
+    options = parsed("run", "--data", "a.jsonl", "b.jsonl", "--best", "rl_config.epochs=2")
+    assert (options.model, options.data, options.samples) == ("run", ["a.jsonl", "b.jsonl"], 1)
+    for missing in ((), ("--data", "a.jsonl"), ("--data", "a.jsonl", "b.jsonl", *output)):
+        with pytest.raises(SystemExit, match="2"):
+            parsed(*(column if missing else ()), *missing)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_rated_by_any_configuration_without_evaluations(kind: str) -> None:
+    given = ("--write-column", "rate", "--output", "new", "--data", "a.jsonl", "--samples", "4")
+    config = rating_config(parsed(*given, *KINDS[kind]), None)
+    assert findings(config) == []
+    assert config.megatron_training.data_path == "a.jsonl"
+    assert config.megatron_training.test_data_path is None
+    assert (config.data_config.train_sets, config.data_config.eval_sets) == ((), ())
+    assert config.rl_config.n_samples_per_prompt == 4
+    assert config.actor_config.load == ".cache/tiny/model"
+    model = NamedModel(folder=Path("models/mine"), run=None)
+    assert rating_config(parsed(*given), model).actor_config.load == "models/mine"
+    with pytest.raises(ConfigError, match="verifier_function is empty"):
+        rating_config(
+            parsed(*given, "rl_config.verifier_function=[]", "rl_config.verifier_weight=[]"), None
+        )
 
 
 def test_without_anything_to_measure_on_it_says_what_to_give() -> None:

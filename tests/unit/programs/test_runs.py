@@ -52,3 +52,25 @@ def test_where_there_are_none_it_says_so(
     monkeypatch.setattr("sys.argv", ["runs.py", str(tmp_path / "missing")])
     assert start("runs") == 1
     assert "is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "RUN is missing"),
+        (("--live",), "RUN is missing"),
+        (("run", "--port", "80"), "--port has an effect only with --live; leave it out"),
+        (("run", "--json"), "--json has an effect only with --list; leave it out"),
+        (("--live", "run", "--output", "a"), "--output has an effect only without --live and"),
+        (("--list", "--data", "a"), "--data has an effect only without --live and --list"),
+    ],
+)
+def test_an_option_of_another_kind_of_report_is_refused(
+    arguments: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["report.py", *arguments])
+    assert start("report") == 2
+    assert reason in " ".join(capsys.readouterr().err.split())

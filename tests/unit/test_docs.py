@@ -33,6 +33,9 @@ SECTIONS = tuple(field_names([]))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w/.])((?:{'|'.join(SECTIONS)})(?:\.\w+)+)")
 REPOSITORY_PATH = re.compile(r"(?<![\w/.~-])(?:scripts|cli|configs|tests|mindrl)/[\w/.-]*\w")
+PAGE_NAME = re.compile(
+    r"(?:docs|\.\.)/((?:how-to|explanation|reference|tutorials|adr)/[\w-]+\.md)(#[\w-]+)?"
+)
 METRIC = re.compile(r"[a-z_]+/[a-z_]+[a-z]")
 
 
@@ -77,6 +80,29 @@ def yaml_keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def test_every_relative_link_leads_to_a_file_and_to_a_heading() -> None:
     assert [broken for page in pages() for broken in broken_links(page)] == []
+
+
+def test_every_page_that_code_names_exists_with_its_heading() -> None:
+    """Errors, help and docstrings lead to a page of docs/, some of them to a heading."""
+    sources = [
+        path
+        for top in ("mindrl", "cli", "scripts", "configs")
+        for path in (ROOT / top).rglob("*")
+        if path.suffix in {".py", ".yaml", ".sh"}
+    ]
+    named = {
+        (source.relative_to(ROOT).as_posix(), *found)
+        for source in sources
+        for found in PAGE_NAME.findall(source.read_text("utf-8"))
+    }
+    assert len(named) >= 40
+    lost = [
+        f"{source}: docs/{page}{fragment}"
+        for source, page, fragment in sorted(named)
+        if not (ROOT / "docs" / page).is_file()
+        or (fragment and fragment[1:] not in anchors(ROOT / "docs" / page))
+    ]
+    assert lost == []
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:

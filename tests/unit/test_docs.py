@@ -205,7 +205,7 @@ def written_out(source: str, pattern: re.Pattern[str]) -> set[str]:
 
 def literal_metrics() -> set[str]:
     rooms = (ROOT / "mindrl" / room for room in ("trainer", "launch"))
-    files = sorted(path.relative_to(ROOT) for room in rooms for path in room.glob("*.py"))
+    files = sorted(path.relative_to(ROOT) for room in rooms for path in room.rglob("*.py"))
     files.append(Path("mindrl/algorithms/estimators.py"))
     trainer = [read(str(file)) for file in files]
     stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', "".join(trainer))}

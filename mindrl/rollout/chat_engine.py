@@ -4,6 +4,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mindrl.config.generate import Truncation
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEngineSettings:
@@ -29,9 +31,7 @@ class AnswerSampling:
     samples: int = 1
     temperature: float | None = None
     """0 uses the most likely token each time."""
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    truncation: Truncation | None = None
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()

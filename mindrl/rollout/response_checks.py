@@ -30,9 +30,8 @@ class CertainRow:
     def add(self, logprobs: Sequence[float], sampling: Sampling) -> str:
         """Add the log-probs of one response; return what is wrong with the run, or an empty string.
 
-        Greedy responses, those of a truncated distribution (`top_k=1` leaves one token) and those
-        below a temperature of 0.5 are not checked: there a correct engine may be certain of each
-        token.
+        Greedy responses, those of a truncated distribution (it may have one token) and those below
+        a temperature of 0.5 are not checked: there a correct engine may be certain of each token.
         """
         section = sampling.section
         if sampling.is_greedy or section.cuts or section.temperature < _COLDEST:

@@ -75,10 +75,8 @@ class Evaluation:
         drawn = replace(
             section,
             temperature=chosen.temperature or section.temperature,
-            top_p=chosen.top_p,
-            top_k=chosen.top_k,
-            min_p=0.0,
             max_tokens=chosen.max_tokens or section.max_tokens,
+            **chosen.truncation(),
         )
         return replace(
             self.greedy,

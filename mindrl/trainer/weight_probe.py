@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from mindrl.batch.prompts import sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Sequences
+from mindrl.config.generate import Truncation
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.spool.weights import KnownLogprobs
@@ -44,7 +45,7 @@ class WeightProbe:
         asked, section = answering.sampling, answering.sampling.section
         # From the full distribution, whose log-probs the trainer computes.
         short = replace(
-            section, max_tokens=min(_TOKENS, section.max_tokens), top_p=1.0, top_k=-1, min_p=0.0
+            section, max_tokens=min(_TOKENS, section.max_tokens), **Truncation().truncation()
         )
         requests = [
             Request(

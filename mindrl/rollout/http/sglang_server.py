@@ -17,10 +17,9 @@ from mindrl.platform.rendezvous import link_name
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.http.answers import STRICT, Answer, Ending, Logprob, TokenId
 from mindrl.rollout.http.client import ServerClient
+from mindrl.rollout.parameters import sglang_parameters
 
 _GENERATE = "/generate"
-_WHOLE = -1
-"""`top_k` without truncation."""
 
 
 class WholeTensor(NamedTuple):
@@ -97,7 +96,7 @@ class SglangServer:
         body = {
             "rid": name,
             "input_ids": list(request.token_ids),
-            "sampling_params": _parameters(sampling, request),
+            "sampling_params": sglang_parameters(sampling, request.seed, drawn=request.drawn),
             "return_logprob": True,
         }
         meta = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True).meta_info
@@ -178,19 +177,3 @@ def _buckets(tensors: Sequence[WholeTensor], most: int) -> Iterator[list[WholeTe
         bucket.append(tensor)
     if bucket:
         yield bucket
-
-
-def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:
-    """Return the sampling parameters of the rest of a response."""
-    section, greedy = sampling.section, sampling.is_greedy
-    said: dict[str, Any] = {
-        "temperature": 0.0 if greedy else section.temperature,
-        "max_new_tokens": section.max_tokens - request.drawn,
-        "top_p": section.top_p,
-        "top_k": section.top_k if section.top_k > 0 else _WHOLE,
-        "min_p": section.min_p,
-        "stop_token_ids": list(sampling.stop_token_ids),
-    }
-    if sampling.is_seeded and not greedy:
-        said["sampling_seed"] = request.seed
-    return said

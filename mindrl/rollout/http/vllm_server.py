@@ -13,6 +13,7 @@ from mindrl.errors import ReshardError
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.http.answers import STRICT, Answer, Ending, Logprob, TokenId
 from mindrl.rollout.http.client import ServerClient
+from mindrl.rollout.parameters import vllm_parameters
 
 _GENERATE = "/inference/v1/generate"
 _OF_NAMES = "generate-tokens-"
@@ -47,7 +48,7 @@ class VllmServer:
         body = {
             "request_id": name,
             "token_ids": list(request.token_ids),
-            "sampling_params": _parameters(sampling, request),
+            "sampling_params": vllm_parameters(sampling, request.seed, drawn=request.drawn),
         }
         reply = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True)
         if not (reply.request_id or name).endswith(name):
@@ -115,19 +116,3 @@ class _Choice:
 class _Reply:
     choices: list[_Choice] = Field(min_length=1, max_length=1)
     request_id: str | None = None
-
-
-def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:
-    """Return the sampling parameters of the rest of a response, as for an engine in a worker."""
-    section, greedy = sampling.section, sampling.is_greedy
-    return {
-        "temperature": 0.0 if greedy else section.temperature,
-        "max_tokens": section.max_tokens - request.drawn,
-        "top_p": section.top_p,
-        "top_k": section.top_k,
-        "min_p": section.min_p,
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "seed": None if greedy or not sampling.is_seeded else request.seed,
-        "logprobs": None if greedy else 0,
-        "detokenize": False,
-    }

@@ -11,6 +11,8 @@ from vllm.sampling_params import RequestOutputKind
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 from mindrl.rollout.chat_engine import AnswerSampling, ChatEngineSettings, Piece
+from mindrl.rollout.parameters import answer_parameters
+from mindrl.rollout.vllm.options import answer_options
 
 _TIMEOUT = timedelta(minutes=10)
 _NAME = "answer"
@@ -28,19 +30,12 @@ class VllmChatEngine:
             seat, address = Seat(rank=0, world_size=1, local_device=0), listener.getsockname()[:2]
             join_process_group(platform, seat, address, timeout=_TIMEOUT, listener=listener)
         self.llm = LLM(
-            model=settings.folder,
-            dtype=settings.dtype,
-            seed=settings.seed,
-            tensor_parallel_size=settings.tensor_parallel_size,
+            **answer_options(settings),
             distributed_executor_backend="external_launcher" if alone else "mp",
-            max_model_len=settings.longest,
-            max_num_batched_tokens=max(settings.longest, 2048),
             max_num_seqs=32,
             gpu_memory_utilization=0.9,
-            kv_cache_memory_bytes=settings.kv_cache_bytes,
             # Start faster, because a person waits.
             enforce_eager=True,
-            trust_remote_code=settings.trust_remote_code,
             disable_log_stats=True,
             use_tqdm_on_load=False,
             **platform.engine_options,
@@ -70,11 +65,6 @@ class VllmChatEngine:
             dist.destroy_process_group()
 
     def _params(self, asked: AnswerSampling) -> SamplingParams:
-        names = ("temperature", "top_p", "top_k", "min_p")
-        given = {name: getattr(asked, name) for name in names}
-        values = self.llm.llm_engine.model_config.get_diff_sampling_param()
-        values |= {name: value for name, value in given.items() if value is not None}
-        values |= {"max_tokens": asked.max_tokens, "stop_token_ids": [*asked.stop_token_ids]}
-        if asked.stop:
-            values |= {"stop": [*asked.stop], "include_stop_str_in_output": True}
-        return SamplingParams(**values, n=asked.samples, output_kind=RequestOutputKind.DELTA)
+        of_model = self.llm.llm_engine.model_config.get_diff_sampling_param()
+        values = of_model | answer_parameters(asked)
+        return SamplingParams(**values, output_kind=RequestOutputKind.DELTA)

@@ -7,7 +7,6 @@ its weights and its KV cache are off the device.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -31,6 +30,8 @@ from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import free_bytes, give_back_unused
 from mindrl.rollout.engine import EngineTag, Request, Sampling
+from mindrl.rollout.parameters import vllm_parameters
+from mindrl.rollout.vllm.options import rollout_options
 from mindrl.rollout.vllm.preemptions import Preemptions
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.shards import EngineShards
@@ -78,28 +79,14 @@ class VllmEngine:
         """For a family without known sharding: the whole tensors to load."""
         with _own_random_state(seed):
             self.llm = LLM(
-                model=folder,
-                load_format="dummy",
+                **rollout_options(folder, generate, platform, seed),
                 # Only stop strings need a tokenizer.
                 skip_tokenizer_init=not generate.sampling_config.stop,
                 distributed_executor_backend="external_launcher",
-                tensor_parallel_size=generate.infer_tensor_parallel_size,
-                # Otherwise each expert is split over the ranks of the replica.
-                enable_expert_parallel=generate.infer_expert_parallel_size > 1,
-                dtype=generate.dtype,
-                seed=seed,
-                max_num_seqs=generate.max_num_seqs,
-                max_model_len=generate.max_model_len,
-                max_num_batched_tokens=generate.max_num_batched_tokens,
                 # The cache size is given. This share only makes the start fail if less memory is
                 # free, even if another process uses the rest.
                 gpu_memory_utilization=_LEAST_SHARE,
                 kv_cache_memory_bytes=kv_cache_bytes,
-                enforce_eager=platform.is_eager(generate.enforce_eager),
-                enable_prefix_caching=generate.enable_prefix_caching,
-                trust_remote_code=generate.trust_remote_code,
-                # Log-probs of the sampled distribution: after temperature and truncation.
-                logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
                 distributed_timeout_seconds=timeout_seconds,
                 cpu_distributed_timeout_seconds=timeout_seconds,
@@ -191,7 +178,7 @@ class VllmEngine:
         with _own_random_state(state), PROGRESS.steady():
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
-                [sampling_params(sampling, seed) for seed in seeds],
+                [SamplingParams(**vllm_parameters(sampling, seed)) for seed in seeds],
                 use_tqdm=False,
             )
         answers = [output.outputs[0] for output in outputs]
@@ -228,7 +215,7 @@ class VllmEngine:
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
-        self._rounds = Rounds(self.llm.llm_engine, partial(_params_of, sampling))
+        self._rounds = Rounds(self.llm.llm_engine, sampling)
         self._rounds.add(requests)
 
     def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
@@ -262,39 +249,6 @@ class VllmEngine:
     def _must_be_awake(self) -> None:
         if self.awake != {"weights", "kv_cache"}:
             raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")
-
-
-def sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> SamplingParams:
-    """Return the sampling parameters of a response of which `drawn` tokens exist."""
-    section, greedy = sampling.section, sampling.is_greedy
-    return SamplingParams(
-        # At temperature 0 the engine ignores the three that truncate a distribution.
-        temperature=0.0 if greedy else section.temperature,
-        max_tokens=section.max_tokens - drawn,
-        top_p=section.top_p,
-        top_k=section.top_k,
-        min_p=section.min_p,
-        stop_token_ids=list(sampling.stop_token_ids),
-        seed=None if greedy or not sampling.is_seeded else seed,
-        logprobs=None if greedy else 0,
-        detokenize=bool(section.stop),
-        **_ends(section.stop),
-    )
-
-
-def _ends(stop: Sequence[str]) -> dict[str, Any]:
-    """Return the stop strings: searched in all sampled text, and kept in it."""
-    if not stop:
-        return {}
-    return {
-        "stop": list(stop),
-        "skip_special_tokens": False,
-        "include_stop_str_in_output": True,
-    }
-
-
-def _params_of(sampling: Sampling, request: Request) -> SamplingParams:
-    return sampling_params(sampling, request.seed, drawn=request.drawn)
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:

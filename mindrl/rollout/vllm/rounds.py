@@ -1,21 +1,22 @@
 """Responses sampled in rounds of engine steps, which may stop before they are complete."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from mindrl.batch.rollouts import Responses
-from mindrl.rollout.engine import Request
+from mindrl.rollout.engine import Request, Sampling
+from mindrl.rollout.parameters import vllm_parameters
 
 
 class Rounds:
     """The requests of one rollout. The engine has no others meanwhile."""
 
-    def __init__(self, engine: Any, params_of: Callable[[Request], SamplingParams]) -> None:
-        """Set the engine, and the sampling parameters of a request."""
-        self.engine, self.params_of = engine, params_of
+    def __init__(self, engine: Any, sampling: Sampling) -> None:
+        """Set the engine, and how the responses are sampled."""
+        self.engine, self.sampling = engine, sampling
         self.drawn: list[tuple[list[int], list[float]]] = []
         self.finished: list[bool] = []
         self.open: dict[str, int] = {}
@@ -24,7 +25,9 @@ class Rounds:
     def add(self, requests: Sequence[Request]) -> None:
         """Add requests to the engine after the existing ones."""
         for request in requests:
-            place, params = len(self.drawn), self.params_of(request)
+            place = len(self.drawn)
+            values = vllm_parameters(self.sampling, request.seed, drawn=request.drawn)
+            params = SamplingParams(**values)
             # Otherwise each step copies all tokens of all responses.
             params.output_kind = RequestOutputKind.DELTA
             name, token_ids = f"round-{place}", list(request.token_ids)

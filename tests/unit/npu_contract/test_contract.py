@@ -11,8 +11,12 @@ import pytest
 from npu_contract.contract import ENTRIES
 from npu_contract.entry import Kind
 
+from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.npu_versions import PINS, Origin
+from mindrl.rollout.engine import Sampling
+from mindrl.rollout.parameters import vllm_parameters
+from mindrl.rollout.vllm.options import rollout_options
 
 ROOT = Path(__file__).parents[3]
 VENDORS = ("torch_npu", "mindspeed", "vllm_ascend")
@@ -168,9 +172,11 @@ def test_the_arguments_of_every_call_are_those_of_its_entry() -> None:
     assert set(arguments[len(kernel.args) :]) == keywords(kernel)
     [made] = calls(engine, "LLM")
     of_the_device = set(PLATFORMS["npu"].engine_options)
-    assert set(arguments_of("vllm.LLM")) == keywords(made) | of_the_device
-    for name in ("SamplingParams", "TokensPrompt"):
-        used = set().union(*(keywords(call) for call in calls(engine, name)))
+    of_a_run = set(rollout_options("model", GenerateConfig(), PLATFORMS["npu"], 1))
+    assert set(arguments_of("vllm.LLM")) == keywords(made) | of_a_run | of_the_device
+    sampling = Sampling(section=SamplingConfig(), stop_token_ids=())
+    for name, others in (("SamplingParams", vllm_parameters(sampling, 1)), ("TokensPrompt", ())):
+        used = set(others).union(*(keywords(call) for call in calls(engine, name)))
         assert set(arguments_of(f"vllm.{name}")) == used
     for name in ("sleep", "wake_up"):
         [call] = calls(engine, f"self.llm.{name}")

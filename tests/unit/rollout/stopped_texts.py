@@ -13,7 +13,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 from mindrl.config.generate import SamplingConfig
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.rollout.vllm.engine import sampling_params
 from mindrl.rollout.vllm.rounds import Rounds
 
 
@@ -50,7 +49,7 @@ def taken(tokenizer: Any, stop: list[str], token_ids: list[int]) -> dict[str, An
     section = SamplingConfig(max_tokens=50, stop=tuple(stop))
     sampling = Sampling(section=section, stop_token_ids=(1,), is_greedy=True)
     engine = Drawn(tokenizer, token_ids)
-    rounds = Rounds(engine, lambda request: sampling_params(sampling, request.seed))
+    rounds = Rounds(engine, sampling)
     rounds.add([Request(token_ids=(5, 6), drawn=0, seed=1)])
     whole = rounds.advance(len(token_ids))
     answers = rounds.take_back()

@@ -8,10 +8,20 @@ import pytest
 from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
 
 from mindrl.config.data import DataConfig, EvalSet
+from mindrl.config.generate import SamplingConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.trainer.policy_trainer import PolicyTrainer
 
-HARD = EvalSet(name="hard", data_path="none", samples=2, temperature=0.6, top_p=0.9, max_tokens=7)
+HARD = EvalSet(
+    name="hard",
+    data_path="none",
+    samples=2,
+    temperature=0.6,
+    top_p=0.9,
+    top_k=20,
+    min_p=0.05,
+    max_tokens=7,
+)
 EASY = EvalSet(name="easy", data_path="none")
 
 
@@ -40,7 +50,9 @@ def test_each_set_is_answered_with_its_own_sampling(tmp_path: Path) -> None:
     (uids, hard, _), (few, easy, _) = roles.asked
     assert (uids, few) == ([0, 1, 2], [0])
     assert (hard.samples_per_prompt, hard.is_greedy) == (2, False)
-    assert (hard.section.temperature, hard.section.top_p, hard.section.max_tokens) == (0.6, 0.9, 7)
+    assert hard.section == SamplingConfig(
+        temperature=0.6, top_p=0.9, top_k=20, min_p=0.05, max_tokens=7
+    )
     assert (easy.samples_per_prompt, easy.is_greedy, easy.section.max_tokens) == (1, True, 2)
     assert {each.stop_token_ids for each in (hard, easy)} == {(1,)}
 

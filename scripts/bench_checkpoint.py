@@ -1,13 +1,13 @@
-"""Measure what a checkpoint costs a step, and how many bytes it takes.
+"""Measure the cost of a checkpoint for a step, and its bytes.
 
     python scripts/bench_checkpoint.py [--steps 41] [--json results.json] [override ...]
 
-A run of the tiny model writes a checkpoint behind every second step, each beside the rollout of the
-step behind it. Steps with and without one lie side by side in one run, so that whatever else the
-machine does meets both. Their times are compared as neighbours, a step with one over the mean of
-those before and behind it, and the median of these ratios is told. Bytes: the tensors of all files
-over 12 for each weight, which is the least: main weight and both moments in float32.
-Needs the data and the model of scripts/quickstart.sh.
+A run of the tiny model writes a checkpoint after every second step, concurrently with the rollout
+of the next step. Steps with and without a checkpoint alternate in one run, so other load on the
+machine affects both. The time of each step with a checkpoint is divided by the mean of the previous
+and the next step, and the median of these ratios is printed. Bytes: the tensors of all files,
+divided by the minimum of 12 bytes per weight: main weight and both moments in float32. Needs the
+data and the model of scripts/quickstart.sh.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from tiny_runs import STEPS_ALONE, recorded, trained
 
 
 def main() -> int:
-    """Run, compare, print; returns the exit code."""
+    """Run, compare and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=41, help="default: %(default)s")
-    parser.add_argument("--json", help="write the figures there")
+    parser.add_argument("--json", help="also write the figures to this file")
     options, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measured(Path(folder), options.steps, overrides)
@@ -46,9 +46,9 @@ def measured(folder: Path, steps: int, overrides: Sequence[str]) -> dict[str, fl
 
 
 def compared(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Compare steps in which a checkpoint was written with those beside them."""
+    """Compare steps in which a checkpoint was written with the steps before and after."""
     wrote = "seconds/checkpoint_write"
-    # The first steps meet what is done once.
+    # The first steps include work that is done once.
     trios = [
         (before, at, behind)
         for before, at, behind in zip(lines[3:], lines[4:], lines[5:], strict=False)
@@ -70,7 +70,7 @@ def compared(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def bytes_over_least(folder: Path) -> float:
-    """Return the bytes of the tensors of the newest checkpoint over those of its weights."""
+    """Return the bytes of the newest checkpoint's tensors, divided by the minimum."""
     newest = max((folder / "checkpoints").glob("step-*"))
     written = sum(map(elements, newest.glob("*.safetensors")))
     return written / (3 * elements(folder / "model/model.safetensors"))

@@ -1,31 +1,32 @@
-"""Measure the memory schedule beside what other systems do with the same worker.
+"""Compare the memory schedule with the methods of other systems on the same worker.
 
     python scripts/bench_memory.py [--only ppo] [--repeats 5] [--quick] [--json results.json]
 
 grpo, ppo   steps of one worker with a model of 69 million weights in float32, rollout, reference
-            and, for PPO, critic; under each of these managers of its device in turn:
+            and, for PPO, critic; with each of these device managers in turn:
 
 schedule      this project
-call by call  as verl does: for each call of a role load what it needs, run it, and copy everything
-              back, changed or not. Weights that are trained have a place on the host for good,
+call by call  as in verl: for each call of a role load the regions that it needs, run it, and copy
+              all of them back, changed or not. Trained weights have a permanent place on the host;
               the reference and the optimizer get new memory each time. Gradients are dropped.
               For the rollout: load the weights, then the rollout weights, reshard, copy the weights
-              back, then the KV cache
-weights stay  as MindSpeed-RL does with its actor: the same, but the actor's weights wait on the
-              device from the log-probs until the next rollout has read them
-everything    call by call, with gradients copied too and new host memory for all of it: each a
-              habit of an earlier version of one of them
+              back, then allocate the KV cache
+weights stay  as in MindSpeed-RL for its actor: the same, but the actor's weights stay on the device
+              from the log-probs until the next rollout has read them
+everything    call by call, with gradients copied too and new host memory for all regions, as in
+              earlier versions of these systems
 
-Shown for each: seconds of the moves in a step, the reshard's among them (in the schedule weights
-leave while it lasts), bytes copied in a step by region, the least that must be copied, the peak of
-the device and the largest need of a phase, host memory. Then the bandwidth of a release and of a
-return, beside plain copies of as many bytes: the copies alone, and with what the host takes to free
-and to make the device's memory.
+Prints for each manager: seconds of the moves in a step, including the reshard (during which the
+schedule releases weights), bytes copied per step and region, the minimum that must be copied, the
+peak of the device, the largest need of a phase, and host memory. Then the bandwidth of a release
+and of a return, compared with plain copies of the same bytes: without and with the time to free and
+allocate the device's memory.
 
-All ways drive the same worker, model and engine, and copy between the same storages; each takes
-the device over empty, makes one step to settle, and one that counts. Medians. One process and one
-core for each algorithm; seconds are the processor's, so other programs on the machine count little.
-The host plays the device: its copies are memory to memory, and new memory is paid for page by page.
+All managers use the same worker, model and engine, and copy between the same storages. Each starts
+with an empty device and makes one warm-up step and one measured step. Values are medians. One
+process and one core per algorithm; times are CPU times, so other programs have little influence.
+The host stands in for the device: copies are memory to memory, and new memory is mapped page by
+page.
 """
 
 import argparse
@@ -54,8 +55,8 @@ MIB = 1 << 20
 
 
 def run(algorithm: str, *, quick: bool, repeats: int) -> Result:
-    """Measure in a process of its own, which Megatron and vLLM can live in."""
-    # Of what Megatron would rather have and of what torch will call otherwise one day.
+    """Measure in a separate process, prepared for Megatron and vLLM."""
+    # Megatron's preferences, and deprecations of torch.
     warnings.simplefilter("ignore")
     prepare_process(PLATFORMS["cpu"])
     runs = import_module("memory_runs")
@@ -72,7 +73,7 @@ def show(algorithm: str, result: Result) -> None:
 
 
 def show_ways(algorithm: str, result: Result) -> None:
-    """Print one row for each way; ours has to be as good as the plan says."""
+    """Print one row per manager; the schedule must reach its plan."""
     least, need = sum(result["least_bytes"].values()), result["need_bytes"]
     ours = result["ways"]["schedule"]
     table = Table(
@@ -100,18 +101,18 @@ def show_ways(algorithm: str, result: Result) -> None:
 
 
 def swap_seconds(way: Result) -> float:
-    """Add up all moves of a step, the reshard too."""
+    """Return the seconds of all moves of a step, including the reshard."""
     return float(sum(value for name, value in way.items() if name.startswith("seconds/")))
 
 
 def copied_bytes(way: Result) -> float:
-    """Add up what a step copies between device and host."""
+    """Return the bytes that a step copies between device and host."""
     copied = ("bytes/to_host_", "bytes/to_device_")
     return float(sum(value for name, value in way.items() if name.startswith(copied)))
 
 
 def show_regions(result: Result) -> None:
-    """Print what each way copies of each region."""
+    """Print the bytes that each manager copies, by region."""
     ways = result["ways"]
     table = Table(title="MiB copied in a step, to the host / to the device")
     table.add_column("")
@@ -130,7 +131,7 @@ def show_regions(result: Result) -> None:
 
 
 def show_copies(result: Result) -> None:
-    """Print bandwidths; `copy_` between two warm buffers is the measure."""
+    """Print bandwidths, also relative to `copy_` between two warm buffers."""
     table = Table(title="GB/s (over copy_ between warm buffers)")
     names = next(iter(result["copies"].values()))
     table.add_column("")
@@ -146,20 +147,22 @@ def show_copies(result: Result) -> None:
 
 
 def main() -> int:
-    """Measure the algorithms that are asked for and print each as it is done."""
+    """Measure the chosen algorithms, and print each result when it is finished."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5, help="steps of each way that count")
-    parser.add_argument("--quick", action="store_true", help="a tiny model: seconds, and no claims")
+    parser.add_argument("--repeats", type=int, default=5, help="measured steps per manager")
     parser.add_argument(
-        "--only", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS), help="what to run"
+        "--quick", action="store_true", help="use a tiny model: fast, invalid figures"
     )
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument(
+        "--only", choices=ALGORITHMS, nargs="+", default=list(ALGORITHMS), help="algorithms to run"
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     environment = PLATFORMS["cpu"].worker_environment(workers=1, one_machine=True)
-    # The host plays the device too: what leaves one side must not be the other's new memory, as a
-    # heap that both share would have it. Large pages, for a device has no faults.
+    # The host stands in for the device: unlike in a shared heap, one side must not reuse the freed
+    # memory of the other. Large pages, because a device has no page faults.
     heap = {"MALLOC_MMAP_THRESHOLD_": "65536", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     os.environ.update(environment | heap | {"OMP_NUM_THREADS": "1"})
     results = {}

@@ -1,13 +1,13 @@
-"""Measure what partial rollout gains on answers with a long tail of lengths, and what it costs.
+"""Measure gain and cost of partial rollout on answers with a long tail of lengths.
 
     python scripts/make_long_tail.py --output .cache/tiny/tail
     python scripts/bench_partial.py [--seeds 1 2 3] [--steps 40] [--json FILE] [key=value ...]
 
-The plain run, and partial rollout at staleness 0, 1 and 2, in turns, from equal seeds: the same
-prompts are begun in the same order. Seconds are those of whole steps behind the second. An engine
-step draws a token of each sequence; how many are taken does not depend on what else the machine
-does. Useful is the share of the rows of a plain step's batch in which an engine step draws a token
-that is trained on. Runs that are in the JSON file already are not run again.
+Runs without partial rollout, and with it at staleness 0, 1 and 2, in turn and from equal seeds: the
+same prompts start in the same order. Seconds are those of complete steps from the third on. An
+engine step generates one token per sequence; the number of engine steps does not depend on the load
+of the machine. Useful is the share of rows of a plain step's batch for which an engine step
+generates a token that is trained on. Runs that are already in the JSON file are not repeated.
 """
 
 import sys
@@ -25,13 +25,13 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """Run and print; returns the exit code."""
+    """Run and print; return the exit code."""
     ratios = ("sequences a second", "engine steps of a step", "useful")
     return compare(__doc__.splitlines()[0], WAYS, of_run, steps=40, ratios=ratios)
 
 
 def of_run(rows: Sequence[Mapping[str, float]]) -> Figures:
-    """Say what a run took by the lines of its metrics."""
+    """Return the figures of a run from the lines of its metrics."""
     before, *_, after = (row["evaluation/accuracy"] for row in rows if "evaluation/accuracy" in row)
     every = [row for row in rows if "seconds/step" in row]
     engine_steps = sum(map(steps_of_engine, every))
@@ -53,7 +53,7 @@ def of_run(rows: Sequence[Mapping[str, float]]) -> Figures:
 
 
 def steps_of_engine(row: Mapping[str, float]) -> float:
-    """Return the steps that the engines took: by rounds, or until the longest response."""
+    """Return the number of engine steps: by rounds, or up to the longest response."""
     rounds = row.get("staleness/rounds")
     return row["rollout/response_length_max"] if rounds is None else rounds * ROUND_STEPS
 

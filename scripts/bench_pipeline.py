@@ -1,12 +1,12 @@
-"""Measure how long the stages of a pipeline wait for each other, by each schedule.
+"""Measure how long the stages of a pipeline wait for each other with each schedule.
 
     python scripts/bench_pipeline.py [--stages 2 4] [--packs 8] [--milliseconds 100]
 
-Stages are processes over gloo and run the engine's own pipeline, `training/archon/pipeline.py`, but
-their layers sleep instead of computing: as long for going forward as for the gradients of
-activations, and of weights. So the cores of this machine do not count. Shown: the share of an
-update in which a stage does nothing, and what the papers say of it (1F1B and interleaved: arXiv
-2104.04473; of zero bubbles with three parts of equal length: 2401.10241 and 2405.15362).
+Stages are processes over gloo that run the engine's pipeline, `training/archon/pipeline.py`, but
+their layers sleep instead of computing: equally long for the forward pass, the gradients of
+activations, and the gradients of weights. So the number of cores has no influence. Prints the share
+of an update in which a stage is idle, and the published value (1F1B and interleaved: arXiv
+2104.04473; zero bubbles with three parts of equal length: 2401.10241 and 2405.15362).
 """
 
 import argparse
@@ -32,11 +32,11 @@ WIDTH, UPDATES = 8, 4
 
 
 class Slept(torch.autograd.Function):
-    """What comes in, after some seconds forward, and some backward."""
+    """Return the input after sleeping in the forward pass, and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, forward: float, backward: float) -> Tensor:
-        """Sleep; says how long the other way."""
+        """Sleep, and store the time of the backward pass."""
         ctx.seconds = backward
         time.sleep(forward)
         return given.view_as(given)
@@ -49,7 +49,7 @@ class Slept(torch.autograd.Function):
 
 
 class Chunk(nn.Module):
-    """A chunk of a model that takes its time."""
+    """A chunk of a model that sleeps instead of computing."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -57,31 +57,31 @@ class Chunk(nn.Module):
         self.weight = nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, given: Tensor, _: SimpleNamespace) -> Tensor:
-        """Sleep, and leave the gradient of the weight for its own time."""
+        """Sleep; the gradient of the weight sleeps separately."""
         hidden = given if given.dim() == 3 else given[..., None].expand(-1, -1, WIDTH) * 1.0
         weight = Slept.apply(self.weight, 0.0, self.seconds)
         return Slept.apply(hidden.requires_grad_(), self.seconds, self.seconds) * weight
 
     def head_weight(self) -> Tensor:
-        """Return one that nobody multiplies with."""
+        """Return a placeholder for the head's weight, which is not used."""
         return self.weight
 
 
 def layout_of(schedule: Schedule, stages: int) -> TrainLayout:
-    """Return as many chunks as a schedule takes, two where it may have more."""
+    """Return the number of chunks of a schedule, two if it may have several."""
     chunks = 1 if schedule == "1F1B" else 2
     return TrainLayout(pp=stages, vpp=chunks, folds=schedule == "ZBVZeroBubble")
 
 
 def expected(schedule: Schedule, stages: int, packs: int) -> float:
-    """Return the share that the papers say."""
+    """Return the published share."""
     waits = {"1F1B": 3.0, "Interleaved1F1B": 1.5, "InterleavedZeroBubble": 0.5}
     wait = waits.get(schedule, 0.0) * (stages - 1)
     return wait / (3 * packs + wait)
 
 
 def measure(rank: int, stages: int, packs: int, seconds: float, port: int, shown: Any) -> None:
-    """Be one stage."""
+    """Run one stage."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=stages)
     for schedule in get_args(Schedule):

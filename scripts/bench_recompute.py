@@ -1,11 +1,11 @@
-"""Measure what PyTorch's own engine keeps for the backward pass, and how long a step takes.
+"""Measure the memory that PyTorch's engine keeps for the backward pass, and the time of a step.
 
     python scripts/bench_recompute.py [--layers 6] [--tokens 2048] [--modes none full ...]
 
-One process, a dense decoder in float32 with random weights, one pack of four sequences. Shown for
-each mode of `actor_config.archon`: what forward and backward pass add to the process's memory at
-most, the seconds of a first step of 128 tokens, with the compiler where there is one, the median of
-those of all, and how far the loss is from that of `none`.
+One process, a dense decoder in float32 with random weights, one pack of four sequences. Prints for
+each mode of `actor_config.archon`: the peak that forward and backward pass add to the process's
+memory, the seconds of a first step of 128 tokens, including compilation, the median of all steps,
+and the difference of the loss from that of `none`.
 """
 
 import argparse
@@ -53,7 +53,7 @@ STEPS = 4
 
 
 def description(layers: int) -> ModelDescription:
-    """Return a model of which activations are most."""
+    """Return a model with large activations."""
     return ModelDescription(
         model_type="qwen2",
         num_hidden_layers=layers,
@@ -95,7 +95,7 @@ def network_of(
     dp: int = 1,
     bf16: bool = False,
 ) -> Network:
-    """Make a model with random weights, over so many ranks."""
+    """Create a model with random weights over a number of ranks."""
     layout = TrainLayout(dp=dp)
     settings = EngineSettings(
         layout=layout,
@@ -118,11 +118,11 @@ def network_of(
 def measure(
     _: int, options: Mapping[str, Any], layers: int, tokens: int, port: int, shown: Any
 ) -> None:
-    """Take the steps of one mode, in a process of its own."""
+    """Run the steps of one mode in a separate process."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=0, world_size=1)
     network = network_of(description(layers), options, tokens)
-    # With the compiler, where there is one.
+    # Includes compilation, if the mode compiles.
     start = time.perf_counter()
     step(network, pack_of(128))
     first = time.perf_counter() - start
@@ -138,7 +138,7 @@ def measure(
 
 
 def step(network: Network, pack: Pack[Sequences]) -> float:
-    """Go forward and backward; no weight moves."""
+    """Run forward and backward pass without an update."""
     hidden_1SH = network(pack.tokens_1S, pack)
     loss = (hidden_1SH @ network.head_weight().T).logsumexp(-1).mean()
     loss.backward()  # type: ignore[no-untyped-call]

@@ -1,14 +1,14 @@
-"""Measure the share of the time that a run with faults spends in steps that stay.
+"""Measure the share of its time that a run with faults spends in steps that are kept.
 
     python scripts/bench_recovery.py [--steps 30] [--every 10] [--json results.json] [override ...]
 
-A run of the tiny model writes a checkpoint behind every step. Once in every so many steps, at an
-instant that is drawn, a worker is killed. Useful is what an undisturbed run would have taken for
-the same steps: the median step, behind the first ones, of those that had no fault, times their
-number. The share is that over all the time behind the first step. How much of a fault is a start
-of the workers, and how much the part of a step that is lost, is told apart: a start takes its time
-however long a step is, so `rl_config.n_samples_per_prompt=192` makes steps of half a minute, which
-is little for a real run. Needs the data and the model of scripts/quickstart.sh.
+A run of the tiny model writes a checkpoint after every step. Once per `--every` steps, at a random
+time, a worker is killed. The useful time is that of an undisturbed run for the same steps: the
+median of the steps without a fault, after the first ones, times their number. The share is the
+useful time divided by the time after the first step. The cost of a fault is split into the start of
+the workers and the lost part of a step. A start takes equally long for every length of a step:
+`rl_config.n_samples_per_prompt=192` makes steps of half a minute, which is short for a real run.
+Needs the data and the model of scripts/quickstart.sh.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from tiny_runs import CHECKOUT, STEPS_ALONE, command, recorded
 
 
 def main() -> int:
-    """Run, disturb, print; returns the exit code."""
+    """Run, kill workers and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="default: %(default)s")
-    parser.add_argument("--every", type=int, default=10, help="a fault in so many steps")
+    parser.add_argument("--every", type=int, default=10, help="steps per fault")
     parser.add_argument("--json", help="write the figures there")
     options, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def disturbed(line: Sequence[str], folder: Path, steps: Sequence[int], last: int) -> float:
-    """Run, and kill a worker at some instant of the step behind each of these.
+    """Run, and kill a worker at a random time of the step after each of these.
 
     Returns:
         Seconds from the end of the first step to that of the last.
@@ -68,16 +68,16 @@ def disturbed(line: Sequence[str], folder: Path, steps: Sequence[int], last: int
 
 
 def wait_for_step(step: int, folder: Path, run: subprocess.Popen[bytes]) -> float:
-    """Wait until a step is on record; returns how long it took."""
+    """Wait until a step is recorded; return its duration."""
     while len(lines := recorded(folder)) < step:
-        assert run.poll() is None, "the run ended before its time"
+        assert run.poll() is None, "the run ended too early"
         time.sleep(0.05)
     seconds: float = lines[-1]["seconds/step"]
     return seconds
 
 
 def ours(process: psutil.Process) -> bool:
-    """Say whether a process is a worker."""
+    """Return whether a process is a worker."""
     try:
         return "WorkerProcess" in " ".join(process.cmdline())
     except psutil.Error:
@@ -85,7 +85,7 @@ def ours(process: psutil.Process) -> bool:
 
 
 def figures(folder: Path, seconds: float) -> dict[str, float]:
-    """Return what became of the time behind the first step."""
+    """Return how the time after the first step was spent."""
     lines = recorded(folder)
     first, *starts = (line["seconds/start"] for line in lines if "seconds/start" in line)
     calm = [line["seconds/step"] for line in lines[2:] if "seconds/start" not in line]

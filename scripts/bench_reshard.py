@@ -1,19 +1,19 @@
-"""Measure the reshard against what others do, side by side on the same ranks.
+"""Compare the reshard with the methods of other systems on the same ranks.
 
     python scripts/bench_reshard.py [--repeats 5] [--bucket-mib 256] [--json results.json]
 
 Four processes over gloo hold a dense and a mixture-of-experts model of more than 0.5 GB each and
 move them between several pairs of layouts, each in these ways:
 
-plan        this project: every rank receives what it needs and does not hold
-gather      (a) every logical tensor whole on every rank, in buckets, then cut
-parameter   (b) the same, one collective for each tensor, broadcast between pipeline stages
+plan        this project: every rank receives the parts that it needs and does not hold
+gather      (a) gather every logical tensor whole on every rank, in buckets, then shard it
+parameter   (b) the same with one collective per tensor, broadcast between pipeline stages
 limit       (c) one all_to_all_single of the plan's bytes on warm buffers
-copies      what (c) leaves out: the plan's copies inside the ranks and its packing, no messages
+copies      the part missing in (c): the plan's copies inside the ranks and its packing
 
-Shown for each: seconds (median), bytes received by the busiest rank, the peak of memory beyond
-both models, and the ratio to the plan's time. The first three ways end with equal rollout weights,
-which is checked.
+Prints for each: seconds (median), bytes received by the busiest rank, the peak of memory in
+addition to both models, and the ratio to the plan's time. The first three must give equal rollout
+weights.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from mindrl.training.megatron.sharding import megatron_sharding
 
 RANKS = 4
 
-# Layers as wide as Qwen2.5-7B's and Qwen3-30B-A3B's, and few of them.
+# A few layers with the widths of Qwen2.5-7B and Qwen3-30B-A3B.
 DENSE = ModelDescription(
     model_type="qwen2",
     num_hidden_layers=2,
@@ -83,7 +83,7 @@ MOE = ModelDescription(
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A model on its way between two layouts."""
+    """A model that is moved between two layouts."""
 
     name: str
     model: ModelDescription
@@ -140,14 +140,14 @@ class Weights:
         return self.tensors[name]
 
     def release(self, name: str) -> None:
-        """Keep it."""
+        """Do nothing: the tensors are kept."""
 
     def close(self, name: str) -> None:
-        """Nothing is packed here."""
+        """Do nothing: tensors are not packed."""
 
 
 def local_tensors(table: ShardingTable, *, filled: bool) -> Tensors:
-    """Make a rank's tensors; equal elements of a logical tensor get equal numbers on all ranks."""
+    """Create a rank's tensors; each element of a logical tensor has the same value on all ranks."""
     tensors = {
         name: torch.zeros(entry.shape, dtype=torch.bfloat16) for name, entry in table.items()
     }
@@ -181,7 +181,7 @@ def measure(run: Callable[[], None], repeats: int) -> tuple[float, int]:
 
 
 def reset_peak() -> int:
-    """Forget this process's peak of resident memory; returns what is resident."""
+    """Reset this process's peak of resident memory; return the resident bytes."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _status("VmRSS")
 
@@ -200,7 +200,7 @@ def _status(field: str) -> int:
 def ways(
     pair: Pair, plan: ReshardPlan, bucket_bytes: int
 ) -> Iterator[tuple[str, int, Callable[[], None]]]:
-    """Yield each way: its name, what this rank receives, and how to run it."""
+    """Yield each method: its name, the bytes that this rank receives, and a function to run it."""
     source = megatron_sharding(pair.model, pair.train, dtype="bfloat16")
     target = vllm_sharding(pair.model, pair.rollout, dtype="bfloat16")
     ours = local_tensors(source.table(rank()), filled=True)
@@ -234,7 +234,7 @@ def ways(
         run = checked(lambda gather=gather: gather.run(ours, taken))  # type: ignore[misc]
         yield name, gather.received, run
     sends, receives = plan.pair_bytes[rank()].tolist(), plan.pair_bytes[:, rank()].tolist()
-    # Not zeros: the pages of an untouched calloc are one and the same page.
+    # Not zeros: all untouched pages of a calloc are the same page.
     outgoing = torch.ones(sum(sends), dtype=torch.uint8)
     incoming = torch.ones(sum(receives), dtype=torch.uint8)
     yield (
@@ -246,7 +246,7 @@ def ways(
 
 
 def copy_only(reshard: Reshard, source: Weights, target: Weights) -> None:
-    """Do what a reshard does with memory, and send nothing."""
+    """Do the memory operations of a reshard without messages."""
     device = torch.device("cpu")
 
     def read(transfer: Transfer) -> Tensor:
@@ -275,7 +275,7 @@ def copy_pairs(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, object]:
-    """Measure all ways of one pair; every rank returns the same."""
+    """Measure all methods for one pair; every rank returns the same values."""
     source = megatron_sharding(pair.model, pair.train, dtype="bfloat16")
     target = vllm_sharding(pair.model, pair.rollout, dtype="bfloat16")
     start = time.perf_counter()
@@ -300,7 +300,7 @@ def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, objec
 
 
 def work(index: int, port: int, arguments: argparse.Namespace, output: str) -> None:
-    """Be one rank."""
+    """Run one rank."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=index, world_size=RANKS
@@ -347,14 +347,14 @@ def show(results: list[dict[str, object]]) -> None:
 
 
 def main() -> int:
-    """Start the ranks, print what they measured."""
+    """Start the ranks, and print the measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
-    parser.add_argument("--bucket-mib", type=int, default=256, help="bound on messages in flight")
-    parser.add_argument("--only", default="", help="pairs whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each method")
+    parser.add_argument("--bucket-mib", type=int, default=256, help="limit of messages in flight")
+    parser.add_argument("--only", default="", help="only pairs with this text in their name")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:

@@ -3,10 +3,10 @@
     python scripts/bench_start.py d3873cd               # that revision against the working tree
     python scripts/bench_start.py d3873cd HEAD --runs 5 --json results.json
 
-Runs of one step of the tiny model on two workers, of the one side and the other in turn, behind a
-run of each that counts for nothing. Worker 0 writes into its log when it is there, and when its
-engine has the first weights and takes the first prompts. Medians, and the ratio of the second side
-to the first.
+Runs one step of the tiny model on two workers, with both revisions in turn, after one warm-up run
+of each. The log of worker 0 has the times at which it is ready, and at which its engine has the
+first weights and gets the first prompts. Prints medians, and the ratio of the second revision to
+the first.
 """
 
 import argparse
@@ -25,12 +25,12 @@ MARKS = {
     "worker 0 is there": "is ready",
     "first rollout": "phase rollout begins",
 }
-"""What stands in the log of worker 0 when each moment has come."""
+"""Text in the log of worker 0 that marks each moment."""
 RAN = "whole run"
 
 
 def main() -> int:
-    """Run both sides in turn, print; returns the exit code."""
+    """Run both revisions in turn and print; return the exit code."""
     options = _options()
     make_tiny_models()
     with ExitStack() as stack:
@@ -52,8 +52,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("before", help="revision to compare with")
     parser.add_argument("after", nargs="?", help="revision; default: the working tree")
-    parser.add_argument("--runs", type=int, default=3, help="of each side (default: 3)")
-    parser.add_argument("--json", help="write the seconds of each run there")
+    parser.add_argument("--runs", type=int, default=3, help="runs per revision (default: 3)")
+    parser.add_argument("--json", help="also write the seconds of each run to this file")
     parser.add_argument("--overrides", nargs="+", default=[], metavar="KEY=VALUE")
     return parser.parse_args()
 
@@ -61,7 +61,7 @@ def _options() -> argparse.Namespace:
 def alternating(
     sides: dict[str, Path], work: Path, runs: int, overrides: list[str]
 ) -> dict[str, list[dict[str, float]]]:
-    """Return the moments of each run of each side, by its name."""
+    """Return the moments of each run of each revision, by its name."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for number, (name, code) in product(range(runs + 1), sides.items()):
         seconds = moments(code, work / f"{code.name}-{number}", overrides)
@@ -72,7 +72,7 @@ def alternating(
 
 
 def moments(code: Path, folder: Path, overrides: list[str]) -> dict[str, float]:
-    """Return how many seconds behind the command each moment of a run came.
+    """Return the seconds from the command to each moment of a run.
 
     Raises:
         SystemExit: The run failed.
@@ -96,7 +96,7 @@ def moments(code: Path, folder: Path, overrides: list[str]) -> dict[str, float]:
 
 
 def _seconds(line: str) -> float:
-    """Return when a line was written: it begins as `2026-11-22 07:00:28,123`."""
+    """Return the time of a line that starts like `2026-11-22 07:00:28,123`."""
     return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
 
 

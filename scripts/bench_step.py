@@ -1,13 +1,13 @@
-"""Compare a whole GRPO step with TRL's.
+"""Compare a complete GRPO step with TRL's.
 
     python scripts/bench_step.py [--rounds 3] [--steps 8] [--json results.json] [override ...]
 
-The same model, prompts, lengths and type, in turns on this machine: mindrl with two workers; TRL
-with the generation of transformers, and with vLLM inside its process, each as one process with two
-threads and as two processes with one, of which the faster counts. The learning
-rate is next to nothing, so that the lengths of the answers stay what they are. The first two steps
-of each start do not count. Needs the data and the model of scripts/quickstart.sh, and TRL, which
-is not among mindrl's packages:
+The same model, prompts, lengths and data type, in turn on this machine: mindrl with two workers;
+TRL with the generation of transformers, and with vLLM inside its process, each as one process with
+two threads and as two processes with one thread; the faster counts. The learning rate is almost
+zero, so the lengths of the answers do not change. The first two steps of each start do not count.
+Needs the data and the model of scripts/quickstart.sh, and TRL, which is not among mindrl's
+packages:
 
     pip install --no-deps --target .cache/trl trl accelerate
     PYTHONPATH=.cache/trl python scripts/bench_step.py
@@ -40,20 +40,22 @@ WORK = {
     "max_tokens": 40,
 }
 SKIPPED = 2
-"""Steps of each start that meet what is done once."""
+"""Steps of each start that include work that is done once."""
 Steps = list[dict[str, float]]
 
 
 def main() -> int:
-    """Run all in turns, print; returns the exit code."""
+    """Run all in turn and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=8, help="of each start; default: %(default)s")
-    parser.add_argument("--json", help="write the figures there")
+    parser.add_argument(
+        "--steps", type=int, default=8, help="steps per start (default: %(default)s)"
+    )
+    parser.add_argument("--json", help="also write the figures to this file")
     options, overrides = parser.parse_known_args()
     ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(options.steps, overrides)}
     if find_spec("trl") is None:
-        print("TRL is not there; the top of this file says how to lay it beside", file=sys.stderr)
+        print("error: TRL is not installed; see the first lines of this file", file=sys.stderr)
     else:
         ways |= {
             f"{name}, {count} process(es)": partial(theirs, way, count, options.steps)
@@ -71,7 +73,7 @@ def main() -> int:
 
 
 def ours(steps: int, overrides: Sequence[str]) -> Steps:
-    """Run mindrl's own program."""
+    """Run mindrl's program."""
     keys = [
         *("actor_config.lr=1e-12", f"megatron_training.train_iters={steps}"),
         *(f"megatron_training.global_batch_size={WORK['prompts']}", *overrides),
@@ -90,7 +92,7 @@ def ours(steps: int, overrides: Sequence[str]) -> Steps:
 
 
 def theirs(way: str, processes: int, steps: int) -> Steps:
-    """Run a rival in so many processes."""
+    """Run another trainer in a number of processes."""
     threads = max(1, (os.cpu_count() or 1) // processes)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)),
@@ -107,12 +109,12 @@ def theirs(way: str, processes: int, steps: int) -> Steps:
 
 
 def median(steps: Sequence[Mapping[str, float]], name: str = "seconds") -> float:
-    """Return the median over the steps; one that lacks it counts 0."""
+    """Return the median over the steps; a missing value counts as 0."""
     return statistics.median(step.get(name, 0.0) for step in steps)
 
 
 def shown(found: Mapping[str, Steps]) -> None:
-    """Print the steps, the ratios, and where mindrl's time goes."""
+    """Print the steps, the ratios, and the stages of mindrl's step."""
     console = Console(width=110, highlight=False)
     mindrl = found["mindrl"]
     whole = median(mindrl)

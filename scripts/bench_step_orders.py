@@ -1,17 +1,16 @@
-"""Measure what drawing ahead gains where the rollout has devices of its own, on a long tail.
+"""Measure the gain of generating ahead on separate rollout devices, with a long tail of lengths.
 
     python scripts/make_long_tail.py --output .cache/tiny/tail
     python scripts/bench_step_orders.py [--seeds 1 2 3] [--steps 20] [--json FILE] [--keep FOLDER]
         [--device-seconds ENGINE_STEP UPDATE] [key=value ...]
 
-The same two processes, one that trains and one that rolls out, in each order of steps, in turns,
-from equal seeds. Seconds are those of whole steps behind the second but the last ones, in which
-the rollout has nothing left to draw. Runs that are in the JSON file already are not run again.
+One training process and one rollout process in each order of steps, in turn, from equal seeds.
+Seconds are those of complete steps from the third on, without the last ones, in which the rollout
+has no work left. Runs that are already in the JSON file are not repeated.
 
-Where few cores do the work of all sides, each slows the others. With `--device-seconds` a step of
-the engine and an update last at least so long and sleep for what they do not need, as on devices of
-their own: what is left is the order of steps. `scripts/simulated_runs.py` sets kept runs beside the
-simulation.
+On few cores both sides slow each other down. With `--device-seconds` an engine step and an update
+take at least this time and sleep for the remainder, as on separate devices: only the order of steps
+makes a difference. `scripts/simulated_runs.py` compares kept runs with the simulation.
 """
 
 import argparse
@@ -31,7 +30,7 @@ APART = (
 )
 ORDER = "rl_config.step_order"
 LAST = 4
-"""Steps at the end that do not count: the largest bound on the age."""
+"""Steps at the end that do not count: the largest limit of the age."""
 WAYS: dict[str, tuple[str, ...]] = {
     "in turns": APART,
     "one step off": (*APART, f"{ORDER}=one_step_off"),
@@ -50,11 +49,11 @@ _CALLS = (
     "vllm.v1.engine.llm_engine:LLMEngine.step",
     "mindrl.workers.training_worker:TrainingWorker.update",
 )
-"""A step of the engine, and an update."""
+"""Engine step, and update."""
 
 
 def main() -> int:
-    """Run and print; returns the exit code."""
+    """Run and print; return the exit code."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device-seconds", nargs=2, type=float)
     options, sys.argv[1:] = parser.parse_known_args()
@@ -68,7 +67,7 @@ def main() -> int:
 
 
 def of_run(rows: Sequence[Mapping[str, float]]) -> Figures:
-    """Say what a run took by the lines of its metrics."""
+    """Return the figures of a run from the lines of its metrics."""
     accuracies = [row["evaluation/accuracy"] for row in rows if "evaluation/accuracy" in row]
     steps = [row for row in rows if "seconds/step" in row][SKIPPED:-LAST]
     seconds = mean(row["seconds/step"] for row in steps)

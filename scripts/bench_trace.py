@@ -1,17 +1,16 @@
-"""Measure what it costs to record the timeline of a step.
+"""Measure the cost of recording the timeline of a step.
 
     python scripts/bench_trace.py [--pairs 60] [--prompts 32] [--json results.json] [override ...]
 
-One run of the tiny model whose steps all do the same work: the same prompts, answered with the
-likeliest tokens, and a learning rate that moves no weight. Of each two steps that follow one
-another a coin chooses the one that is recorded, on request by SIGUSR1. A step counts with what
-follows it until the next one begins, the file of its timeline included. The mean difference of all
-pairs, the strangest quarter at either end left out, has an interval of 95 %. Nobody reads along: a
-callback of the run itself keeps the times. Steps of few prompts have as many spans, and a cost of
-milliseconds is seen in them sooner.
+All steps of one run of the tiny model do the same work: the same prompts, answered with the most
+likely tokens, and a learning rate that changes no weight. Of each two consecutive steps one is
+chosen at random and recorded, on request by SIGUSR1. A step lasts until the next one starts, so it
+includes writing the file of its timeline. The mean difference of all pairs, without the extreme
+quarter at either end, has an interval of 95 %. A callback of the run records the times. Steps with
+few prompts have the same number of spans and show a cost of milliseconds more clearly.
 
-Beside it the same from its parts: the events of a step times what one costs a worker, and what the
-driver takes to put a timeline together and to write it. Needs the data and the model of
+It also estimates the cost from its parts: the events of a step times the cost of one in a worker,
+and the driver's time to build and write a timeline. Needs the data and the model of
 scripts/quickstart.sh.
 """
 
@@ -38,7 +37,7 @@ from mindrl.observability.trace import TRACE
 from mindrl.programs.python_run import train
 
 SKIPPED = 4
-"""Steps at the start that meet what is done once."""
+"""Steps at the start that include work that is done once."""
 LOOPS = 50_000
 SAME_WORK = (
     "generate_config.sampling_config.temperature=0.01",
@@ -51,16 +50,16 @@ _DRAWS = 4000
 
 @dataclass
 class Clock:
-    """A callback of the run that has steps recorded, and knows what each took."""
+    """A callback of the run that requests recordings, and stores the duration of each step."""
 
     recorded: frozenset[int]
     ends: dict[int, float] = field(default_factory=dict)
-    """By step: when its metrics were on record."""
+    """Time at which the metrics of a step were recorded."""
     inside: dict[int, float] = field(default_factory=dict)
-    """By step: its seconds by its own metrics."""
+    """Seconds of each step from its metrics."""
 
     def __call__(self, view: StepView) -> None:
-        """Note a step, and ask for the next one where that is to be recorded."""
+        """Store the time of a step, and request the recording of the next one if it is chosen."""
         if "seconds/step" not in view.metrics:
             return
         self.ends[view.step] = time.perf_counter()
@@ -69,17 +68,17 @@ class Clock:
             signal.raise_signal(signal.SIGUSR1)
 
     def whole(self, step: int) -> float:
-        """Return the seconds of a step and of what follows it until the next one begins."""
+        """Return the seconds from the start of a step to the start of the next one."""
         return self.inside[step] + self.ends[step + 1] - self.ends[step] - self.inside[step + 1]
 
 
 def main() -> int:
-    """Run, measure the parts, print; returns the exit code."""
+    """Run, measure the parts and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=60, help="of steps; default: %(default)s")
-    parser.add_argument("--prompts", type=int, default=32, help="of a step; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the coin; default: %(default)s")
-    parser.add_argument("--json", help="write the figures there, and the seconds of each pair")
+    parser.add_argument("--pairs", type=int, default=60, help="pairs (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=32, help="per step (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="for choosing (default: %(default)s)")
+    parser.add_argument("--json", help="also write figures and seconds of all pairs here")
     options, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         asked = (*sized(options.prompts), *overrides)
@@ -94,7 +93,7 @@ def main() -> int:
 
 
 def sized(prompts: int) -> tuple[str, str]:
-    """Return the overrides that give a step so many prompts."""
+    """Return the overrides that set the number of prompts per step."""
     keys = ("megatron_training.global_batch_size", "rl_config.mini_batch_size")
     return f"{keys[0]}={prompts}", f"{keys[1]}={prompts}"
 
@@ -102,12 +101,12 @@ def sized(prompts: int) -> tuple[str, str]:
 def measured(
     folder: Path, count: int, seed: int, overrides: Sequence[str]
 ) -> tuple[list[tuple[float, float]], int]:
-    """Run; returns the seconds of each pair, recorded and not, and the events of a timeline."""
+    """Run; return the seconds of each pair, recorded and not, and the events of a timeline."""
     coin = random.Random(seed)
     firsts = range(SKIPPED + 1, SKIPPED + 1 + 2 * count, 2)
     turns = [(first, first + 1)[:: coin.choice((1, -1))] for first in firsts]
     clock = Clock(frozenset(recorded for recorded, _ in turns))
-    # One more, whose beginning ends the last pair.
+    # One more: its start ends the last pair.
     asked = [*STEPS_ALONE, *SAME_WORK, f"megatron_training.train_iters={firsts.stop}", *overrides]
     sections: dict[str, dict[str, Any]] = {}
     for key, value in (each.split("=", 1) for each in asked):
@@ -117,14 +116,14 @@ def measured(
     rows = [json.loads(line) for line in DATA.read_text().splitlines()[:prompts]]
     train("grpo_tiny_cpu", train_dataset=rows, output_dir=folder, callbacks=[clock], **sections)
     files = {int(path.stem[5:]): path for path in (folder / "trace").iterdir()}
-    assert files.keys() == clock.recorded, "the steps that were asked for are those recorded"
+    assert files.keys() == clock.recorded, "the requested steps were recorded"
     traces = (json.loads(path.read_bytes())["traceEvents"] for path in files.values())
     events = statistics.median_low([sum(each["ph"] == "X" for each in trace) for trace in traces])
     return [(clock.whole(on), clock.whole(off)) for on, off in turns], events
 
 
 def figures(pairs: Sequence[tuple[float, float]], events: int) -> dict[str, float]:
-    """Compare the steps of each pair, and with the parts."""
+    """Compare the steps of each pair, and the difference with the parts."""
     on, off = (statistics.median(side) for side in zip(*pairs, strict=True))
     differences = [recorded - not_recorded for recorded, not_recorded in pairs]
     low, high = interval(differences)
@@ -156,7 +155,7 @@ def middle(values: Sequence[float]) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the 95 % of such means of samples, drawn again from the values."""
+    """Return the ends of the 95 % interval of such means by bootstrap."""
     draws = random.Random(0)
     means = [middle(draws.choices(values, k=len(values))) for _ in range(_DRAWS)]
     ends = statistics.quantiles(means, n=40)
@@ -164,7 +163,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def costs(events: int) -> dict[str, float]:
-    """Measure what the parts of a recording cost this process."""
+    """Measure the cost of the parts of a recording in this process."""
     names = [f"event {index}" for index in range(500)]
 
     def bare() -> None:
@@ -186,7 +185,7 @@ def costs(events: int) -> dict[str, float]:
             pass
     found = TRACE.end()
     assert found is not None
-    # Either end takes about as long.
+    # Both ends take about the same time.
     sent = 2 * seconds(lambda: pickle.dumps(found))
     with tempfile.TemporaryDirectory() as folder:
         written = seconds(lambda: _write(Path(folder), events))
@@ -207,7 +206,7 @@ def _write(folder: Path, events: int) -> None:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Return the least of five times."""
+    """Return the minimum of five times."""
     times = []
     for _ in range(5):
         began = time.perf_counter()

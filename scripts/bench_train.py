@@ -3,16 +3,16 @@
     python scripts/bench_train.py [--only packing] [--repeats 3] [--quick] [--json results.json]
 
 packing     updates of a model of 4 layers on a long-tailed batch, packed and padded in turn: useful
-            tokens per second (those of the sequences), tokens that went through the network, and
-            how far the gradient is from that of the first row
-balance     modelled work of the busiest of several replicas over the mean of all, sequences dealt
-            in order and by Karmarkar and Karp's method
-memory      log-probs of 4,096 tokens over a vocabulary of 151,936: peak of extra memory over the
-            float32 logits of one chunk
-recompute   updates with recomputation of nothing, of attention and of whole layers, in turn
+            tokens per second (without padding), tokens that the network processed, and the
+            difference of the gradient from that of the first row
+balance     modelled work of the busiest replica divided by the mean, with sequences assigned in
+            order and by Karmarkar and Karp's method
+memory      log-probs of 4,096 tokens over a vocabulary of 151,936: peak of extra memory divided by
+            the float32 logits of one chunk
+recompute   updates without recomputation, with recomputed attention and with recomputed layers
 
-One process on one core, torch on CPU. Every comparison is made inside one run. Seconds of updates
-are the processor's: other programs on the machine count little.
+One process on one core, torch on CPU. Every comparison is made in one run. Times of updates are CPU
+times, so other programs have little influence.
 """
 
 import argparse
@@ -60,7 +60,7 @@ CONSOLE = Console(width=110, highlight=False)
 
 
 def long_tail(count: int, longest: int, seed: int) -> list[int]:
-    """Draw lengths with a mean of 30 % of the longest: log-normal, cut at the longest."""
+    """Sample log-normal lengths with a mean of 30 % of the longest, cut off at the longest."""
     draw = random.Random(seed)
     shape = sorted(math.exp(draw.gauss(0.0, 1.0)) for _ in range(count))
 
@@ -80,11 +80,11 @@ def long_tail(count: int, longest: int, seed: int) -> list[int]:
 
 
 def training_runs() -> Any:
-    """Make this process ready for Megatron and import what runs in it."""
-    # Of what Megatron would rather have and of what it will call otherwise one day.
+    """Prepare this process for Megatron and import its modules."""
+    # Megatron's preferences and deprecations.
     warnings.simplefilter("ignore")
     cpu = PLATFORMS["cpu"]
-    # Nothing is rolled out here, so vLLM is left alone.
+    # This process needs no vLLM.
     prepare_process(replace(cpu, patches=()))
     return import_module("train_runs")
 
@@ -144,19 +144,19 @@ def show_packing(result: Result) -> None:
 
 
 def show_agreement(ways: Result) -> None:
-    """Print how far apart the gradients are; every cut must give the same."""
+    """Print the differences of the gradients; every division must give the same gradient."""
     norms = max(way["norm_difference"] for way in ways.values())
     gradients = max(way["gradient_difference"] for way in ways.values())
     CONSOLE.print(
         f"gradient norm {next(iter(ways.values()))['norm']:.6f}; largest relative difference: "
         f"norms {norms:.1e}, gradients {gradients:.1e}\n"
     )
-    # Sums of a few thousand float32 numbers in another order.
+    # Sums of a few thousand float32 numbers in a different order.
     assert max(norms, gradients) < 1e-5, ways
 
 
 def describe(lengths: list[int]) -> str:
-    """Say how long sequences are, with a histogram of eighths of the longest."""
+    """Describe the lengths of sequences, with a histogram of eighths of the longest."""
     longest = max(lengths)
     bins = [0] * 8
     for length in lengths:
@@ -169,7 +169,7 @@ def describe(lengths: list[int]) -> str:
 
 
 def measure_balance(arguments: argparse.Namespace) -> Result:
-    """Deal batches to replicas; the mean over some draws of busiest over mean."""
+    """Assign batches to replicas; return the mean over several samples of busiest over mean."""
     linear, quadratic = forward_cost(QWEN_7B)
     draws = [long_tail(256, 16_384, seed) for seed in range(2 if arguments.quick else 20)]
     results: Result = {"lengths": draws[0], "spread": {}}
@@ -207,7 +207,7 @@ def show_balance(result: Result) -> None:
 
 
 def measure_memory(arguments: argparse.Namespace) -> Result:
-    """Start a process that holds nothing else and hands back what it freed at once."""
+    """Start a separate process that returns freed memory at once."""
     sizes = ["--tokens", "256", "--vocabulary", "20000", "--chunks", "64", "128"]
     output = subprocess.run(
         [
@@ -229,7 +229,7 @@ def measure_memory(arguments: argparse.Namespace) -> Result:
 
 
 def show_memory(result: Result) -> None:
-    """Print a table; no way of chunks may need two of them."""
+    """Print a table; no method with chunks may need the memory of two of them."""
     table = Table(title="log-probs, hidden size 64: peak of extra memory")
     columns = (
         "weight",
@@ -263,7 +263,7 @@ def show_memory(result: Result) -> None:
 
 
 def measure_recompute(arguments: argparse.Namespace) -> Result:
-    """Update with three models that differ in what they keep."""
+    """Update three models that keep different activations."""
     runs = training_runs()
     lengths = long_tail(8 if arguments.quick else 32, 64 if arguments.quick else 256, seed=4)
     way = runs.Way(micro_batching=MicroBatching(sequences=8), packed=True)
@@ -305,19 +305,21 @@ PARTS: dict[str, tuple[Callable[[argparse.Namespace], Result], Callable[[Result]
 
 
 def main() -> int:
-    """Measure the parts that are asked for and print each as it is done."""
+    """Measure the chosen parts, and print each result when it is finished."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=3, help="updates of each way")
-    parser.add_argument("--quick", action="store_true", help="small sizes: seconds, and no claims")
+    parser.add_argument("--repeats", type=int, default=3, help="updates per method")
+    parser.add_argument(
+        "--quick", action="store_true", help="use small sizes: fast, invalid figures"
+    )
     parser.add_argument(
         "--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run"
     )
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # The profiler tells of its beginning and its end.
+    # The profiler logs its start and its end.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     results = {}
     for name in arguments.only:

@@ -1,15 +1,15 @@
-"""Compare what mindrl asks of engine servers that do not run here with their published packages.
+"""Compare the interfaces of engine servers that mindrl uses with their published packages.
 
-SGLang's endpoints, their fields and how its link is made are recorded, with the options and routes
-of vllm-router, in tests/unit/rollout/engine_contract.json; the tests let our requests be judged by
-the record. Here the record is compared with the packages: they are read, not imported.
+tests/unit/rollout/engine_contract.json records SGLang's endpoints, their fields and the creation of
+its link, and the options and routes of vllm-router. The tests check our requests against it. This
+program compares it with the packages, which are read and not imported.
 
     python scripts/check_engine_contract.py
     python scripts/check_engine_contract.py --source sglang==0.5.23=FILE.whl
-    python scripts/check_engine_contract.py --write     record what the packages say
+    python scripts/check_engine_contract.py --write     record the interfaces of the packages
 
-Exit codes: 0 everything is as recorded; 1 something differs; 2 wrong options; 3 a package could not
-be read, and nothing differs in the others.
+Exit codes: 0 no difference; 1 a difference; 2 wrong options; 3 a package cannot be read, and the
+others have no difference.
 """
 
 import argparse
@@ -74,7 +74,7 @@ _ROUTES = ("/add_worker", "/remove_worker", "/liveness", "/inference/v1/generate
 
 
 def sglang_facts(source: PublishedSource) -> Facts:
-    """Read what SGLang's server takes."""
+    """Read the interface of SGLang's server."""
     requests = {
         node.name: node
         for node in parsed(source.text(_REQUESTS)).body
@@ -94,7 +94,7 @@ def sglang_facts(source: PublishedSource) -> Facts:
 
 
 def router_facts(source: PublishedSource) -> Facts:
-    """Read which options vllm-router has, and which routes its program names."""
+    """Read the options and the routes of vllm-router."""
     words = {
         node.value
         for node in ast.walk(parsed(source.text("vllm_router/router_args.py")))
@@ -134,7 +134,7 @@ def _endpoints(tree: ast.Module) -> Iterator[tuple[str, list[str], str]]:
 
 
 def _fields(classes: dict[str, ast.ClassDef], name: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the fields of a class with their defaults; None of one that must be given."""
+    """Yield the fields of a class with their defaults; None for a required field."""
     node = classes.get(name)
     if node is None:
         return
@@ -147,7 +147,7 @@ def _fields(classes: dict[str, ast.ClassDef], name: str) -> Iterator[tuple[str, 
 
 
 def _sampling(tree: ast.Module) -> list[str]:
-    """Return what a request may say of its sampling."""
+    """Return the sampling parameters of a request."""
     (node,) = [
         each
         for each in tree.body
@@ -163,10 +163,10 @@ def _sampling(tree: ast.Module) -> list[str]:
 
 
 def differences(recorded: Any, found: Any, at: str) -> Iterator[str]:
-    """Say where two sets of facts differ."""
+    """Yield the differences between two sets of facts."""
     if not (isinstance(recorded, dict) and isinstance(found, dict)):
         if recorded != found:
-            yield f"{at}: {found}, and recorded is {recorded}"
+            yield f"{at}: {found}, but {recorded} is recorded"
         return
     for key in sorted(recorded.keys() | found.keys()):
         here = recorded.get(key, "nothing"), found.get(key, "nothing")
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     given = dict(each.rsplit("=", 1) for each in options.source)
     if unknown := given.keys() - set(PINS):
-        parser.error(f"{', '.join(unknown)}: known are {', '.join(PINS)}")
+        parser.error(f"{', '.join(unknown)} is unknown; known: {', '.join(PINS)}")
     recorded = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     found, code = dict(recorded), 0
     for pin in PINS:
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found[pin] = READERS[name](open_source(path))
         except SourceUnavailableError as error:
             code = code or NOT_READ
-            print(f"error: {pin} was not read: {error}", file=sys.stderr)
+            print(f"error: cannot read {pin}: {error}", file=sys.stderr)
     for line in [] if options.write else differences(recorded, found, "error:"):
         code = DIFFERS
         print(line, file=sys.stderr)

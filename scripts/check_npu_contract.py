@@ -1,13 +1,13 @@
-"""Look for every name that mindrl's NPU code uses in the published sources of the pinned versions.
+"""Search every name that mindrl's NPU code uses in the published sources of the pinned versions.
 
-Nothing is imported and nothing is installed: files are read as they were published. Files of the
-package index are downloaded once and kept. MindSpeed is published in its repository only.
+Published files are read, not imported or installed. Files of the package index are downloaded once
+and kept. MindSpeed is published only in its repository.
 
     python scripts/check_npu_contract.py
     python scripts/check_npu_contract.py --source mindspeed=../MindSpeed --json
 
-Exit codes: 0 everything is there; 1 something is missing; 2 wrong options; 3 a package could not be
-read, and nothing is missing in the others.
+Exit codes: 0 all names found; 1 a name is missing; 2 wrong options; 3 a package cannot be read, and
+the others lack no name.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def named_path(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     names = [pin.distribution for pin in CHECKED_PINS]
     if name not in names or not path:
-        raise argparse.ArgumentTypeError(f"{text}: NAME=PATH with a name of {', '.join(names)}")
+        raise argparse.ArgumentTypeError(f"{text} must be NAME=PATH; names: {', '.join(names)}")
     if not Path(path).exists():
         raise argparse.ArgumentTypeError(f"{path}: no such file or folder")
     return name, Path(path)
@@ -49,18 +49,18 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         type=named_path,
-        help="read a package from a wheel, an archive, a folder or a git repository; of a "
-        "repository the pinned commit is read",
+        help="read a package from a wheel, an archive, a folder or, at the pinned commit, a git "
+        "repository",
     )
     made.add_argument(
         "--cache",
         type=Path,
         default=ROOT / ".cache" / "npu-contract",
-        help="folder that keeps what is downloaded (default: .cache/npu-contract)",
+        help="folder for downloaded files (default: .cache/npu-contract)",
     )
     made.add_argument("--index", help="address of the package index (default: pip's)")
     made.add_argument("--json", action="store_true", help="print the rows as JSON")
-    made.add_argument("--write", action="store_true", help=f"renew {RESULT.relative_to(ROOT)}")
+    made.add_argument("--write", action="store_true", help=f"update {RESULT.relative_to(ROOT)}")
     return made
 
 

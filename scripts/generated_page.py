@@ -1,4 +1,4 @@
-"""What the scripts that make a page of docs/reference share: options, comparison, answer."""
+"""Common part of the scripts that generate pages of docs/reference: options and comparison."""
 
 import argparse
 import sys
@@ -8,19 +8,19 @@ REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
 def write_or_check(page: Path, wanted: str, *, source: str, description: str) -> int:
-    """Write a page, or compare it with the file, as the command line asks.
+    """Write a page, or compare it with the file if the command line has `--check`.
 
     Args:
-        page: Where it belongs, unless the command line names another file.
-        wanted: Its text.
-        source: Folder that it is made from.
-        description: Of the program.
+        page: Default path of the page.
+        wanted: Text of the page.
+        source: Folder from which it is generated.
+        description: Description of the program.
 
     Returns:
-        The exit status: 1 where the file differs and nothing is to be written.
+        The exit status: 1 if the file differs with `--check`.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
+    parser.add_argument("--check", action="store_true", help="only compare; fail if it differs")
     parser.add_argument("--output", type=Path, default=page, help="the page (default: %(default)s)")
     options = parser.parse_args()
     output: Path = options.output

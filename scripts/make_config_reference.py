@@ -1,7 +1,7 @@
 """Write docs/reference/config.md from the configuration dataclasses, or check that it is current.
 
-A field's page entry is its name, its type in words, its default and the text under it in the
-source, so a field that is added without a text, or a page that is edited by hand, is noticed. An
+The entry of a field is its name, its type in words, its default and the text below it in the
+source. So the test finds a field without a text, and a page that was edited by hand. An
 entry that an earlier section has is a reference to that section.
 """
 
@@ -60,7 +60,7 @@ def type_in_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
 
 
 def limits_of(metadata: Sequence[Any]) -> list[Any]:
-    """Unpack the bounds from what stands beside a type in `Annotated`."""
+    """Return the bounds of a type in `Annotated`."""
     limits: list[Any] = []
     for each in metadata:
         limits += each.metadata if isinstance(each, FieldInfo) else [each]
@@ -85,7 +85,7 @@ def range_in_words(limits: Sequence[Any]) -> Iterator[str]:
 
 
 def plain(value: Any) -> str:
-    """Spell a value as a configuration file does."""
+    """Format a value as in a configuration file."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -94,16 +94,16 @@ def plain(value: Any) -> str:
 
 
 def default_in_words(field: FieldInfo) -> str:
-    """Spell the default of a field."""
+    """Format the default of a field."""
     if field.is_required():
         return "required"
     return f"`{plain(field.default)}`"
 
 
 def row(name: str, field: FieldInfo) -> str:
-    """Lay out one field as a line of a Markdown table."""
+    """Return one field as a line of a Markdown table."""
     if not field.description:
-        raise ValueError(f"{name} has no text under it in mindrl/config/; write its meaning there")
+        raise ValueError(f"{name} has no text below it in mindrl/config/; add its meaning there")
     meaning = " ".join(field.description.split()).replace("None", "`null`")
     cells = [
         f"`{name}`",
@@ -134,12 +134,12 @@ def table(key: str, section: type, written: dict[str, str]) -> str:
     written.update({line: key for line in rows.values() if line not in written})
     if within:
         links = [f"[{key}.{name}](#{anchor(f'{key}.{name}')})" for name in within]
-        lines += [f"Sections within: {', '.join(links)}.", ""]
+        lines += [f"Nested sections: {', '.join(links)}.", ""]
     return "\n".join(lines)
 
 
 def anchor(heading: str) -> str:
-    """Return the fragment that leads to a heading of dotted names."""
+    """Return the fragment of a heading with dotted names."""
     return heading.replace(".", "").lower()
 
 

@@ -1,11 +1,11 @@
-r"""Teach the tiny model a task whose answers have a long tail, and write its questions.
+r"""Train the tiny model on a task with a long tail of answer lengths, and write its questions.
 
     python scripts/make_long_tail.py --output .cache/tiny/tail [--every 16]
 
 Most questions are those of make_tiny_data.py. One in sixteen ends in a number, "47+38=? 118", and
-is answered behind a count down to 1: "118, 117, ..., 1, 7+8=15, 4+3=7, \boxed{75}". Such an answer
-has about 20 times the tokens of another. It follows the habits of the tiny model, but by the end of
-a count the model has often lost the numbers it was asked for. Needs the data and the model of
+its answer starts with a count down to 1: "118, 117, ..., 1, 7+8=15, 4+3=7, \boxed{75}". Such an
+answer has about 20 times the tokens of another. It keeps the style of the tiny model, but after a
+long count the model has often lost the numbers of the question. Needs the data and the model of
 scripts/quickstart.sh. The same arguments on the same machine give the same bytes.
 """
 
@@ -32,28 +32,28 @@ COUNTS = range(96, 127)
 POSITIONS = 512
 STEPS, ANSWERS, LONG_ANSWERS, LEARNING_RATE = 400, 24, 3, 1e-3
 LEAST_SHARE = 0.9
-"""Of held-out counts that the model brings to their end, each token the likeliest."""
+"""Required share of held-out counts that the model completes with the most likely tokens."""
 
 
 class Counted(NamedTuple):
-    """A question that asks for a count down first."""
+    """A question that requires a count down first."""
 
     question: Question
     count: int
 
     @property
     def prompt(self) -> str:
-        """The question as the user words it."""
+        """The question of the user."""
         return f"{self.question.prompt} {self.count}"
 
     @property
     def down(self) -> str:
-        """What stands before the answer."""
+        """The text before the answer."""
         return "".join(f"{number}, " for number in range(self.count, 0, -1))
 
 
 def rows(questions: Sequence[Question], every: int, rng: random.Random) -> Iterator[str]:
-    """Yield one JSON line per question; one in so many asks for a count."""
+    """Yield one JSON line per question; one in `every` requires a count."""
     for question in questions:
         asked = Counted(question, rng.choice(COUNTS)) if rng.random() < 1 / every else question
         messages = [{"role": "user", "content": asked.prompt}]
@@ -63,7 +63,7 @@ def rows(questions: Sequence[Question], every: int, rng: random.Random) -> Itera
 def learn(
     model: TinyModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]
 ) -> None:
-    """Teach the long answers, and keep the habits of the short ones."""
+    """Train on the long answers, and keep the style of the short ones."""
     rng, recipe = random.Random(0), Recipe()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     for step in track(range(STEPS), "warm start", disable=not sys.stdout.isatty()):
@@ -84,7 +84,7 @@ def learn(
 def share_counted(
     model: TinyModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]
 ) -> float:
-    """Share of counts whose tokens are all the likeliest."""
+    """Return the share of counts whose tokens are all the most likely ones."""
     asked = [Counted(each, COUNTS[row % len(COUNTS)]) for row, each in enumerate(questions)]
     ids_BT, labels_BT = encode_batch(tokenizer, asked, [each.down for each in asked])
     labels_BT[labels_BT == tokenizer.eos_token_id] = IGNORED_LABEL
@@ -94,10 +94,10 @@ def share_counted(
 
 
 def main() -> int:
-    """Write the questions and the model; returns the exit code."""
+    """Write the questions and the model; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for both")
-    parser.add_argument("--every", type=int, default=16, help="one of so many counts")
+    parser.add_argument("--output", type=Path, required=True, help="folder for questions and model")
+    parser.add_argument("--every", type=int, default=16, help="questions per count")
     options = parser.parse_args()
     for number, name in enumerate(("train", "test")):
         questions = read_questions(TINY / f"data/{name}.jsonl")
@@ -111,7 +111,7 @@ def main() -> int:
     )
     learn(model, tokenizer, read_questions(TINY / "data/train.jsonl"))
     share = share_counted(model, tokenizer, read_questions(TINY / "data/test.jsonl")[:62])
-    print(f"{share:.3f} of the counts are brought to their end")
+    print(f"{share:.3f} of the counts are completed")
     if share < LEAST_SHARE:
         return 1
     model.save_pretrained(options.output / "model")

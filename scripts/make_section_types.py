@@ -1,7 +1,7 @@
 """Write or check mindrl/config/section_types.pyi, the types of the sections.
 
-The types of the sections that `mindrl.train` takes as dictionaries: editors complete their keys,
-and a type checker refuses one that is not there.
+These are the types of the sections that `mindrl.train` accepts as dictionaries: editors complete
+their keys, and type checkers refuse unknown keys.
 """
 
 import subprocess
@@ -26,12 +26,12 @@ from typing import Literal, TypedDict
 
 
 def main() -> int:
-    """Write the stub, or compare it, as the command line asks; returns the exit code."""
+    """Write the stub, or compare it with `--check`; return the exit code."""
     return write_or_check(
         STUB,
         _stub(dict.fromkeys(_needed(RunConfig))),
         source="mindrl/config/",
-        description="Write the types of the sections that mindrl.train takes.",
+        description="Write the types of the sections that mindrl.train accepts.",
     )
 
 
@@ -43,7 +43,7 @@ def _stub(sections: Iterable[type]) -> str:
 
 
 def _needed(section: type) -> Iterator[type]:
-    """Yield the sections that one names, those that it extends, and itself, in this order."""
+    """Yield the sections in a section, those that it extends, and itself, in this order."""
     for base in section.__bases__:
         if is_dataclass(base):
             yield from _needed(base)
@@ -72,7 +72,7 @@ def _name(section: type) -> str:
 
 
 def _spelled(hint: Any) -> str:
-    """Spell a type as a caller may give it: a list in the place of a tuple."""
+    """Format a type for callers: a sequence instead of a tuple."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return " | ".join(map(_spelled, inner))

@@ -1,6 +1,6 @@
 """Write a small arithmetic data set: two-digit additions with their answers.
 
-`mindrl tiny` writes it too, beside the model; here the numbers of rows can be chosen.
+`mindrl tiny` writes it together with the model; this script has options for the numbers of rows.
 """
 
 import argparse
@@ -20,9 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--output", type=Path, required=True, help="folder for the two files")
-    add("--seed", type=int, default=0, help="draws the questions (default 0)")
+    add("--seed", type=int, default=0, help="seed of the questions (default: 0)")
     for name, rows in (("train", TRAINING_ROWS), ("test", TEST_ROWS)):
-        add(f"--{name}", type=count, default=rows, help=f"rows of {name}.jsonl (default {rows})")
+        add(f"--{name}", type=count, default=rows, help=f"rows of {name}.jsonl (default: {rows})")
     return exit_code(lambda: _write(parser.parse_args(arguments)))
 
 

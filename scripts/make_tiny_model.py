@@ -1,7 +1,7 @@
-"""Make a small Qwen2 or Qwen3-MoE chat model that adds two-digit numbers, but carelessly.
+"""Create a small Qwen2 or Qwen3-MoE chat model that adds two-digit numbers with errors.
 
-`mindrl tiny` makes it too, with its data; here both folders can be chosen. The questions come from
-train.jsonl of make_tiny_data.py. A folder that was made by the same recipe is left alone.
+`mindrl tiny` creates it together with its data; this script has options for both folders. The
+questions come from train.jsonl of make_tiny_data.py. A folder of the same recipe is not changed.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from mindrl.programs.tiny import add_model_options, made_model
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the model unless it is there, and return the exit status."""
+    """Create the model unless it exists; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

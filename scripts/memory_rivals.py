@@ -1,4 +1,4 @@
-"""Managers of a device that scripts/bench_memory.py compares: ours, and the habits of others."""
+"""Device managers that scripts/bench_memory.py compares: ours, and the methods of others."""
 
 import time
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ class Habits:
     """How a system without a schedule treats the regions."""
 
     reused: frozenset[Region]
-    """Have a place on the host for good; others get new memory each time that they leave."""
+    """Regions with a permanent place on the host; others get new memory whenever they leave."""
     dropped: frozenset[Region]
-    """Leave without a copy and come back as garbage."""
+    """Regions that leave without a copy and return with undefined contents."""
     stays: frozenset[Region]
-    """Wait on the device from their first call of a step until the next rollout has read them."""
+    """Regions that stay on the device from their first call until the next rollout reads them."""
 
 
 HABITS = {
@@ -40,15 +40,15 @@ HABITS = {
 
 
 class Clocked(ShardingManager):
-    """Counts the processor's seconds of each move, and the host memory behind the regions."""
+    """Counts the CPU seconds of each move, and the host memory of the regions."""
 
     host_bytes = 0
 
     def leave(self) -> None:
-        """Take note that the calls of a role are over."""
+        """Record that the calls of a role are finished."""
 
     def bytes_on_host(self) -> int:
-        """Return what the host keeps now."""
+        """Return the bytes that the host keeps now."""
         raise NotImplementedError
 
     def _timed(self, move: Move) -> None:
@@ -59,10 +59,10 @@ class Clocked(ShardingManager):
 
 
 class Schedule(Clocked):
-    """Ours: a phase lasts until another begins."""
+    """Our schedule: a phase lasts until the next one starts."""
 
     def __init__(self, worker: ActorHybridWorker) -> None:
-        """Take over the device of a worker."""
+        """Manage the device of a worker."""
         device, resharder = worker.device, worker.sharding_manager.resharder
         super().__init__(
             device.ledger, resharder, movable=device.plan.movable, device_type=device.device_type
@@ -75,10 +75,10 @@ class Schedule(Clocked):
 
 
 class CopiedRegion:
-    """The storages of one of our regions, copied out each time whether they changed or not."""
+    """The storages of one of our regions, copied to the host every time, changed or not."""
 
     def __init__(self, ours: StoredRegion, *, keeps: bool, reuses: bool) -> None:
-        """Take the storages over; they have to be on the device."""
+        """Store the storages, which must be on the device."""
         self.stored = [(each.storage, each.nbytes) for each in ours.stored.values()]
         self.nbytes = ours.nbytes
         self.keeps = keeps
@@ -86,15 +86,15 @@ class CopiedRegion:
         self.host: dict[int, Tensor] = {}
 
     def device_bytes(self) -> int:
-        """Return what is on the device now."""
+        """Return the bytes on the device."""
         return sum(storage.nbytes() for storage, _ in self.stored)
 
     def bytes_on_host(self) -> int:
-        """Return what the host keeps of it now."""
+        """Return the bytes of the region on the host."""
         return sum(copy.nbytes for copy in self.host.values())
 
     def offload(self) -> int:
-        """Leave the device; returns the bytes copied to the host."""
+        """Move to the host; return the copied bytes."""
         copied = 0
         for index, (storage, nbytes) in enumerate(self.stored):
             if self.keeps and storage.nbytes():
@@ -107,7 +107,7 @@ class CopiedRegion:
         return copied
 
     def onload(self) -> int:
-        """Come to the device; returns the bytes copied."""
+        """Move to the device; return the copied bytes."""
         copied = 0
         for index, (storage, nbytes) in enumerate(self.stored):
             storage.resize_(nbytes)
@@ -119,14 +119,14 @@ class CopiedRegion:
         return copied
 
     def changed(self) -> None:
-        """Do nothing: it is copied anyway."""
+        """Do nothing: the region is copied every time."""
 
 
 class CallByCall(Clocked):
-    """Loads what a call needs, and takes it off the device behind the call."""
+    """Loads the regions that a call needs, and offloads them after the call."""
 
     def __init__(self, worker: ActorHybridWorker, habits: Habits) -> None:
-        """Take over the device of a worker, whose regions are copied ones already."""
+        """Manage the device of a worker with copied regions."""
         device, resharder = worker.device, worker.sharding_manager.resharder
         super().__init__(
             device.ledger, resharder, movable=device.plan.movable, device_type=device.device_type
@@ -134,13 +134,13 @@ class CallByCall(Clocked):
         self.habits = habits
 
     def enter(self, phase: Phase) -> None:
-        """Bring what is missing; nothing leaves before the call but the weights that are read."""
+        """Load missing regions; before the call only weights that were read are released."""
         if phase is not self.phase:
             self._go(self._way_into(phase))
             self.phase = phase
 
     def leave(self) -> None:
-        """Empty the device but for what stays."""
+        """Offload all regions except those that stay."""
         there = [region for region in Region if region in self.resident - self.habits.stays]
         rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & set(there) else []
         gone = rollout + [region for region in there if region not in ROLLOUT_REGIONS]
@@ -148,7 +148,7 @@ class CallByCall(Clocked):
         self.phase = None
 
     def bytes_on_host(self) -> int:
-        """Return what the host keeps now of all regions."""
+        """Return the bytes of all regions on the host."""
         regions = self.ledger.regions.values()
         return sum(each.bytes_on_host() for each in regions if isinstance(each, CopiedRegion))
 
@@ -175,10 +175,10 @@ class CallByCall(Clocked):
 
 
 class Ways:
-    """Hands the device of one worker from a manager to another."""
+    """Gives the device of one worker to one manager after another."""
 
     def __init__(self, worker: ActorHybridWorker) -> None:
-        """Remember what our own schedule works with."""
+        """Store the state of our schedule."""
         self.worker = worker
         ledger = worker.device.ledger
         found = ledger.regions.items()
@@ -190,10 +190,10 @@ class Ways:
         self.names = ("schedule", *HABITS)
 
     def take(self, name: str) -> Clocked:
-        """Empty the device and give it to a manager of a kind."""
+        """Empty the device and give it to a manager."""
         worker, ledger = self.worker, self.worker.device.ledger
         self._bring_all()
-        # The early release of weights that are read belongs to the schedule.
+        # Only the schedule releases weights early, when they have been read.
         self.sync.on_last_read = self.on_last_read if name == "schedule" else None
         for region, ours in self.ours.items():
             ours.changed()
@@ -214,10 +214,10 @@ class Ways:
 
 
 def copied_region(name: Region, ours: StoredRegion, habits: Habits) -> CopiedRegion:
-    """Treat a region as others do."""
+    """Return a region that is copied as in other systems."""
     return CopiedRegion(ours, keeps=name not in habits.dropped, reuses=name in habits.reused)
 
 
 def as_bytes(storage: UntypedStorage) -> Tensor:
-    """Look at a storage as a tensor of its bytes."""
+    """Return a storage as a tensor of its bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

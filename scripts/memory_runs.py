@@ -1,4 +1,4 @@
-"""The worker of scripts/bench_memory.py and its steps. Imported in a prepared process only.
+"""The worker of scripts/bench_memory.py and its steps. Imported only in a prepared process.
 
 Shapes: B sequences of a step, T positions.
 """
@@ -38,12 +38,12 @@ from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 Numbers = dict[str, float]
 
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 2, 2, 8, 8
-"""Few and short: what is measured lies between the calls."""
+"""Few and short: the measured time is between the calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a model is."""
+    """Sizes of a model."""
 
     layers: int
     hidden: int
@@ -86,7 +86,7 @@ def write_model(folder: str, size: Size) -> None:
 
 
 def run_config(folder: str, algorithm: str, size: Size) -> RunConfig:
-    """Say what a run on one device would say, with everything that may leave leaving."""
+    """Return the configuration of a run on one device with all offloading."""
     values: dict[str, dict[str, Any]] = {
         "megatron_training": {
             "train_iters": 1000,
@@ -103,7 +103,7 @@ def run_config(folder: str, algorithm: str, size: Size) -> RunConfig:
             "mini_batch_size": PROMPTS,
             "max_prompt_length": PROMPT_TOKENS,
             "init_kl_coef": 0.001,
-            # Each step of `Course` computes them in a pass of its own, which the plan has to count.
+            # Each step of `Course` computes them in a separate pass, which the plan must count.
             "old_log_probs": "recompute",
         },
         "generate_config": {
@@ -120,7 +120,7 @@ def run_config(folder: str, algorithm: str, size: Size) -> RunConfig:
 
 
 def join() -> None:
-    """Make the default process group, of this process alone."""
+    """Create the default process group with this process alone."""
     torch.set_num_threads(1)
     seat, listener = Seat(rank=0, world_size=1, local_device=0), listen("127.0.0.1")
     address = ("127.0.0.1", listener.getsockname()[1])
@@ -132,14 +132,14 @@ class Course:
     """The steps of a training, on random prompts."""
 
     def __init__(self, worker: ActorHybridWorker, size: Size) -> None:
-        """Take the worker that all ways share."""
+        """Store the worker that all managers share."""
         self.worker = worker
         self.vocabulary = size.vocabulary
         self.draw = random.Random(5)
         self.generator = torch.Generator().manual_seed(6)
 
     def step(self, manager: Clocked) -> None:
-        """Roll out, score and learn; the manager is told when the calls of a role are over."""
+        """Roll out, score and train; notify the manager when the calls of a role are finished."""
         rollouts = self._rollouts()
         manager.leave()
         sequences, mask_BT = rollouts.sequences(), rollouts.response_mask_BT
@@ -149,7 +149,7 @@ class Course:
         manager.leave()
         assert reference is not None, "one rank has the last stage"
         assert scored is not None, "the same"
-        # Weights of another step, or memory that nobody wrote, would give a gap near 1.
+        # Weights of another step, or unwritten memory, would give a gap near 1.
         gap_BT = (scored.logprobs_BT - rollouts.rollout_logprobs_BT) * mask_BT
         assert gap_BT.abs().max() < 1e-4, gap_BT
         if "critic" in self.worker.models:
@@ -201,7 +201,7 @@ class Course:
 
 
 def measure(algorithm: str, folder: str, *, quick: bool, repeats: int) -> dict[str, Any]:
-    """Run the steps of an algorithm under each manager in turn; returns medians and the plan.
+    """Run the steps of an algorithm with each manager in turn; return medians and the plan.
 
     Needs the default process group.
     """
@@ -213,7 +213,7 @@ def measure(algorithm: str, folder: str, *, quick: bool, repeats: int) -> dict[s
     found: dict[str, list[Numbers]] = {name: [] for name in ways.names}
     for name in ways.names * repeats:
         manager = ways.take(name)
-        # Where the device stands between two steps is part of the way.
+        # The state of the device between two steps is part of the method.
         course.step(manager)
         manager.flush_metrics()
         course.step(manager)
@@ -236,7 +236,7 @@ def medians(runs: list[Numbers]) -> Numbers:
 
 
 def bandwidth(ways: Ways, name: Region, repeats: int) -> dict[str, float]:
-    """Move a region back and forth, beside plain copies of as many bytes; bytes per second."""
+    """Return bytes per second of moving a region, and of plain copies of the same bytes."""
     ours = ways.ours[name]
     ways.take("schedule")
     ours.onload()
@@ -249,7 +249,7 @@ def bandwidth(ways: Ways, name: Region, repeats: int) -> dict[str, float]:
 
     def copies(*, to_host: bool) -> None:
         for each in ours.stored.values():
-            assert each.place is not None, "what is measured is kept"
+            assert each.place is not None, "the region keeps its contents"
             ends = (each.place.parts, each.device_parts(each.place))
             pairs = zip(*(ends if to_host else ends[::-1]), strict=True)
             ours.copies.start(pairs, lambda: None)

@@ -1,14 +1,14 @@
-"""Plant faults in mindrl, one at a time, and see whether the short test suite finds each.
+"""Plant faults in mindrl, one at a time, and check that the short test suite finds each.
 
     python scripts/mutate.py                    all faults of scripts/faults.yaml
     python scripts/mutate.py --list             their names, files and tests
-    python scripts/mutate.py --only NAME ...    these alone
-    python scripts/mutate.py --jobs 2           so many at a time
+    python scripts/mutate.py --only NAME ...    only these faults
+    python scripts/mutate.py --jobs 2           two faults at a time
 
-A fault is an exact piece of source text, which must stand in one place of mindrl, what comes
-instead, and the tests that are to find it. They run in a worktree of their own, with the tracked
-files as they are now; where all of them pass, so does the rest of the short suite. Exit code 1: a
-fault survived. Exit code 2: a fault no longer applies, or its tests fail without it.
+A fault is an exact source text, which must occur once in mindrl, its replacement, and the tests
+that must find it. They run in a separate worktree with the current tracked files; if all of them
+pass, the rest of the short suite runs. Exit code 1: a fault survived. Exit code 2: a fault no
+longer applies, or its tests fail without it.
 """
 
 import argparse
@@ -37,18 +37,18 @@ FAULTS = ROOT / "scripts/faults.yaml"
 SHORT = "not gpu and not npu and not faults and not nightly"
 WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
 TEST_SECONDS = 300
-"""A test that a fault keeps waiting ends after so long, and counts as failed."""
+"""Time limit of a test that a fault keeps waiting; it then counts as failed."""
 FOUND, SURVIVED = 1, 0
 """Exit codes of pytest: tests failed, all passed."""
 
 
 class FaultError(Exception):
-    """A fault that cannot be planted, or tests that say nothing about it."""
+    """A fault that cannot be planted, or tests that cannot judge it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One defect, and who is to find it."""
+    """One defect, and the tests that must find it."""
 
     name: str
     old: str
@@ -56,10 +56,10 @@ class Fault:
     tests: tuple[str, ...]
 
     def test_files(self) -> list[str]:
-        """Return the files of the tests, wherever below tests/ they lie.
+        """Return the files of the tests in any folder of tests/.
 
         Raises:
-            FaultError: There is none of a name.
+            FaultError: A test file does not exist.
         """
         found = {name: _tests_of(name) for name in self.tests}
         if unknown := [name for name, paths in found.items() if not paths]:
@@ -67,15 +67,15 @@ class Fault:
         return sorted({_short(path) for paths in found.values() for path in paths})
 
     def file(self, root: Path) -> Path:
-        """Return the one file that the fault applies to.
+        """Return the file to which the fault applies.
 
         Raises:
-            FaultError: There is none, or the text stands in several places.
+            FaultError: The text does not occur exactly once.
         """
         counts = {path: text.count(self.old) for path, text in _sources(root).items()}
         places = sum(counts.values())
         if places != 1:
-            raise FaultError(f"{self.name}: its text stands in {places} places of mindrl, not in 1")
+            raise FaultError(f"{self.name}: its text occurs {places} times in mindrl, not once")
         return next(path for path, count in counts.items() if count)
 
     def planted(self, root: Path) -> str:
@@ -85,21 +85,21 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a fault."""
+    """Result of a fault."""
 
     fault: Fault
     found_by: str
-    """The first test that failed; empty where none did."""
+    """The first test that failed; empty without one."""
     beyond: bool
-    """The named tests passed, another of the short suite did not."""
+    """Whether the named tests passed, but another of the short suite failed."""
     seconds: float
 
 
 def faults(names: Sequence[str] = ()) -> list[Fault]:
-    """Read the faults, or those of some names.
+    """Read all faults, or the named ones.
 
     Raises:
-        FaultError: There is no fault of a name.
+        FaultError: A name is unknown.
     """
     rows = yaml.safe_load(_read(FAULTS))
     made = {
@@ -112,14 +112,14 @@ def faults(names: Sequence[str] = ()) -> list[Fault]:
         for name, row in rows.items()
     }
     if unknown := sorted(set(names) - made.keys()):
-        raise FaultError(f"no fault of these names: {', '.join(unknown)}")
+        raise FaultError(f"unknown faults: {', '.join(unknown)}")
     return [made[name] for name in names or made]
 
 
 def main() -> int:
-    """Run the program; returns its exit code."""
+    """Run the program; return its exit code."""
     options = _options()
-    # The worktrees are removed then too.
+    # Also removes the worktrees.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         chosen = faults(options.only)
@@ -137,7 +137,7 @@ def main() -> int:
 
 
 def plant_all(chosen: Sequence[Fault], jobs: int) -> list[Outcome]:
-    """Plant each fault in one of so many worktrees.
+    """Plant each fault in one of several worktrees.
 
     Raises:
         FaultError: The tests of the faults do not pass without them.
@@ -185,7 +185,7 @@ def _must_pass(chosen: Sequence[Fault], tree: Path) -> None:
 
 
 def _first_failure(what: str, tests: Sequence[str], tree: Path) -> str:
-    """Run tests until one fails; returns which, or nothing where all pass.
+    """Run tests until one fails; return its name, or an empty string if all pass.
 
     Raises:
         FaultError: Pytest could not run them.
@@ -195,7 +195,7 @@ def _first_failure(what: str, tests: Sequence[str], tree: Path) -> str:
     done = subprocess.run(
         command,
         cwd=tree,
-        # Sources that change within a second must not be taken for their compiled selves.
+        # Compiled files must not be reused for sources that change within a second.
         env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
@@ -212,14 +212,14 @@ def _first_failure(what: str, tests: Sequence[str], tree: Path) -> str:
 
 @contextmanager
 def _worktrees(count: int) -> Iterator[list[Path]]:
-    """Check the tracked files out so many times, as they are now."""
+    """Check out the current tracked files several times."""
     commit = _git("stash", "create") or _git("rev-parse", "HEAD")
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         trees = [Path(folder, f"tree{at}") for at in range(count)]
         try:
             for tree in trees:
                 _git("worktree", "add", "--detach", str(tree), commit)
-                # What tests make once: models and data, the packages of the simulated NPU.
+                # Files that tests create once: models, data, the packages of the simulated NPU.
                 (tree / ".cache").symlink_to(ROOT / ".cache")
             yield trees
         finally:
@@ -255,8 +255,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these faults alone")
-    parser.add_argument("--list", action="store_true", help="print the faults and end")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="only these faults")
+    parser.add_argument("--list", action="store_true", help="print the faults and exit")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time")
     return parser.parse_args()
 
@@ -267,7 +267,7 @@ def _short(path: Path) -> str:
 
 @cache
 def _sources(root: Path) -> Mapping[Path, str]:
-    """Read a tree as it is without a fault."""
+    """Read a tree without a fault."""
     return {path: _read(path) for path in sorted(root.glob("mindrl/**/*.py"))}
 
 

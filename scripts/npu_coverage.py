@@ -1,11 +1,11 @@
-"""Which lines of the NPU path are executed by tests: on the host alone, and on simulated NPUs.
+"""Measure the lines of the NPU path that tests execute, on the host and on simulated NPUs.
 
     python scripts/npu_coverage.py                       run the tests, then print
-    python scripts/npu_coverage.py --record lines.txt    keep the record; print one that is there
+    python scripts/npu_coverage.py --record lines.txt    keep the record, or print an existing one
 
-The NPU path is mindrl/platform, and elsewhere each function that asks for the kind of device or
-uses what the platform has of it: copies, memory, attention. A line is a line of code, not a text or
-a comment. The record has what each process executed, those of Ray and those that were killed too.
+The NPU path is mindrl/platform, and in other rooms each function that reads the kind of device or
+uses the platform's copies, memory or attention. Only lines of code count, without strings and
+comments. The record has the executed lines of each process, including those of Ray and killed ones.
 """
 
 import argparse
@@ -28,7 +28,7 @@ OF_DEVICES = {
 }
 TESTS = ("tests/unit/platform", "tests/unit/doctor", "tests/unit/workers", "tests/npu_simulated")
 Lines = dict[str, set[int]]
-"""By the file."""
+"""Line numbers by file."""
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def run_tests(record: Path) -> int:
-    """Run the tests of the NPU path; every process adds to the record."""
+    """Run the tests of the NPU path; every process appends to the record."""
     paths = filter(None, (str(ROOT / "scripts/lib/lines"), os.environ.get("PYTHONPATH")))
     kept = {"RECORDED_LINES": str(record), "PYTHONPATH": os.pathsep.join(paths)}
     marks = "not gpu and not npu and not faults and not nightly"
@@ -55,7 +55,7 @@ def run_tests(record: Path) -> int:
 
 
 def executed(record: Path) -> tuple[Lines, Lines]:
-    """Return what processes without a device executed, and what those with one did."""
+    """Return the lines executed by processes without a device, and by those with one."""
     found: dict[str, Lines] = {"host": defaultdict(set), "npu": defaultdict(set)}
     for line in record.read_text("utf-8").splitlines():
         device, path, number = line.split()
@@ -64,7 +64,7 @@ def executed(record: Path) -> tuple[Lines, Lines]:
 
 
 def print_table(host: Lines, npu: Lines) -> None:
-    """Print a row for each file, and behind them all rows together."""
+    """Print a row per file, and the totals."""
     totals = [0, 0, 0, 0]
     row = "{:<54} {:>5} {:>5} {:>5} {:>6}  {}"
     print(row.format("file", "lines", "host", "npu", "either", "not executed"))
@@ -81,7 +81,7 @@ def print_table(host: Lines, npu: Lines) -> None:
 
 
 def lines_of_path(path: Path, *, whole: bool) -> set[int]:
-    """Return the lines of code of a file, or those of its functions that know of devices."""
+    """Return the lines of code of a file, or those of its functions that depend on devices."""
     text = path.read_text("utf-8")
     lines = set(code_lines(compile(text, str(path), "exec")))
     if whole:
@@ -91,7 +91,7 @@ def lines_of_path(path: Path, *, whole: bool) -> set[int]:
 
 
 def code_lines(code: CodeType) -> Iterator[int]:
-    """Yield each line that has an instruction of its own."""
+    """Yield each line with an instruction."""
     for _, _, line in code.co_lines():
         if line:
             yield line
@@ -101,7 +101,7 @@ def code_lines(code: CodeType) -> Iterator[int]:
 
 
 def of_devices(text: str) -> Iterator[ast.FunctionDef]:
-    """Yield the functions that ask for the kind of device, or use what the platform has of it."""
+    """Yield the functions that read the kind of device, or use the platform's functions for it."""
     tree = ast.parse(text)
     names = {
         alias.name
@@ -115,7 +115,7 @@ def of_devices(text: str) -> Iterator[ast.FunctionDef]:
 
 
 def asks_with(names: Collection[str]):  # noqa: ANN201 - a question to a node
-    """Return what says whether a node is such a name in use, or a comparison with a kind."""
+    """Return a predicate: whether a node uses one of the names, or compares with a kind."""
 
     def asks(node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
@@ -129,7 +129,7 @@ def asks_with(names: Collection[str]):  # noqa: ANN201 - a question to a node
 
 
 def spelled(missing: list[int], lines: Collection[int]) -> str:
-    """Spell numbers, those that follow one another among the lines as one span."""
+    """Format line numbers, with consecutive ones as a span."""
     order = {line: place for place, line in enumerate(sorted(lines))}
     spans = [[line] for line in missing[:1]]
     for before, line in pairwise(missing):

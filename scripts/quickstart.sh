@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From nothing to a trained model on a plain CPU machine: environment, small model, data, GRPO, summary.
+# Train a small model on a plain CPU machine: environment, model, data, GRPO, summary.
 #
-#   bash scripts/quickstart.sh                              all of it
-#   bash scripts/quickstart.sh megatron_training.seed=2     the arguments go to cli/train_grpo.py
+#   bash scripts/quickstart.sh
+#   bash scripts/quickstart.sh megatron_training.seed=2     passes the arguments to cli/train_grpo.py
 #
-# Safe to repeat: what is there and up to date is kept. Writes into this checkout and your cache folder only.
+# Safe to repeat: files that are up to date are kept. Writes only to this checkout and your cache folder.
 set -euo pipefail
 
 lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"
@@ -13,7 +13,7 @@ source "$lib/quickstart.sh"
 
 quickstart_prepare qwen2 .cache/tiny/model
 
-# One worker per core, two at most: that is what the configuration asks for.
+# One worker per core, at most the two workers of the configuration.
 workers=()
 if (($(nproc) < 2)); then
     workers=(rl_config.actor_resource.num_npus=1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The quickstart with a mixture of experts: two workers, trained with expert parallelism 2, rolled out with tensor
-# parallelism 2. Used as scripts/quickstart.sh is, and as safe to repeat.
+# The quickstart with a mixture of experts: two workers, expert parallelism 2 in training and tensor parallelism 2 in
+# rollout. Usage as for scripts/quickstart.sh.
 set -euo pipefail
 
 lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"

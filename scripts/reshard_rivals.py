@@ -1,4 +1,4 @@
-"""How others reshard, for bench_reshard.py: whole logical tensors on every rank, then cut."""
+"""The reshard of other systems, for bench_reshard.py: whole logical tensors, then sharding."""
 
 from collections.abc import Mapping
 
@@ -17,15 +17,15 @@ DTYPE = torch.bfloat16
 
 
 class Gather:
-    """Ways (a) and (b): whole logical tensors on every rank, a group of them at a time."""
+    """Methods (a) and (b): whole logical tensors on every rank, by groups."""
 
     def __init__(
         self, model: ModelDescription, shardings: tuple[Sharding, Sharding], groups: list[list[str]]
     ) -> None:
-        """Find the first holder of each box, as every rank can by itself.
+        """Find the first holder of each box; every rank computes the same.
 
         Args:
-            model: Its sizes.
+            model: Sizes of the model.
             sides: Source and target.
             groups: Logical tensors that are gathered together.
         """
@@ -37,7 +37,7 @@ class Gather:
         self.received = 0
 
     def run(self, ours: Tensors, target: Tensors) -> None:
-        """Gather, cut, forget; group by group."""
+        """Gather, shard and free each group."""
         self.received = 0
         for names in self.groups:
             whole = {name: torch.empty(self.shapes[name], dtype=DTYPE) for name in names}
@@ -62,7 +62,7 @@ class Gather:
                 hole.copy_(part.view(hole.shape))
 
     def _exchange(self, packed: Tensor, sizes: list[int]) -> list[Tensor]:
-        """All-gather where all ranks hold equally much, else broadcast from each holder."""
+        """Use an all-gather if all ranks hold equal amounts, else broadcasts from each holder."""
         self.received += DTYPE.itemsize * (sum(sizes) - sizes[rank()])
         if len(set(sizes)) == 1:
             joined = torch.empty(sum(sizes), dtype=DTYPE)
@@ -104,7 +104,7 @@ def rank() -> int:
 
 
 def buckets(model: ModelDescription, source: Sharding, bucket_bytes: int) -> list[list[str]]:
-    """Group logical tensors of the same holders: then one all-gather serves a bucket."""
+    """Group logical tensors with the same holders, so that one all-gather serves a bucket."""
     holders: dict[str, set[int]] = {}
     for holder in range(len(source.held_by)):
         for name, pieces in _first_held(source, holder).items():
@@ -126,7 +126,7 @@ def buckets(model: ModelDescription, source: Sharding, bucket_bytes: int) -> lis
 
 
 def _mixed_by_holder(groups: list[list[str]], holders: Mapping[str, set[int]]) -> list[list[str]]:
-    """Join buckets that lie on single ranks, one of each rank: all of them gather at once."""
+    """Join buckets of single ranks, one per rank, so that they are gathered at once."""
     single: dict[int, list[list[str]]] = {}
     several = []
     for group in groups:

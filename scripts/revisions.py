@@ -1,4 +1,4 @@
-"""The code of any revision: laid out in a folder, and run with the quickstarts' data and models."""
+"""Check out the code of any revision, and run it with the data and models of the quickstarts."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ MODELS = {"model": "qwen2", "moe_model": "qwen3_moe"}
 
 @contextmanager
 def checkout(revision: str | None, folder: Path) -> Iterator[Path]:
-    """Lay a revision out in a folder; None is the working tree itself."""
+    """Check out a revision in a folder; None is the working tree."""
     if revision is None:
         yield ROOT
         return
@@ -30,7 +30,7 @@ def _git(*command: str) -> None:
 
 
 def make_tiny_models() -> None:
-    """Make the quickstarts' data and models where they are not there yet."""
+    """Create missing data and models of the quickstarts."""
     data = str(CACHE / "data")
     _python("scripts/make_tiny_data.py", "--output", data, "--seed", "1")
     for name, family in MODELS.items():
@@ -39,7 +39,7 @@ def make_tiny_models() -> None:
 
 
 def _python(*command: str) -> None:
-    # What a program of ours prints is its result, so theirs goes to stderr.
+    # The output of these scripts is their result, so that of other programs goes to stderr.
     subprocess.run([sys.executable, *command], cwd=ROOT, stdout=sys.stderr, check=True)
 
 
@@ -60,16 +60,16 @@ def run_program(
     first_paths: Sequence[Path] = (),
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a Python program with the code in a folder; returns its exit code.
+    """Run a Python program with the code in a folder; return its exit code.
 
     Args:
-        code: where the revision lies.
-        command: the program's path in that folder, then its arguments.
-        log: gets all that it prints.
-        first_paths: folders that Python searches before the code.
-        environment: variables beside those of this process.
+        code: Folder of the revision.
+        command: The program's path in that folder, then its arguments.
+        log: File for its output.
+        first_paths: Folders that Python searches before the code.
+        environment: Additional environment variables.
     """
-    # Before the environment's own installation of the project, in the workers too.
+    # Before the installed project, also in the workers.
     paths = os.pathsep.join(str(path) for path in (*first_paths, code))
     with log.open("w") as file:
         done = subprocess.run(

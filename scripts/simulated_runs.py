@@ -1,15 +1,16 @@
-"""Set runs beside the simulation of the same runs: does `plan placement` say what is measured?
+"""Compare runs with their simulation, to validate `plan placement`.
 
     python scripts/simulated_runs.py IN_TURNS [OTHER ...]
 
-Folders of runs with one replica, apart or on a shared device, and with
-`megatron_training.keep_rollouts` of all steps; the first is one in turns, apart.
+The arguments are folders of runs with one replica, on separate or shared devices, that keep the
+rollouts of all steps (`megatron_training.keep_rollouts`); the first run has separate devices in
+turns.
 
-Each run is simulated with its own lengths in their order, twice. Once with its own seconds: of a
-step of the engine, and more for each sequence in it, calls included; of the training of a step, and
-more for each token; of new weights. All are fitted to what was drawn and trained and how long it
-took, not to how long a step was or who waited. And once with the seconds of the first run, which
-are those of sides that do not disturb each other.
+Each run is simulated twice with its own lengths in their order. The first simulation uses times of
+the run itself: of an engine step, and per sequence in it, including calls; of training a step, and
+per token; of new weights. They are fitted to the generated and trained tokens and the time for
+them, not to the time of a step or to waiting. The second uses the times of the first run, in which
+both sides do not slow each other down.
 """
 
 import sys
@@ -39,7 +40,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class _InOrder(Random):
-    """Takes one group after the other, as the run did, and begins anew behind the last."""
+    """Takes the groups in the order of the run, and starts again after the last."""
 
     taken = 0
 
@@ -49,12 +50,12 @@ class _InOrder(Random):
 
 
 def main() -> int:
-    """Print three lines for each run; returns the exit code."""
+    """Print three lines per run; return the exit code."""
     folders = [*map(Path, sys.argv[1:])]
-    titles = ("run", "", "s a step", "trainer idle", "rollout idle", "s an engine step")
+    titles = ("run", "", "s per step", "trainer idle", "rollout idle", "s per engine step")
     table, alone = Table(*titles), fitted(folders[0])
-    print(f"engine: {alone.engine_step:.2e} s a step, {alone.sequence_more:.2e} s a sequence more")
-    print(f"training: {alone.update:.2e} s a step, {alone.trained_token:.2e} s a token more")
+    print(f"engine: {alone.engine_step:.2e} s per step + {alone.sequence_more:.2e} s per sequence")
+    print(f"training: {alone.update:.2e} s per step + {alone.trained_token:.2e} s per token")
     step_orders.Random = _InOrder  # type: ignore[misc,attr-defined]
     for folder in folders:
         rows, own = counted(folder), its_own(folder, alone)
@@ -63,7 +64,7 @@ def main() -> int:
         if not way_of(folder).is_apart:
             waits = idle = waits + idle - 1
         table.add_row(folder.name, "measured", *_cells(seconds, waits, idle, own.engine_step))
-        for name, rates in (("its own seconds", own), ("the first's", alone)):
+        for name, rates in (("its own times", own), ("times of the first", alone)):
             worth = simulated(folder, rates)
             cells = _cells(worth.step_seconds, worth.idle_training, worth.idle_rollout)
             table.add_row("", f"simulated, {name}", *cells)
@@ -95,29 +96,29 @@ def simulated(folder: Path, rates: Rates) -> Worth:
 
 
 def trains(row: Mapping[str, Any]) -> float:
-    """Return the seconds in which the trainer, or the driver for it, worked."""
+    """Return the seconds in which the trainer, or the driver on its behalf, worked."""
     waits = row.get("idle/training", row["seconds/rollout"] / row["seconds/step"])
     return float(row["seconds/step"] * (1 - waits))
 
 
 def draws(row: Mapping[str, Any]) -> float:
-    """Return the seconds in which the replica worked, or was called."""
+    """Return the seconds in which the replica worked, including calls."""
     if "idle/rollout" in row:
         return float(row["seconds/step"] * (1 - row["idle/rollout"]))
     return float(row["seconds/generate"])
 
 
 def counted(folder: Path) -> Rows:
-    """Return the steps that count in the simulation too, which has no last ones."""
+    """Return the steps without the last ones, which the simulation does not have."""
     rows = recorded(folder)[:-LAST]
     return rows[len(rows) // WARM :]
 
 
 def drawn(folder: Path) -> dict[int, tuple[int, int]]:
-    """Return how many steps an engine took, and how many tokens it drew, with weights of each step.
+    """Return the engine steps, and the generated tokens, with the weights of each step.
 
-    Each response is drawn from when the engine has those weights on: one that is not whole before
-    the next has a token of each step.
+    Each response starts when the engine has the weights: a response that is incomplete when the
+    next weights arrive has a token of each engine step.
     """
     found: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     files = RolloutFiles(folder / "rollouts")
@@ -132,9 +133,9 @@ def drawn(folder: Path) -> dict[int, tuple[int, int]]:
 
 
 def fitted(folder: Path) -> Rates:
-    """Fit the seconds of an engine's step to a run in turns, in which all sequences begin with it.
+    """Fit the seconds of an engine step to a run in turns, in which all sequences start together.
 
-    Their number then falls from all to one; where others come and go it hardly changes.
+    Their number then falls from all to one; in other orders it hardly changes.
     """
     rows, drawn_of = counted(folder), drawn(folder)
     step, more = _shared_out([drawn_of[row["step"]] for row in rows], [*map(draws, rows)])
@@ -142,7 +143,7 @@ def fitted(folder: Path) -> Rates:
 
 
 def its_own(folder: Path, alone: Rates) -> Rates:
-    """Fit the seconds of another run: steps of its engine are by so much longer, or shorter."""
+    """Fit the seconds of another run by scaling the engine steps of the first."""
     rows, drawn_of = counted(folder), drawn(folder)
     work = [drawn_of[row["step"]] for row in rows]
     took = sum(steps * alone.engine_step + tokens * alone.sequence_more for steps, tokens in work)
@@ -159,9 +160,9 @@ def _with_training(rates: Rates, rows: Rows) -> Rates:
 
 
 def _moves(row: Mapping[str, Any]) -> float:
-    """Return the seconds of new weights, or of the way to the rollout and back.
+    """Return the seconds of new weights, or of the switches to the rollout and back.
 
-    Not what a round lasts on behind an update, which is simulated.
+    Without the rest of a round after an update, which is simulated.
     """
     if "seconds/send_weights" in row:
         return float(row.get("seconds/publish", row["seconds/send_weights"]))
@@ -169,7 +170,7 @@ def _moves(row: Mapping[str, Any]) -> float:
 
 
 def _shared_out(work: Sequence[tuple[float, float]], took: Sequence[float]) -> tuple[float, float]:
-    """Fit what each of two kinds of work takes, none of which takes less than nothing."""
+    """Fit the times of two kinds of work; both are at least 0."""
     both = np.linalg.lstsq(np.array(work), np.array(took), rcond=None)[0]
     if both.min() >= 0:
         return float(both[0]), float(both[1])

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The tests over the simulated NPU, in all their cases.
+# Run all tests on the simulated NPU.
 #
 #   bash scripts/test_npu_simulated.sh
-#   bash scripts/test_npu_simulated.sh -k hccl -x     the arguments go to pytest
+#   bash scripts/test_npu_simulated.sh -k hccl -x     passes the arguments to pytest
 #
-# MINDSPEED=FOLDER names a checkout of MindSpeed at the pinned commit (docs/how-to/install-npu.md); the tests
-# that need it are skipped without.
+# MINDSPEED=FOLDER names a checkout of MindSpeed at the pinned commit (docs/how-to/install-npu.md); without it the
+# tests that need MindSpeed are skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

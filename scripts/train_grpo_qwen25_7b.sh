@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train Qwen2.5-7B with GRPO on Ascend NPUs, on one node or several; --help explains it.
+# Train Qwen2.5-7B with GRPO on Ascend NPUs on one or more nodes; see --help.
 set -euo pipefail
 
 lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"

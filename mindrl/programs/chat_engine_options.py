@@ -20,18 +20,18 @@ _HOST_CACHE_BYTES = 512 << 20
 def add_chat_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the model and its devices."""
     add = parser.add_argument
-    add("--best", action="store_true", help="of a run its best model, not its newest")
-    room = "of a prompt and its answer (default: what the model takes, 8192 at most)"
+    add("--best", action="store_true", help="use the best model of a run instead of its newest")
+    room = "tokens of a prompt and its answer (default: the model's limit, at most 8192)"
     add("--max-length", type=count, metavar="N", help=f"tokens {room}")
     add(
         "--device",
         choices=("auto", *get_args(DeviceKind)),
-        help="(default: the run's, or the best one here)",
+        help="(default: the run's, or the best one of this machine)",
     )
-    ranks = "devices that share the model (default: those of a replica of the run, or 1)"
+    ranks = "devices per model (default: as in a replica of the run, or 1)"
     add("--tensor-parallel-size", type=count, metavar="N", help=ranks)
-    add("--seed", type=count, default=1, metavar="N", help="of what is drawn (default: 1)")
-    add("--trust-remote-code", action="store_true", help="run Python code of the model's folder")
+    add("--seed", type=count, default=1, metavar="N", help="seed of sampling (default: 1)")
+    add("--trust-remote-code", action="store_true", help="run Python code from the model's folder")
 
 
 def chosen_chat_engine(
@@ -67,5 +67,5 @@ def _longest(model: NamedModel, asked: int | None) -> int:
     values = read_config(str(model.folder))[1]
     most = values.get("max_position_embeddings") or values.get("n_positions") or _LONGEST
     if asked is not None and asked > most:
-        raise ConfigError(f"--max-length {asked}: the model takes {most} tokens")
+        raise ConfigError(f"--max-length {asked}: the model's limit is {most} tokens")
     return asked or min(most, _LONGEST)

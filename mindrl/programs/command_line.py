@@ -28,8 +28,8 @@ _SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
 _SWEEPS = ("-m", "--multirun", "--experimental-rerun")
 _CFG = ("job", "hydra", "all")
 _AN_OVERRIDE = (
-    "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' stands in "
-    "quotes of its own: \"key='a, b'\""
+    "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' needs its "
+    "own quotes: \"key='a, b'\""
 )
 
 
@@ -81,23 +81,23 @@ def _option(argument: str, following: list[str]) -> Iterator[str]:
     if option in ("--cfg", "--package", "--info") and not equals:
         value = following.pop(0) if following and "=" not in following[0] else ""
     if option == "--elsewhere":
-        yield f"{name} is of a dry run; write --dry-run {name}"
+        yield f"{name} needs --dry-run; write --dry-run {name}"
     elif option == "--cfg" and value not in _CFG:
         yield f"{name} {value or 'without a value'}: it must be one of {', '.join(_CFG)}"
     elif option in _SWEEPS:
-        yield f"{name}: a program makes one run; start it once for each value"
+        yield f"{name}: a program makes one run; start it once per value"
     elif option not in (*_OPTIONS, *_SILENT):
         if field_names(name.lstrip("-").split(".")[:1]):
-            yield f"{name} is a key and no option; did you mean {argument.lstrip('-')}?"
+            yield f"{name} is a key, not an option; did you mean {argument.lstrip('-')}?"
             return
         hint = did_you_mean(option.replace("_", "-"), _OPTIONS)
-        yield f"{name} is no option; there are {', '.join(_OPTIONS)}{hint}"
+        yield f"{name} is an unknown option; use {', '.join(_OPTIONS)}{hint}"
 
 
 def _alone(argument: str, following: list[str]) -> str:
     """Return what is wrong with an argument that is neither an option nor an override."""
     if argument.endswith((".yaml", ".yml")):
-        return f"{argument} stands alone; did you mean --config-name {argument}?"
+        return f"{argument} has no option; did you mean --config-name {argument}?"
     *path, name = argument.split(".")
     if not path or name not in field_names(path):
         return f"{argument} {_AN_OVERRIDE}"
@@ -109,9 +109,9 @@ def _alone(argument: str, following: list[str]) -> str:
 def _of_files(argument: str, name: str, *, adds: bool) -> Iterator[str]:
     """Yield what is wrong with an override that names a config group or one of Hydra's own keys."""
     if name == RECIPE and not adds:
-        yield f"{argument}: a recipe goes on top; did you mean +{argument.lstrip('~')}?"
+        yield f"{argument}: recipes are added with +; did you mean +{argument.lstrip('~')}?"
     elif "/" in name and not name.startswith("hydra/"):
-        yield f"{argument}: there is no group of files {name}; keys have dots: actor_config.lr=1e-6"
+        yield f"{argument}: unknown config group {name}; keys have dots: actor_config.lr=1e-6"
 
 
 def _override(argument: str) -> Iterator[str]:
@@ -135,6 +135,6 @@ def _override(argument: str) -> Iterator[str]:
     if override.is_sweep_override():
         value = argument.partition("=")[2]
         as_text = f"\"{name}='{value}'\""
-        yield f"{argument} has several values; a list is {name}=[{value}], a text {as_text}"
+        yield f"{argument} has several values; write a list {name}=[{value}] or a text {as_text}"
     elif not override.is_delete():
         yield from wrong_sections(nested({name: override.value()}))

@@ -62,7 +62,7 @@ def first_reasons(reasons: Sequence[str]) -> list[str]:
 
 def rest_of(number: int) -> str:
     """Return the text for the findings that are not shown, and how to see them."""
-    return f"and {number - MOST_SHOWN} more; mindrl check --all shows them"
+    return f"and {number - MOST_SHOWN} more; show them with mindrl check --all"
 
 
 def report(reasons: Iterable[str], code: int) -> int:

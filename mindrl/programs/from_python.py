@@ -41,21 +41,21 @@ def reward_name(reward: Reward) -> str:
     name = getattr(reward, "__qualname__", "")
     module = sys.modules.get(getattr(reward, "__module__", ""))
     if module is None or vars(module).get(name) is not reward:
-        raise _unnamed(reward, "no module has it by its name")
+        raise _unnamed(reward, "no module contains it under its name")
     spec, file = vars(module).get("__spec__"), vars(module).get("__file__")
     if spec is not None and spec.parent:
         return f"{spec.name}:{name}"
     if file is None:
-        raise _unnamed(reward, "it was written in a notebook or at a prompt")
+        raise _unnamed(reward, "it is defined in a notebook or an interactive session")
     # A full path, so that reward processes find it from any working folder.
     return f"{Path(file).resolve()}:{name}"
 
 
 def _unnamed(reward: object, why: str) -> ConfigError:
     return ConfigError(
-        f"reward_functions: {quoted(reward)} cannot reach the reward processes, which import "
-        f"rewards by name: {why}; write it as a `def` into a file of its own (in a notebook: "
-        "%%writefile my_reward.py in the first line of its cell), and import it from there"
+        f"reward_functions: the reward processes cannot import {quoted(reward)} by name: {why}. "
+        "Define it with `def` in a file (in a notebook: %%writefile my_reward.py as the first line "
+        "of its cell), and import it from there"
     )
 
 
@@ -81,8 +81,8 @@ def keep_rows(folder: Path, argument: str, rows: RowSource, *, goes_on: bool) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         if goes_on and path.exists() and read_regular(path) != content:
             raise ConfigError(
-                f"{argument}: its rows are not those that the run in {folder} was begun with, "
-                f"which are in {path}; name another output_dir"
+                f"{argument}: its rows differ from those of the run in {folder}, which are in "
+                f"{path}; name another output_dir"
             )
     replace_file(path, content)
 
@@ -90,10 +90,10 @@ def keep_rows(folder: Path, argument: str, rows: RowSource, *, goes_on: bool) ->
 def _line(argument: str, number: int, row: object) -> str:
     if not isinstance(row, Mapping):
         raise ConfigError(
-            f"{argument}, row {number}: {quoted(row)} is no mapping of columns; of a pandas "
-            "DataFrame hand over frame.to_dict('records')"
+            f"{argument}, row {number}: {quoted(row)} must be a mapping of columns; for a pandas "
+            "DataFrame pass frame.to_dict('records')"
         )
     try:
         return json.dumps({**row}, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{argument}, row {number}: no JSON: {error}") from error
+        raise ConfigError(f"{argument}, row {number}: not JSON: {error}") from error

@@ -47,9 +47,9 @@ def named_model(text: str, *, best: bool = False) -> NamedModel:
     model = folder / ("model_best" if best else "model") if is_run else folder
     if not (model / "config.json").is_file():
         raise ConfigError(
-            f"MODEL_OR_RUN {text}: {model} has no config.json; it must be the folder of a model, "
-            "or of a run that has exported one"
+            f"MODEL_OR_RUN {text}: {model} has no config.json; name the folder of a model or of a "
+            "run with an exported model"
         )
     if best and not is_run:
-        raise ConfigError(f"--best: {text} is the folder of a model, and of no run")
+        raise ConfigError(f"--best: {text} is the folder of a model; name the folder of a run")
     return NamedModel(folder=model, run=folder if is_run else None)

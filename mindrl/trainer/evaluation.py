@@ -93,5 +93,5 @@ class Evaluation:
 
     def _judge(self) -> str:
         functions = self.config.rl_config.verifier_function
-        assert functions, "validated: something measures accuracy"
+        assert functions, "validated: a function measures accuracy"
         return functions[0]

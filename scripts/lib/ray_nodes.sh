@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# The Ray node of one machine: find its address, start or join the cluster, wait, and stop what was started.
+# The Ray node of one machine: find its address, start or join the cluster, wait, and stop the started processes.
 # Sourced by ascend.sh, which defines the settings in capitals, say, fail and find_fault.
 #
-# `ray stop` ends every Ray process of the user, other people's jobs on a shared account too. Here each child
-# runs in a session of its own (setsid), and stopping it means: that session, and nothing else.
+# `ray stop` ends all Ray processes of the user, also other jobs on a shared account. Here each child runs in its own
+# session (setsid), and only that session is ended.
 
 STATE_DIR=""
 RAY_PID=""
@@ -14,12 +14,12 @@ FORWARDED=0
 
 # ---- network --------------------------------------------------------------------------------------------
 
-# The address that this node uses to reach $1: asks the routing table, sends nothing.
+# Print the address that this node uses to reach $1, from the routing table.
 source_address() {
     ip -o route get "$1" 2>/dev/null | sed -n 's/.* src \([^ ]*\).*/\1/p'
 }
 
-# The interface that owns address $1. The route itself names `lo` on the head, so it cannot be asked.
+# Print the interface with address $1. On the head the route contains `lo` instead.
 interface_of() {
     ip -o addr show | awk -v address="$1" '{ split($4, part, "/"); if (part[1] == address) { print $2; exit } }'
 }
@@ -30,12 +30,12 @@ has_token() {
     [[ -n "${RAY_AUTH_TOKEN:-}" || -s "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}" ]]
 }
 
-# Sets HEAD_IP, NODE_IP and SOCKET_IFNAME; one node alone needs none of them.
+# Set HEAD_IP, NODE_IP and SOCKET_IFNAME; a single node needs only the first.
 check_network() {
     HEAD_IP=127.0.0.1
     ((NNODES > 1)) || return 0
     if [[ "${RAY_AUTH_MODE:-token}" == token ]] && ! has_token; then
-        find_fault "Ray token: none for $NNODES nodes" \
+        find_fault "Ray token: missing, required for $NNODES nodes" \
             "run 'ray get-auth-token --generate' once, copy ~/.ray/auth_token to every node (or set RAY_AUTH_TOKEN_PATH)"
     fi
     if [[ -z "${MASTER_ADDR:-}" ]]; then
@@ -47,7 +47,7 @@ check_network() {
         return
     fi
     if [[ "$HEAD_IP" == 127.* ]]; then
-        find_fault "MASTER_ADDR=$MASTER_ADDR: is $HEAD_IP here, which no other node reaches" \
+        find_fault "MASTER_ADDR=$MASTER_ADDR: is $HEAD_IP here, which other nodes cannot reach" \
             "use the address of node 0 in the nodes' network, not a name that /etc/hosts maps to loopback"
         return
     fi
@@ -79,7 +79,7 @@ is_open() {
     timeout 5 bash -c ": </dev/tcp/$1/$2" 2>/dev/null
 }
 
-# A port that all nodes of a run derive alike, and other runs hardly ever.
+# Print a port that all nodes of a run derive equally, and other runs almost never.
 derived_port() {
     local secret="${RAY_AUTH_TOKEN:-}" sum
     [[ -n "$secret" ]] || secret="$(cat "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}" 2>/dev/null || true)"
@@ -93,23 +93,23 @@ free_port() {
 
 # ---- processes ------------------------------------------------------------------------------------------
 
-# Processes of session $1 that are not yet dead. A session keeps its number while any of them lives.
+# Print the living processes of session $1. A session keeps its number as long as one of them lives.
 session_pids() {
     local file line state session
     for file in /proc/[0-9]*/stat; do
         { read -r line <"$file"; } 2>/dev/null || continue
-        # After the name, which may hold spaces: state, parent, group, session.
+        # After the name, which may contain spaces: state, parent, group, session.
         read -r state _ _ session _ <<<"${line##*) }"
         [[ "$session" != "$1" || "$state" == Z ]] || printf '%s\n' "${file//[^0-9]/}"
     done
 }
 
-# Kill what session $1 still holds, and return when it is gone: a signal only starts a process's end.
+# Kill the processes of session $1 and wait until they have ended.
 end_session() {
     local pids deadline=$((SECONDS + 10))
     while mapfile -t pids < <(session_pids "$1") && ((${#pids[@]})); do
         if ((SECONDS >= deadline)); then
-            say "could not end process(es) ${pids[*]}"
+            say "cannot end process(es) ${pids[*]}"
             return
         fi
         kill -KILL "${pids[@]}" 2>/dev/null || true
@@ -117,7 +117,7 @@ end_session() {
     done
 }
 
-# Say whether process $1 is a living child of this script: a number alone may belong to someone else by now.
+# Return whether process $1 is a living child of this script; its id may have been reused.
 is_child() {
     local line state parent
     { read -r line <"/proc/$1/stat"; } 2>/dev/null || return 1
@@ -125,8 +125,8 @@ is_child() {
     [[ "$state" != Z && "$parent" == "$$" ]]
 }
 
-# Ask the leader $1 of a session to stop, give it $2 seconds, then end whatever the session still holds.
-# A second signal to this script ends the patience.
+# Ask the leader $1 of a session to stop, wait $2 seconds, then end the session. A second signal to this script ends
+# the wait.
 stop_session() {
     local deadline=$((SECONDS + $2))
     if is_child "$1"; then
@@ -136,15 +136,15 @@ stop_session() {
         sleep 0.2
     done
     if is_child "$1"; then
-        say "process $1 still runs; ending it"
+        say "process $1 is still running; ending it"
     fi
     end_session "$1"
 }
 
-# Signals go to the child that the script waits for. FORWARDED counts those that have been passed on.
+# Forward signals to the child that the script waits for. FORWARDED counts the forwarded signals.
 on_signal() {
     SIGNALLED=$((SIGNALLED + 1))
-    say "asked to stop"
+    say "stopping"
     forward_signals
 }
 
@@ -155,7 +155,7 @@ forward_signals() {
     fi
 }
 
-# Return the exit code of child $1, however many signals interrupt the waiting.
+# Return the exit code of child $1, also if signals interrupt the wait.
 wait_for() {
     local code seen
     WAITED_PID="$1"
@@ -180,9 +180,9 @@ on_exit() {
     if ((code == 0)); then
         rm -rf "$STATE_DIR"
     else
-        # The token is worthless now, the logs are not.
+        # Keep the logs, but not the token.
         rm -f "$STATE_DIR/auth_token"
-        say "exit code $code; Ray's logs are in $STATE_DIR"
+        say "exit code $code; see Ray's logs in $STATE_DIR"
     fi
     exit "$code"
 }
@@ -190,12 +190,12 @@ on_exit() {
 # ---- Ray ------------------------------------------------------------------------------------------------
 
 prepare_environment() {
-    # Unix sockets live below this folder, and their paths may have 107 characters: so not under TMPDIR.
+    # Not in TMPDIR, because the paths of Unix sockets in this folder have at most 107 characters.
     STATE_DIR="$(mktemp -d /tmp/mindrl-ray.XXXXXX)"
     trap on_exit EXIT
     trap on_signal INT TERM HUP
     export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}" RAY_USAGE_STATS_ENABLED=0
-    # The program has ended when Ray is stopped; there is nothing to drain.
+    # Ray is stopped after the program has ended, so it has no work to drain.
     export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
     if [[ "$RAY_AUTH_MODE" == token ]] && ! has_token; then
         (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$STATE_DIR/auth_token")
@@ -214,7 +214,7 @@ prepare_environment() {
 # Start `ray start --block "$@"` as the leader of its own session.
 start_ray() {
     local options=(--block --temp-dir "$STATE_DIR" --resources "{\"NPU\": $NPUS_PER_NODE}")
-    # The fixed port 52365 of the agent would keep a second Ray on the same machine from starting cleanly.
+    # With the fixed port 52365 of the agent a second Ray on this machine could not start.
     options+=(--dashboard-agent-listen-port 0)
     [[ -z "${NODE_IP:-}" ]] || options+=(--node-ip-address "$NODE_IP")
     setsid ray start "$@" "${options[@]}" </dev/null >"$STATE_DIR/ray_start.log" 2>&1 &
@@ -228,7 +228,7 @@ start_head() {
         fail "$EXIT_USAGE" "RAY_PORT=$RAY_PORT is in use on this node; set another one, on every node"
     fi
     say "starting the Ray head at $RAY_ADDRESS"
-    # The client server's fixed port 10001 would end the head if another Ray holds it.
+    # With the client server's fixed port 10001 the head would end if another Ray uses it.
     start_ray --head --port "$RAY_PORT" --include-dashboard=false --ray-client-server-port "$(free_port)"
 }
 
@@ -242,7 +242,7 @@ wait_for_devices() {
     ((SIGNALLED == 0)) || exit 143
     if ((code)); then
         show_ray_log
-        fail "$EXIT_TIMEOUT" "the cluster is not complete; see above"
+        fail "$EXIT_TIMEOUT" "the cluster is incomplete; see above"
     fi
 }
 
@@ -264,12 +264,12 @@ join_head() {
         sleep 1
     done
     start_ray --address "$RAY_ADDRESS"
-    say "joined as node $NODE_RANK; this ends at most a minute after the head"
+    say "joined as node $NODE_RANK; this script ends at most a minute after the head"
     wait_for "$RAY_PID" || code=$?
     ((SIGNALLED == 0)) || exit 143
     if is_open "$HEAD_IP" "$RAY_PORT"; then
         show_ray_log
-        fail "$((code ? code : 1))" "Ray ended on this node while the head still runs"
+        fail "$((code ? code : 1))" "Ray on this node ended, but the head is still running"
     fi
     say "the head has ended"
 }

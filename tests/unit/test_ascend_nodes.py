@@ -53,7 +53,7 @@ def test_the_exit_code_of_the_program_is_the_scripts_own(node: Node) -> None:
 
     assert result.returncode == 5
     assert len(node.calls("ray stopped")) == 1
-    assert "Ray's logs are in /tmp/mindrl-ray." in result.stderr
+    assert "see Ray's logs in /tmp/mindrl-ray." in result.stderr
 
 
 def test_npus_that_do_not_come_end_the_run_with_exit_code_4(node: Node) -> None:

@@ -40,7 +40,7 @@ def test_a_fault_that_does_not_stand_in_one_place_is_refused(
     (tmp_path / "mindrl").mkdir()
     (tmp_path / "mindrl/one.py").write_text("def f(): return 1\ndef g(): return 1\n")
     fault = mutate.Fault(name="mine", old=old, new="pass", tests=())
-    with pytest.raises(mutate.FaultError, match=f"^mine: its text stands in {places} places"):
+    with pytest.raises(mutate.FaultError, match=f"^mine: its text occurs {places} times"):
         fault.file(tmp_path)
 
 

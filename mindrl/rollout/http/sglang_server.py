@@ -101,7 +101,7 @@ class SglangServer:
         }
         meta = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True).meta_info
         if meta.id != name:
-            said = f"it is the answer to {meta.id}, and {name} was asked"
+            said = f"it is the response to {meta.id} instead of {name}"
             raise self.client.garbage(_GENERATE, said)
         # Missing if the request was taken back before its first token.
         drawn = meta.output_token_logprobs or []
@@ -127,7 +127,7 @@ class SglangServer:
             self._control("/destroy_weights_update_group", {"group_name": group})
         except WorkerDiedError as error:
             if not self.client.is_up():
-                raise WorkerDiedError(f"{self.client.name} does not answer any more") from error
+                raise WorkerDiedError(f"{self.client.name} no longer responds") from error
 
     def _control(self, path: str, body: Any) -> None:
         self.client.post(path, body, seconds=self.control_seconds)

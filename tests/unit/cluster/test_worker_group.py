@@ -71,8 +71,8 @@ def test_the_first_rank_on_a_wrong_node_or_on_a_peers_device_is_named(
     first = rank - rank % 4
     with pytest.raises(
         ClusterError,
-        match=rf"^rl_config\.actor_resource\.npus_per_node=4: ranks {first} to {first + 3} belong "
-        rf"on a node .* rank {rank} on node host-{places[rank][0]}, device {places[rank][1]}, ",
+        match=rf"^rl_config\.actor_resource\.npus_per_node=4: ranks {first} to {first + 3} need "
+        rf"their .* rank {rank} on node host-{places[rank][0]}, device {places[rank][1]}, ",
     ):
         refuse_misplaced(identities(places), 4)
 
@@ -180,5 +180,5 @@ def test_what_a_start_took_is_said_of_each_worker_or_of_the_slowest_of_many() ->
         "worker-1: builds the models 1.0 s, starts the engine 1.5 s",
     ]
     assert [*start_lines(seconds, "worker")] == [
-        "9 workers, the slowest in each: builds the models 1.0 s, starts the engine 8.5 s"
+        "slowest of 9 workers in each stage: builds the models 1.0 s, starts the engine 8.5 s"
     ]

@@ -93,7 +93,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(begin: Begin, tmp_pa
     # It was killed before its first checkpoint.
     assert begin(save_interval=3) is None
     for resume in ("auto", str(tmp_path / "old")):
-        with pytest.raises(CheckpointError, match=r"is empty, and .*metrics.jsonl has 3 steps"):
+        with pytest.raises(CheckpointError, match=r"is empty, but .*metrics.jsonl has 3 steps"):
             begin(save_interval=2, resume=resume)
     folder.checkpoints.rmdir()
     assert begin(save_interval=2) is None
@@ -154,7 +154,7 @@ def test_a_damaged_line_of_a_resumed_run_is_reported(
     assert folder.metrics.read_text() == lines
     said = " ".join(text.getvalue().split())
     for line in (2, 3):
-        assert f"metrics.jsonl, line {line}, is no record with an integer step" in said
+        assert f"metrics.jsonl, line {line}: not a record with an integer step" in said
 
 
 def test_what_was_being_written_when_a_run_was_killed_is_gone_when_it_goes_on(
@@ -315,7 +315,8 @@ def test_data_and_rewards_that_were_changed_are_refused_by_key_and_file_unless_t
     os.utime(file, (1, 1))
     with pytest.raises(CheckpointError) as error:
         begun()
-    assert str(error.value).startswith(f"{changed}: the content of {file.name} differs from the")
+    said = f"{changed}: the content of {file.name} has changed since the"
+    assert str(error.value).startswith(said)
     assert f"megatron_training.resume_allow=[{changed}]" in str(error.value)
     assert begun(resume_allow=(changed,)) is not None
     # After a fault a run continues with the data that it has read at its start.

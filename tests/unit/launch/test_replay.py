@@ -90,9 +90,9 @@ def test_without_stored_responses_it_learns_from_new_ones(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("step", "generates", "words"),
     [
-        (6, False, "a checkpoint of step 5;  steps that can be replayed: 5"),
+        (6, False, "a checkpoint of step 5; steps that can be replayed: 5"),
         (1, False, "a file in rollouts/ (not needed with --generate); steps that can be "),
-        (4, True, "a checkpoint of step 3;  steps that can be replayed: 1, 5"),
+        (4, True, "a checkpoint of step 3; steps that can be replayed: 1, 5"),
         (7, False, "a line in metrics.jsonl, a file in rollouts/ (not needed with --generate);"),
     ],
 )

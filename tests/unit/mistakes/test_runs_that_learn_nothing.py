@@ -20,32 +20,32 @@ LINES: dict[str, tuple[dict[str, float], str]] = {
     "rewards that are all equal": (
         {"advantage/zero_fraction": 1.0},
         (
-            "warning: step 2 has nothing to learn from: the responses to each prompt have equal "
-            "rewards, 0.000 on average; other prompts, more rl_config.n_samples_per_prompt or a "
-            "reward that tells responses apart may help; the summary counts such steps"
+            "warning: step 2 did not change the policy: the responses to each prompt have equal "
+            "rewards, 0.000 on average. Use other prompts, a more discriminating reward or a "
+            "larger rl_config.n_samples_per_prompt; the summary counts such steps"
         ),
     ),
     "a gradient of 0": (
         {"update/grad_norm": 0.0, "advantage/zero_fraction": 0.25},
         (
-            "warning: step 2 changed nothing: the gradient is 0, although rewards differ; "
-            "something leaves all tokens out, such as rl_config.overlong_filter_enable or "
-            "rl_config.rollout_correction; the summary counts such steps"
+            "warning: step 2 did not change the policy: the gradient is 0, although rewards "
+            "differ. Check whether rl_config.overlong_filter_enable or "
+            "rl_config.rollout_correction excludes all tokens; the summary counts such steps"
         ),
     ),
     "responses that are all cut": (
         {"rollout/cut_fraction": 1.0},
         (
-            "warning: step 2 has no response that ended by itself: all were cut at 64 tokens; "
-            "raise generate_config.sampling_config.max_tokens, or look in the samples for how the "
-            "model would end"
+            "warning: step 2 has no complete response: all were cut off at 64 tokens. Increase "
+            "generate_config.sampling_config.max_tokens, or look in the samples for the end token "
+            "that the model uses"
         ),
     ),
     "rewards that are waited for": (
         {"seconds/reward": 8.0},
         (
-            "warning: step 2 waited for its rewards for 8.0 of 10.0 s: they rate 100 tokens a "
-            "second; more rl_config.verifier_parallel, or rl_config.blocking=false, may help"
+            "warning: step 2 waited for its rewards for 8.0 of 10.0 s: they score 100 tokens a "
+            "second. Increase rl_config.verifier_parallel, or set rl_config.blocking=false"
         ),
     ),
 }
@@ -82,7 +82,7 @@ def test_a_run_that_goes_on_does_not_repeat_itself(tmp_path: Path) -> None:
     resumed = opened(tmp_path, stream)
     resumed.summary.load_counts(before.summary.counts())
     resumed.step(3, STEP | {"advantage/zero_fraction": 1.0}, [])
-    assert stream.getvalue().count("has nothing to learn from") == 1
+    assert stream.getvalue().count("did not change the policy") == 1
     assert resumed.summary.steps_without_signal == 2
 
 
@@ -92,8 +92,8 @@ def test_a_reward_that_fails_now_and_then_is_told_of_with_its_line(tmp_path: Pat
     for step in (1, 2):
         run_log.reward_failures(step, [FAILED])
     assert stream.getvalue() == (
-        'warning: step 1: own.py:score gave 2 response(s) no score: exception: "KeyError: '
-        "'answer'\" (own.py:3); more in driver.log, the summary counts them all\n"
+        'warning: step 1: own.py:score did not score 2 response(s): exception: "KeyError: '
+        "'answer'\" (own.py:3); details are in driver.log, and the summary counts all\n"
     )
 
 

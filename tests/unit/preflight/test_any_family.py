@@ -127,5 +127,7 @@ def test_what_vllm_does_not_name_is_refused(
     config = run_config(tmp_path, FSDP)
     models, _ = describe_models(config)
     found = model_findings(config, models)
-    assert [*map(str, found)] == ["actor_config.load: the vLLM here has no NobodysForCausalLM"]
+    assert [*map(str, found)] == [
+        "actor_config.load: the installed vLLM does not support NobodysForCausalLM"
+    ]
     assert "StableLmForCausalLM" in (installed_architectures() or ())

@@ -32,7 +32,7 @@ def test_of_a_wrong_configuration_the_first_ten_reasons_are_printed(
     assert code == BAD_CONFIG
     assert lines[:10] == [f"error: {line}" for line in LINES[:10]]
     (rest,) = lines[10:]
-    assert rest == "        and 20 more; mindrl check --all shows them"
+    assert rest == "        and 20 more; show them with mindrl check --all"
 
 
 def test_reasons_of_other_errors_are_all_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,7 @@ def test_refused_keys_are_named_and_nothing_is_written_until_they_are_left_out(
         "rl_config.verifier_function",
         "rl_config.multi_turn_enable",
     ]
-    assert ended.stderr.count("to do without: --leave-out rl_config.") == 2
+    assert ended.stderr.count("to drop it: --leave-out rl_config.") == 2
     assert not (tmp_path / "ours.yaml").exists()
 
     half = ran(theirs, "--leave-out", "rl_config.multi_turn_enable")
@@ -190,7 +190,7 @@ def test_refused_keys_are_named_and_nothing_is_written_until_they_are_left_out(
     assert (whole.returncode, whole.stderr) == (0, "")
     assert loaded(tmp_path).rl_config.verifier_function == ("math_verify",)
     head = (tmp_path / "ours.yaml").read_text().split("defaults:")[0]
-    assert "# Left out, rl_config.multi_turn_enable: no tools here" in head
+    assert "# Dropped rl_config.multi_turn_enable: no tools here" in head
 
 
 def test_json_has_each_key_with_value_kind_and_what_it_sets(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     ended = ran(theirs)
     assert (ended.returncode, ended.stderr) == (
         1,
-        f"error: -o {tmp_path}/ours.yaml: there is a file already\n",
+        f"error: -o {tmp_path}/ours.yaml: file exists already\n",
     )
     assert (tmp_path / "ours.yaml").read_text() == "mine"
 
@@ -241,12 +241,12 @@ def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("megatron_training: [", ", line 1: while parsing"),
-        ("- a\n", "must hold sections with keys"),
+        ("- a\n", "must contain sections with keys"),
         (f"a: &a [{'x,' * 9}]\n" + ANCHORS, "its anchors expand to 672,"),
         ("megatron_training: 3\n", "megatron_training=3 must be a section with keys"),
-        ("a: ${nowhere}\n", "a: ${nowhere} names no key; write a whole key"),
+        ("a: ${nowhere}\n", "a: ${nowhere} is not a key; write a full key"),
         ("defaults: [model: big]\n", "big.yaml: no such model file; --model-configs names their"),
-        ("defaults: [datasets: x]\n", "defaults: {'datasets': 'x'}: only model files are read"),
+        ("defaults: [datasets: x]\n", "defaults: {'datasets': 'x'}: must be a model file"),
         (GRPO.replace("seed: 7", "sed: 7"), "megatron_training.sed is no key of MindSpeed-RL"),
         (GRPO.replace("seed: 7", "seed: x"), 'megatron_training.seed="x" must be a valid'),
         (GRPO.replace("ray_grpo", "dpo"), "stage=dpo: read are ray_grpo, ray_dapo and ray_ppo"),
@@ -265,8 +265,8 @@ def test_a_file_that_cannot_be_read_is_refused_in_words_with_code_2(
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--leave-out", "rl_config.lam"], "rl_config.lam: not refused here; refused: none"),
-        (["-o", "ours.yml"], "-o ours.yml: needs the suffix .yaml"),
+        (["--leave-out", "rl_config.lam"], "rl_config.lam must be among the refused keys: none"),
+        (["-o", "ours.yml"], "-o ours.yml: must end in .yaml"),
         (["-o", "no/such/ours.yaml"], "-o no/such/ours.yaml: No such file or directory"),
         (["--model-configs", "nowhere"], "nowhere/small.yaml: no such model file"),
     ],

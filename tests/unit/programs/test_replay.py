@@ -16,7 +16,7 @@ def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("runs/none", "--step", "3"), "error: RUN runs/none: no run folder; it has no .hydra/"),
+        (("runs/none", "--step", "3"), "error: RUN runs/none: not a run folder; it has no "),
         (("runs/none", "--step", "0"), "mindrl replay: error: argument --step: 0 must be 1 to "),
         (("runs/none",), "mindrl replay: error: the following arguments are required: --step"),
         (

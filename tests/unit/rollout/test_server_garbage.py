@@ -58,7 +58,7 @@ GARBAGE: dict[str, tuple[Change, str]] = {
     "a list": (lambda reply: [reply], "the answer: Input should be"),
     "other fields": (lambda _: {"text": "Hello"}, "choices: Field required"),
     "no choice": (lambda _: {"choices": []}, "choices: List should have at least 1"),
-    "another's answer": (lambda reply: reply | {"request_id": "else"}, "the answer to else"),
+    "another's answer": (lambda reply: reply | {"request_id": "else"}, "the response to else"),
     "text for tokens": (of_choice(token_ids=["7", 8, 1]), r"token_ids.0: .* integer"),
     "a token outside": (of_choice(token_ids=[7, VOCABULARY, 1]), "100 is outside the vocabulary"),
     "a negative token": (of_choice(token_ids=[7, -1, 1]), r"token_ids.1: .*greater than or equal"),
@@ -70,7 +70,7 @@ GARBAGE: dict[str, tuple[Change, str]] = {
     ),
     "too short": (
         of_choice(token_ids=[7, 8], logprobs=content(-1, -1), finish_reason="length"),
-        "cut at 2 of 3 tokens",
+        "cut off at 2 of 3 tokens",
     ),
     "too few log-probs": (of_choice(logprobs=content(-1, -1)), "2 log-probs of 3 tokens"),
     "no log-probs": (of_choice(logprobs=None), "0 log-probs of 3 tokens"),

@@ -100,7 +100,7 @@ def test_what_was_drawn_by_other_weights_is_refused(
     replica.receive_weights(7)
     engine.weight_version = "default"
     replica.begin(REQUESTS[:1], SAMPLING)
-    with pytest.raises(WorkerDiedError, match="weights default, and has been given 7"):
+    with pytest.raises(WorkerDiedError, match="weights default, but 7 were sent"):
         advance_to_the_end(replica, 1)
 
 
@@ -118,7 +118,7 @@ def test_a_link_that_is_not_made_is_told_in_the_words_of_the_server(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"id": "else"}, "the answer to else"),
+        ({"id": "else"}, "the response to else"),
         ({"finish_reason": None}, "finish_reason: Input should be"),
         ({"output_token_logprobs": [[None, 4, None]]}, "output_token_logprobs.0.0: .*valid number"),
         ({"output_token_logprobs": [[-1.0, 4]]}, "output_token_logprobs.0.2: Field required"),

@@ -67,7 +67,7 @@ def test_log_probs_that_are_not_finite_end_the_run_in_the_third_step_of_a_row(
     with pytest.raises(LogprobGapError) as caught:
         trainer.run()
     text = "rollout and training log-probs are not finite at 8 token(s)"
-    assert str(caught.value).startswith(f"step 3: {text}, for 3 step(s) in a row: ")
+    assert str(caught.value).startswith(f"step 3: {text} for 3 step(s) in a row: ")
     steps = lines(tmp_path / "metrics.jsonl")
     assert [step["nonfinite/logprob_gap"] for step in steps] == [8.0] * 3
     assert not any("logprob_gap/mean" in step for step in steps)

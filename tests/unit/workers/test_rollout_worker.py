@@ -85,5 +85,5 @@ def test_what_goes_on_may_have_what_is_left_of_its_length(
     engine.token_ids = ([4],)
     assert worker.take_sequences().token_ids_N.tolist() == [4]
     engine.token_ids = ([4, 5],)
-    with pytest.raises(AnswerError, match="2 tokens, where 1 were asked for"):
+    with pytest.raises(AnswerError, match="2 tokens, but the limit was 1"):
         worker.take_sequences()

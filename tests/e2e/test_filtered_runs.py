@@ -1,0 +1,84 @@
+"""Whole runs with dynamic sampling in each order of generation and training."""
+
+from pathlib import Path
+
+import pytest
+from program import Program, start_program
+from test_resume import kill, outcome, resume
+
+from mindrl.trainer.rollout_files import RolloutFiles
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+STEPS, PROMPTS = 4, 8
+KEYS = (
+    f"megatron_training.train_iters={STEPS}",
+    f"megatron_training.keep_rollouts={STEPS}",
+    f"megatron_training.global_batch_size={PROMPTS}",
+    f"rl_config.mini_batch_size={PROMPTS}",
+    "rl_config.filter_groups_enable=true",
+    "rl_config.rollout_round_steps=4",
+    *("rl_config.test_freq=0", "rl_config.use_tensorboard=false"),
+    "rl_config.memory_timeline_steps=0",
+)
+APART = (
+    "rl_config.use_integrated_worker=false",
+    "rl_config.actor_resource.num_npus=1",
+    "rl_config.rollout_resource.num_npus=1",
+)
+PARTIAL = ("rl_config.partial_rollout=true", "rl_config.max_staleness=1")
+ONE_STEP_OFF = (*APART, "rl_config.step_order=one_step_off")
+ASYNCHRONOUS = (*APART, "rl_config.step_order=asynchronous", "rl_config.max_staleness=2")
+
+
+def check(run: Program, staleness: int) -> None:
+    """Each prompt was used once, its responses differ in their rewards, and no token is too old."""
+    assert run.process.wait(timeout=600) == 0, run.text()
+    files = RolloutFiles(run.folder / "rollouts")
+    batches = [files.read(step) for step in range(1, STEPS + 1)]
+    uids = [prompt.uid for batch in batches for prompt in batch.prompts]
+    assert len(uids) == len({*uids}) == STEPS * PROMPTS
+    for batch in batches:
+        rewards = batch.rewarded.scores.rewards
+        samples = len(rewards) // PROMPTS
+        groups = [rewards[at : at + samples] for at in range(0, len(rewards), samples)]
+        assert all(len({*group}) > 1 for group in groups)
+    ages = [batch.rollouts.ages_BT for batch in batches]
+    assert max(0 if each is None else int(each.max()) for each in ages) <= staleness
+    steps = run.steps()
+    assert [line["advantage/zero_fraction"] for line in steps] == [0.0] * STEPS
+    assert sum(line["groups/without_signal"] for line in steps) > 0
+    assert max(line["staleness/max"] for line in steps) <= staleness
+
+
+def test_one_step_off_all_groups_have_a_signal_and_none_is_too_old(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    asked = [f"actor_config.load={tiny_model}", *KEYS, *ONE_STEP_OFF]
+    run = start_program(tmp_path / "run", asked)
+    check(run, staleness=1)
+    # Groups that were started ahead are one step old, those that replaced others are not.
+    assert any(0 < line["staleness/stale_tokens"] < 1 for line in run.steps())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("order", "staleness"),
+    [(PARTIAL, 1), (ONE_STEP_OFF, 1), (ASYNCHRONOUS, 2)],
+    ids=["partial", "one step off", "asynchronous"],
+)
+def test_a_filtered_run_that_was_killed_continues_with_its_open_groups(
+    order: tuple[str, ...], staleness: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    """To the same bits, unless the result depends on the speed of the replica."""
+    saved = "megatron_training.save_interval=2"
+    asked = [f"actor_config.load={tiny_model}", *KEYS, *order, saved]
+    killed = start_program(tmp_path / "killed", asked)
+    killed.wait_for_steps(3)
+    kill(killed)
+    resumed = resume(killed.folder, "train_grpo")
+    check(resumed, staleness)
+    if order is not ASYNCHRONOUS:
+        straight = start_program(tmp_path / "straight", asked)
+        check(straight, staleness)
+        assert outcome(resumed.folder) == outcome(straight.folder)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.call_limits import CallLimits
@@ -52,12 +53,12 @@ from mindrl.trainer.inputs import Prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
-from mindrl.trainer.source.interface import Source
+from mindrl.trainer.source.interface import Gathered, Source
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
-_LONE_FACTORY = "mindrl.launch.rollout_worker:build_lone_rollout_worker"
+_ROLLOUT_ONLY_FACTORY = "mindrl.launch.rollout_worker:build_rollout_only_worker"
 _ROLLOUT_FACTORY = "mindrl.launch.rollout_worker:build_rollout_worker"
 
 
@@ -130,11 +131,11 @@ class Attempts:
     files: RunFiles
     record: dict[str, object] = field(default_factory=dict)
     """Summary of the last attempt."""
-    has_begun: bool = False
+    has_started: bool = False
     """Whether workers have started once; later failures may not recur and are retried."""
     limits: CallLimits | None = None
     """Durations of worker calls so far, passed on to new workers."""
-    source: Callable[[PolicyTrainer], Source] | None = None
+    source: Callable[[PolicyTrainer], Source[Gathered]] | None = None
     """Creates the source of step data, if it is not the trainer's default."""
     prefork: PreforkServer | None = None
     """Process that imports what workers need, and forks them."""
@@ -151,8 +152,8 @@ class Attempts:
         restarts = Restarts(
             most=config.rl_config.max_restarts if config.megatron_training.save_interval else 0,
             path=self.files.folder.faults,
-            tell=console.note,
-            behind=found.step if found else 0,
+            notify=console.note,
+            checkpoint_step=found.step if found else 0,
         )
         console.note(f"starting {config.devices} worker(s), logs in {self.files.folder.logs}")
         with self.services() as services:
@@ -168,7 +169,7 @@ class Attempts:
         try:
             yield run_log
         except InterruptedRunError:
-            is_own = self.files.callbacks.stopped_behind is not None
+            is_own = self.files.callbacks.stopped_after is not None
             run_log.summary.status = "stopped" if is_own else "interrupted"
             raise
         finally:
@@ -197,11 +198,11 @@ class Attempts:
             try:
                 self._train(services, found, restarts, run_log)
             except (WorkerDiedError, ReshardError) as error:
-                if not self.has_begun:
+                if not self.has_started:
                     raise
                 newest = beginning(self.plan.config, self.files.folder, self.files.inputs)
                 done = run_log.summary.steps
-                restarts.after(error, done, behind=newest.step if newest else 0)
+                restarts.after(error, done, checkpoint_step=newest.step if newest else 0)
                 return newest, True
             run_log.summary.status = "completed"
         return None, False
@@ -231,7 +232,7 @@ class Attempts:
                     signals()
                     self.files.callbacks.check_interrupt()
 
-                services.cluster.calls.is_hurried = signals.is_asked
+                services.cluster.calls.is_hurried = signals.is_requested
                 trainer.run(check_interrupt)
             # No step follows the last one, whose callbacks may have failed.
             self.files.callbacks.require()
@@ -242,10 +243,10 @@ class Attempts:
         Raises:
             ClusterError: There are too few.
         """
-        cluster, rl, tell = services.cluster, self.plan.config.rl_config, self.files.console.note
+        cluster, rl, notify = services.cluster, self.plan.config.rl_config, self.files.console.note
         if services.scorer is not None:
             services.scorer.warm_up()
-        if not self.has_begun:
+        if not self.has_started:
             self._start(cluster)
             return
         try:
@@ -253,38 +254,38 @@ class Attempts:
         except ClusterError as error:
             if rl.on_device_loss == "wait":
                 raise
-            tell(f"warning: {error}")
+            notify(f"warning: {error}")
             self.plan = shrunk(self.plan, self.platform, cluster.present())
             cluster.devices = self.plan.config.world_size
             numbers = derived_numbers(self.plan.config, self.platform)
             sides = [key for key in ("training", "rollout") if key in numbers]
             layouts = ", ".join(f"{key} {numbers[key]}" for key in sides)
             devices = f"{cluster.devices} device(s)"
-            tell(f"rl_config.on_device_loss=shrink: the run continues on {devices}: {layouts}")
+            notify(f"rl_config.on_device_loss=shrink: the run continues on {devices}: {layouts}")
             cluster.reserve_again(rl.device_wait_seconds)
 
     def _start(self, cluster: RayCluster) -> None:
         """Start Ray, while the prefork server imports what workers need."""
-        tell, stage, began = self.files.console.note, self.files.console.stage, time.monotonic()
+        notify, stage, began = self.files.console.note, self.files.console.stage, time.monotonic()
         stage("starting Ray")
         cluster.start()
-        tell(f"Ray is running ({time.monotonic() - began:.1f} s); starting the worker processes")
+        notify(f"Ray is running ({time.monotonic() - began:.1f} s); starting the worker processes")
         if self.prefork is not None:
             stage("importing libraries for all workers")
             self.prefork.wait()
             if self.prefork.seconds is not None:
                 seconds = f"{self.prefork.seconds:.1f} s"
-                tell(f"libraries imported for all workers ({seconds}, in parallel)")
+                notify(f"libraries imported for all workers ({seconds}, in parallel)")
         stage("workers start")
 
     @contextmanager
     def _trainer(
         self, services: Services, found: Beginning | None, run_log: RunLog
-    ) -> Iterator[TrainingLoop]:
+    ) -> Iterator[TrainingLoop[Any, Any]]:
         """Start workers, and restore a checkpoint in them and their trainer."""
         self._make_ready(services)
         with self._workers(services.cluster) as actor:
-            self.has_begun = True
+            self.has_started = True
             trainer = loop_of(self.plan, self.data, actor, services.scorer, run_log)
             if self.source is not None and isinstance(trainer, PolicyTrainer):
                 trainer.source = self.source(trainer)
@@ -323,15 +324,15 @@ class Attempts:
         """Start the workers of both sides in parallel, and end them."""
         config, logs = self.plan.config, self.files.folder.logs
         whole = replace(self.plan, config=with_absolute_paths(config))
-        tell = self.files.console.note
+        notify = self.files.console.note
         nodes = config.placement.nodes(0, config.world_size)
         with ExitStack() as stack:
             fleet = self._fleet(cluster, whole, stack) if config.is_apart else None
             if fleet is not None:
                 stack.callback(fleet.stop)
-            factory = _WORKER_FACTORY if config.learns else _LONE_FACTORY
+            factory = _WORKER_FACTORY if config.learns else _ROLLOUT_ONLY_FACTORY
             crew = Crew(factory=factory, nodes=nodes, show=self.files.console.stage)
-            group = WorkerGroup(cluster, whole, logs, crew, tell)
+            group = WorkerGroup(cluster, whole, logs, crew, notify)
             stack.callback(group.stop)
             self.limits = group.limits = self.limits or group.limits
             engines = None
@@ -342,7 +343,7 @@ class Attempts:
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
         """Start the replicas of a separate rollout; their router ends with `stack`."""
-        config, tell, ranks = whole.config, self.files.console.note, whole.replica.world_size
+        config, notify, ranks = whole.config, self.files.console.note, whole.replica.world_size
         router = open_router(config, self.files.folder.logs)
         if router is not None:
             stack.callback(router.close)
@@ -356,14 +357,14 @@ class Attempts:
                 name=f"rollout_{number}",
                 meanwhile=meanwhile,
             )
-            return WorkerGroup(cluster, whole, self.files.folder.logs, crew, tell)
+            return WorkerGroup(cluster, whole, self.files.folder.logs, crew, notify)
 
         return ReplicaFleet(
-            start, config.rollout_layout.replicas, config.rl_config.max_restarts, tell
+            start, config.rollout_layout.replicas, config.rl_config.max_restarts, notify
         )
 
 
-def _meanwhile(trainer: TrainingLoop) -> Callable[[], None]:
+def _meanwhile(trainer: TrainingLoop[Any, Any]) -> Callable[[], None]:
     """Return the function to call repeatedly while training processes are waited for."""
 
     def look() -> None:

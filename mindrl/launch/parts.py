@@ -1,6 +1,7 @@
 """Assemble the parts of a run on the driver."""
 
 from functools import partial
+from typing import Any
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
@@ -25,7 +26,7 @@ def loop_of(
     actor: WorkerHandle,
     scorer: RewardScorer | None,
     run_log: RunLog,
-) -> TrainingLoop:
+) -> TrainingLoop[Any, Any]:
     """Return the loop of a run: a policy trainer, or supervised fine-tuning."""
     if plan.config.sft_config is not None:
         return SupervisedTrainer(plan.config, data, actor, run_log)

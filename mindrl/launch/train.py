@@ -27,7 +27,7 @@ from mindrl.preflight.run_shardings import RunPlan
 from mindrl.trainer.inputs import Prints, input_prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
-from mindrl.trainer.source.interface import Source
+from mindrl.trainer.source.interface import Gathered, Source
 from mindrl.trainer.source.stored import stored_rollouts
 
 
@@ -36,7 +36,7 @@ def train(
     platform: Platform,
     run_dir: Path,
     *,
-    source: Callable[[PolicyTrainer], Source] | None = None,
+    source: Callable[[PolicyTrainer], Source[Gathered]] | None = None,
     callbacks: Callbacks | None = None,
     prefork: PreforkServer | None = None,
 ) -> dict[str, object]:
@@ -69,7 +69,7 @@ def train(
     files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces, inputs)
     attempts = Attempts(plan, platform, data, files, source=source, prefork=prefork)
     try:
-        with trace_requests(traces.ask), interrupts_unwrapped(), console:
+        with trace_requests(traces.request), interrupts_unwrapped(), console:
             attempts.run(found)
     finally:
         console.show(render_summary(attempts.record), folds=False)
@@ -92,6 +92,6 @@ def _checkpoint(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginni
     if config.megatron_training.resume == "never" and folder.checkpoints.is_dir():
         raise CheckpointError(
             f"megatron_training.resume=never: {folder.checkpoints} holds checkpoints of an earlier "
-            "run; name another run folder (hydra.run.dir), or go on from them with auto"
+            "run; set another hydra.run.dir, or continue with megatron_training.resume=auto"
         )
     return beginning(config, folder, inputs)

@@ -4,7 +4,7 @@ Shapes: B sequences of a step, T positions.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,14 @@ from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.algorithms.objectives import objective_of
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt
-from mindrl.config.role_places import learn_beside
+from mindrl.config.role_places import train_concurrently
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
 from mindrl.data.run_data import RunData
 from mindrl.errors import (
     RewardError,
 )
-from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
+from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.estimation import Estimation
@@ -33,14 +33,16 @@ from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSourc
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.source.choice import source_of
-from mindrl.trainer.source.interface import Answering, Gathered, Source
+from mindrl.trainer.source.interface import Answering, Gathered
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.weight_probe import probed_gap, with_probe
 from mindrl.trainer.worker_handle import WorkerHandle
 
 
-class PolicyTrainer(TrainingLoop):
+class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
     """Trains a policy on its own responses, and a critic if the run has one."""
+
+    throughput = ("throughput/response_tokens_per_second", "rollout/response_tokens")
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class PolicyTrainer(TrainingLoop):
             rewards=self.rewards,
             per_step=self.training.global_batch_size,
         )
-        self.source: Source = source_of(config, self.answering, run_log.warn)
+        self.source = source_of(config, self.answering, run_log.warn)
         assert objective.estimator is not None, "a policy is trained on advantages"
         estimator = resolve_estimator(objective.estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
@@ -92,13 +94,7 @@ class PolicyTrainer(TrainingLoop):
             **super().state(),
             "minibatches": self.minibatches.state(),
             **self.minibatches.entropy_state(),
-            "source": self.source.state(self.run_log.summary.steps),
         }
-
-    def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Continue after a step, with the available parts of a state."""
-        super().resume(step, state)
-        self.source.load_state(step, state.get("source", {}))
 
     def loaders(self) -> dict[str, Callable[[Any], None]]:
         """Return the function that restores each part of a state, by name."""
@@ -107,28 +103,11 @@ class PolicyTrainer(TrainingLoop):
             "entropy": self.minibatches.load_entropy,
         }
 
-    def recorded_step(self, step: int) -> Metrics:
-        """Run a step and record it; return its metrics."""
-        metrics, batch = self.step(step)
-        metrics |= self.checkpoints.finish()
-        self._record(step, metrics, batch)
-        return metrics
-
-    def step(self, step: int) -> tuple[Metrics, RatedBatch]:
-        """Roll out, score, estimate and update once."""
-        with self.timer("step"):
-            gathered = self.source.next(step, self.check_interrupt)
-            learn = self.train_on if self.config.learns else self.rate
-            computed, batch = learn(step, gathered)
-            computed |= self.source.trained(step)
-        spent = self.spent(computed["rollout/response_tokens"])
-        return measured(merge(computed, gathered.metrics, spent)), batch
-
-    def spent(self, response_tokens: float) -> Metrics:
-        """Return the time and memory of a finished step."""
-        spent = merge(self.timer.flush(), self.workers.flush_metrics())
-        rate = response_tokens / spent["seconds/step"]
-        return spent | {"throughput/response_tokens_per_second": rate}
+    def learn_from(self, step: int, data: Gathered) -> tuple[Metrics, RatedBatch]:
+        """Train on responses, or only score them."""
+        learn = self.train_on if self.config.learns else self.rate
+        computed, batch = learn(step, data)
+        return merge(computed, data.metrics), batch
 
     def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
         """Estimate and update; return the metrics and the batch.
@@ -178,14 +157,15 @@ class PolicyTrainer(TrainingLoop):
         self._note_failures(step, scores)
         return torch.tensor(scores.rewards)
 
-    def _record(self, step: int, metrics: Metrics, batch: RatedBatch) -> None:
+    def record(self, step: int, metrics: Metrics, result: RatedBatch) -> None:
+        """Write the metrics, some samples, and the responses if they are kept."""
         # Responses are stored by prompt: take the first response to each prompt, then the second.
         each, kept = self.rl.n_samples_per_prompt, self.training.keep_rollouts
-        spread = sorted(range(len(batch.rollouts)), key=lambda row: row % each)
-        self.run_log.step(step, metrics, batch.samples(spread[: self.rl.log_samples]))
+        spread = sorted(range(len(result.rollouts)), key=lambda row: row % each)
+        self.run_log.step(step, metrics, result.samples(spread[: self.rl.log_samples]))
         if kept:
             files = RolloutFiles(self.run_log.folder.rollouts)
-            self.run_log.keep(files, lambda: files.write(step, batch, kept))
+            self.run_log.keep(files, lambda: files.write(step, result, kept))
 
     def learn(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
         """Run the optimizer steps of a step: the critic's on all minibatches, then the policy's.
@@ -197,7 +177,7 @@ class PolicyTrainer(TrainingLoop):
         if self.config.critic_config is None:
             return self.update_policy(experience, dealt)
         minibatches, learned = [*self.minibatches.cut(experience, dealt, CriticMinibatch)], None
-        if is_warm and learn_beside(self.config):
+        if is_warm and train_concurrently(self.config):
             self.workers.begin("update_critic", "critic", minibatches)
             learned = self.update_policy(experience, dealt)
         with self.timer("update_critic"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from mindrl.errors import ModelError
 from mindrl.observability.metrics import Metrics
 from mindrl.spool.duties import Duties, Duty
-from mindrl.spool.files import when_there_is_room
+from mindrl.spool.files import wait_for_room
 from mindrl.spool.folder import Spool
 from mindrl.spool.records import Record
 from mindrl.spool.weights import Weights
@@ -27,7 +27,7 @@ class SpoolRollouts:
     duties: Duties
     trainer: PolicyTrainer
     """Trainer of a run without training: its engines, its prompts in order, its rewards."""
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     records: Counter[str]
     """Number of records `written`."""
     weights: Weights | None = None
@@ -48,7 +48,7 @@ class SpoolRollouts:
             MindrlError: Workers or rewards fail.
         """
         spool, said = self.spool, ""
-        while not spool.progress().done and not spool.heard("drain"):
+        while not spool.progress().done and not spool.has_signal("drain"):
             check_interrupt()
             spool.check_interrupt()
             duty = self.duties.take()
@@ -59,7 +59,7 @@ class SpoolRollouts:
                 return
             if self.duties.why_none != said:
                 said = self.duties.why_none
-                self.tell(said)
+                self.notify(said)
             spool.wait(check_interrupt)
 
     def _do(self, duty: Duty, check_interrupt: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class SpoolRollouts:
             if self._load(duty.weights):
                 record = self._drawn(duty)
                 write = partial(self.spool.records.put, record)
-                when_there_is_room(write, self.tell, partial(self.spool.wait, check_interrupt))
+                wait_for_room(write, self.notify, partial(self.spool.wait, check_interrupt))
                 self.records["written"] += 1
         finally:
             self.duties.finish(duty)
@@ -102,7 +102,7 @@ class SpoolRollouts:
             rating = trainer.rewards.compute(asked, rollouts, blocking=True)
             gathered = Gathered(prompts=asked, rollouts=rollouts, rating=rating)
             metrics, batch = trainer.rate(place.step, gathered)
-        spent = trainer.spent(metrics["rollout/response_tokens"])
+        spent = trainer.spent(metrics)
         spent |= {"spool/part": float(place.part), "spool/weights": float(duty.weights.version)}
         samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))
         trainer.run_log.step(place.step, metrics | spent | self.gap, samples)

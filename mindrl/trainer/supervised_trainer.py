@@ -18,16 +18,19 @@ from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
-from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
+from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.source.demonstrations import Demonstrations
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
 
 _LOSS = f"update/{ANSWER_LOSS}"
 
 
-class SupervisedTrainer(TrainingLoop):
+class SupervisedTrainer(TrainingLoop[Sequence[Prompt], None]):
     """Increases the probability of given answers."""
+
+    throughput = ("throughput/tokens_per_second", "sft/tokens")
 
     def __init__(
         self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog
@@ -35,38 +38,33 @@ class SupervisedTrainer(TrainingLoop):
         """Set all parts of a run."""
         super().__init__(config, workers, run_log, max_logprob_gap=None)
         self.data = data
-        self.order = prompt_order(config, data.train_sets)
+        self.source = Demonstrations(
+            prompts=data.train.prompts,
+            order=prompt_order(config, data.train_sets),
+            per_step=self.training.global_batch_size,
+        )
 
-    def recorded_step(self, step: int) -> Metrics:
-        """Train on the next rows in order, and record the step; return its metrics."""
-        metrics = self.step(step) | self.checkpoints.finish()
-        self.run_log.step(step, metrics, [])
-        return metrics
-
-    def step(self, step: int) -> Metrics:
-        """Train on the next rows in order."""
-        count = self.training.global_batch_size
-        with self.timer("step"):
-            rows = self.order.indices((step - 1) * count, count)
-            prompts = [self.data.train.prompts[row] for row in rows]
-            batches = [
-                sequences_of(prompts[first : first + self.rl.mini_batch_size])
-                for first in range(0, count, self.rl.mini_batch_size)
-            ]
-            with self.timer("update"):
-                updates = self.taken(self._update, map(minibatch_of, batches))
+    def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
+        """Train on rows."""
+        batches = [
+            sequences_of(data[first : first + self.rl.mini_batch_size])
+            for first in range(0, len(data), self.rl.mini_batch_size)
+        ]
+        with self.timer("update"):
+            updates = self.taken(self._update, map(minibatch_of, batches))
         found = update_metrics("update", updates)
         if _LOSS in found:
             found["sft/loss"] = found.pop(_LOSS)
-        spent = merge(self.timer.flush(), self.workers.flush_metrics())
-        tokens = sum(int(each.lengths_B.sum()) for each in batches)
         own = {
-            "sft/epoch": step * count / len(self.data.train.prompts),
-            "sft/tokens": float(tokens),
+            "sft/epoch": step * len(data) / len(self.data.train.prompts),
+            "sft/tokens": float(sum(int(each.lengths_B.sum()) for each in batches)),
             "sft/target_tokens": float(sum(int(each.response_mask_BT.sum()) for each in batches)),
-            "throughput/tokens_per_second": tokens / spent["seconds/step"],
         }
-        return measured(merge(found, own, spent))
+        return merge(found, own), None
+
+    def record(self, step: int, metrics: Metrics, result: None) -> None:  # noqa: ARG002
+        """Write the metrics: there are no samples."""
+        self.run_log.step(step, metrics, [])
 
     def _update(self, minibatch: WeightedSequences) -> Metrics:
         return self.workers.update(minibatch).metrics

@@ -1,12 +1,12 @@
 """A run from its first step to its last, with recording, checkpoints, exports and evaluations.
 
-Subclasses define a step and an evaluation.
+Subclasses define how a step learns from its data, and an evaluation.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
@@ -21,15 +21,18 @@ from mindrl.errors import (
     SkippedUpdatesError,
     StopRequestedError,
 )
-from mindrl.observability.metrics import Metrics
+from mindrl.observability.metrics import Metrics, measured, merge
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.minibatches import MinibatchT
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.source.interface import DataT, Source
 from mindrl.trainer.step_checks import StepChecks
 from mindrl.trainer.worker_handle import WorkerHandle
 
+ResultT = TypeVar("ResultT")
+"""What a step leaves to record besides its metrics."""
 _ENDS = (
     *(CallbackError, NonfiniteError, NoSignalError, RewardError),
     *(SkippedUpdatesError, StopRequestedError),
@@ -37,8 +40,13 @@ _ENDS = (
 """Errors that end a run whose weights are still valid."""
 
 
-class TrainingLoop(ABC):
+class TrainingLoop(ABC, Generic[DataT, ResultT]):
     """Runs the steps of a run, and writes its checkpoints and exports."""
+
+    source: Source[DataT]
+    """Source of each step's data."""
+    throughput: tuple[str, str]
+    """Names of the metrics with the tokens per second of a step, and with its tokens."""
 
     def __init__(
         self,
@@ -68,8 +76,12 @@ class TrainingLoop(ABC):
         self.check_interrupt: Callable[[], None] = lambda: None
 
     @abstractmethod
-    def recorded_step(self, step: int) -> Metrics:
-        """Run a step and record it; return its metrics."""
+    def learn_from(self, step: int, data: DataT) -> tuple[Metrics, ResultT]:
+        """Train on the data of a step; return the metrics, and what else is recorded."""
+
+    @abstractmethod
+    def record(self, step: int, metrics: Metrics, result: ResultT) -> None:
+        """Write the metrics and the result of a step."""
 
     @abstractmethod
     def evaluate(self, step: int) -> float | None:
@@ -130,6 +142,27 @@ class TrainingLoop(ABC):
                 self.checkpoints.begin(step, self.state(), accuracy)
         self.checkpoints.finish()
 
+    def recorded_step(self, step: int) -> Metrics:
+        """Run a step and record it; return its metrics."""
+        metrics, result = self.step(step)
+        metrics |= self.checkpoints.finish()
+        self.record(step, metrics, result)
+        return metrics
+
+    def step(self, step: int) -> tuple[Metrics, ResultT]:
+        """Take the data of a step, and train on it once."""
+        with self.timer("step"):
+            data = self.source.next(step, self.check_interrupt)
+            computed, result = self.learn_from(step, data)
+            computed |= self.source.trained(step)
+        return measured(merge(computed, self.spent(computed))), result
+
+    def spent(self, computed: Metrics) -> Metrics:
+        """Return the time and memory of a finished step, and its tokens per second."""
+        spent = merge(self.timer.flush(), self.workers.flush_metrics())
+        rate, tokens = self.throughput
+        return spent | {rate: computed[tokens] / spent["seconds/step"]}
+
     def _note_memory(self, step: int) -> None:
         """Record the memory of a step at the start of the run."""
         if step <= (watched := self.config.watched_steps):
@@ -140,7 +173,12 @@ class TrainingLoop(ABC):
 
     def state(self) -> dict[str, object]:
         """Return the state, besides the models, for continuing after this step."""
-        return {"summary": self.run_log.summary.counts(), "checks": self.checks.counts()}
+        summary = self.run_log.summary
+        return {
+            "summary": summary.counts(),
+            "checks": self.checks.counts(),
+            "source": self.source.state(summary.steps),
+        }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
         """Continue after a step, with the available parts of a state.
@@ -151,6 +189,7 @@ class TrainingLoop(ABC):
         loaders = self.loaders()
         for part in loaders.keys() & state.keys():
             loaders[part](state[part])
+        self.source.load_state(step, state.get("source", {}))
 
     def loaders(self) -> dict[str, Callable[[Any], None]]:
         """Return the function that restores each part of a state, by name."""

@@ -11,13 +11,15 @@ from mindrl.trainer.source.bounds import PoolBounds
 from mindrl.trainer.source.generated import GeneratedGroups
 from mindrl.trainer.source.generation import Generation, InTurns
 from mindrl.trainer.source.group_filter import GroupFilter
-from mindrl.trainer.source.interface import Answering, Source
+from mindrl.trainer.source.interface import Answering, Gathered, Source
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replicas import Replicas
 from mindrl.trainer.source.stored import StoredGroups, stored_rollouts
 
 
-def source_of(config: RunConfig, answering: Answering, warn: Callable[[str], None]) -> Source:
+def source_of(
+    config: RunConfig, answering: Answering, warn: Callable[[str], None]
+) -> Source[Gathered]:
     """Return the source of step data for a run."""
     rl, per_step = config.rl_config, answering.per_step
     if rl.debug == "train_only":

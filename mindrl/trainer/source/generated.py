@@ -18,7 +18,7 @@ from mindrl.trainer.source.interface import Gathered, Source
 from mindrl.trainer.source.pool import GroupPool
 
 
-class GeneratedGroups(Source):
+class GeneratedGroups(Source[Gathered]):
     """Starts groups, waits for complete ones, and replaces those without a signal.
 
     A group is trained on, or found without a signal, at most `max_staleness` steps after the one

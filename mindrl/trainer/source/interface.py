@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
@@ -12,6 +12,9 @@ from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.reward_manager import Rating, RewardManager
 from mindrl.trainer.worker_handle import WorkerHandle
+
+DataT = TypeVar("DataT")
+"""Data of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +32,11 @@ class Gathered:
     """Log-prob gap of other tokens, measured with the weights that sampled these."""
 
 
-class Source(ABC):
+class Source(ABC, Generic[DataT]):
     """Source of each step's data; by default it depends on the number of the step alone."""
 
     @abstractmethod
-    def next(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
+    def next(self, step: int, check_interrupt: Callable[[], None]) -> DataT:
         """Return the data of a step; `check_interrupt` raises if the run was asked to stop."""
 
     def trained(self, step: int) -> Metrics:  # noqa: ARG002
@@ -47,7 +50,7 @@ class Source(ABC):
         """
         return {}
 
-    def load_state(self, step: int, state: Mapping[str, Any]) -> None:  # noqa: B027
+    def load_state(self, step: int, state: Mapping[str, Any]) -> None:
         """Continue after a step; the state is empty if it was not stored."""
 
 

@@ -23,7 +23,7 @@ from mindrl.trainer.weight_probe import known_logprobs, worst_gap
 
 
 @dataclass(kw_only=True)
-class SpoolGroups(Source):
+class SpoolGroups(Source[Gathered]):
     """Reads the records of each step from a spool, and publishes weights to it.
 
     Reward functions were applied by the rollout job; a reward model and the length penalty are
@@ -91,7 +91,7 @@ class SpoolGroups(Source):
                 return {"seconds/publish": time.perf_counter() - began}
             except (OSError, OutputError) as error:
                 if str(error) not in reported:
-                    self.reader.tell(f"{error}; this job tries again until it can")
+                    self.reader.notify(f"{error}; this job tries again until it can")
                 reported.add(str(error))
             spool.wait(self.check_interrupt)
 

@@ -15,7 +15,7 @@ _KEY = "rl_config.debug_rollouts"
 
 
 @dataclass(frozen=True)
-class StoredGroups(Source):
+class StoredGroups(Source[Gathered]):
     """The stored responses of each step, with their rewards."""
 
     files: RolloutFiles

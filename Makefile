@@ -5,7 +5,7 @@ SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann
 .DEFAULT_GOAL := check
 .PHONY: setup format lint types arch test e2e bench docs check nightly mutate faults
 
-setup: ## make .venv with the pinned CPU environment
+setup: ## create .venv with the pinned CPU environment
 	bash scripts/install.sh
 
 format: ## rewrite the code in the project's format
@@ -31,7 +31,7 @@ test: ## unit tests
 e2e: ## several processes, and Ray + Megatron-core + vLLM, on CPU
 	$(PYTHON) -m pytest tests/distributed tests/npu_simulated tests/e2e -m "not gpu and not npu and not faults and not nightly"
 
-faults: ## end, stop and disturb runs in every phase; what they learn must not change
+faults: ## end, stop and disturb runs in every phase; their results must not change
 	$(PYTHON) -m pytest -s -m faults tests/e2e
 
 mutate: ## plant faults one at a time; the tests must find each
@@ -45,8 +45,8 @@ docs: ## spelling and links of the documentation
 	.venv/bin/codespell docs *.md
 	$(PYTHON) -m pytest -q tests/unit/test_house_rules.py -k markdown
 
-check: ## everything CI runs
+check: ## everything that CI runs
 	bash scripts/test.sh
 
-nightly: ## everything CI runs, the tests in all their cases, and planted faults
+nightly: ## everything that CI runs, all cases of the tests, and planted faults
 	bash scripts/test.sh --nightly

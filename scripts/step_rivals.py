@@ -1,8 +1,8 @@
-"""The same step by others, for bench_step.py: TRL's GRPO trainer.
+"""Run the same step with TRL's GRPO trainer, for bench_step.py.
 
     python [-m torch.distributed.run --nproc-per-node 2] scripts/step_rivals.py WAY JSON
 
-WAY is `transformers` or `vllm`: which engine answers. JSON has model, data, prompts, samples,
+WAY is the engine that generates: `transformers` or `vllm`. JSON has model, data, prompts, samples,
 max_tokens, steps and seed. Rank 0 prints a JSON list: seconds and response tokens of each step.
 """
 
@@ -23,7 +23,7 @@ Steps = list[dict[str, float]]
 
 
 def main() -> None:
-    """Do the work that the command line describes."""
+    """Run the steps of the command line."""
     way, work = sys.argv[1], json.loads(sys.argv[2])
     steps = trained(way, work)
     if rank() == 0:
@@ -36,7 +36,7 @@ def rank() -> int:
 
 
 def processes() -> int:
-    """Return how many there are."""
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -55,7 +55,7 @@ def rows(work: Work, tokenizer: Any) -> list[dict[str, str]]:
 
 
 def trained(way: str, work: Work) -> Steps:
-    """Train with TRL; the first step has nothing before it to be counted from."""
+    """Train with TRL; the first step does not count, because it has no start time."""
     trl, transformers = import_module("trl"), import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(work["model"])
     clock = _Clock(transformers.TrainerCallback)
@@ -73,7 +73,7 @@ def trained(way: str, work: Work) -> Steps:
             use_cpu=True,
             bf16=False,
             max_steps=work["steps"],
-            # One update by all that the step has rolled out, as the run beside it.
+            # One update on all responses of the step, as in mindrl's run.
             per_device_train_batch_size=work["prompts"] * work["samples"] // processes(),
             num_generations=work["samples"],
             steps_per_generation=1,
@@ -84,7 +84,7 @@ def trained(way: str, work: Work) -> Steps:
             seed=work["seed"],
             use_vllm=way == "vllm",
             vllm_mode="colocate",
-            # Off, it spares TRL a pass.
+            # Off: it saves a pass of TRL.
             vllm_importance_sampling_correction=False,
             report_to="none",
             save_strategy="no",
@@ -97,12 +97,12 @@ def trained(way: str, work: Work) -> Steps:
 
 
 class _Clock:
-    """Notes when each step of TRL ends, and how much it answered."""
+    """Records the end and the response tokens of each step of TRL."""
 
     def __init__(self, base: type) -> None:
         self.ends: list[float] = []
         self.tokens: list[int] = []
-        # TRL asks a callback for its class.
+        # TRL requires the class of a callback.
         self.callback = type("Clock", (base,), {"on_step_end": self._note})()
 
     def _note(self, *_: object, **__: object) -> None:
@@ -126,10 +126,10 @@ class _Clock:
 
 
 def _prepare_vllm() -> None:
-    """Let TRL's engine run on a CPU, at its best.
+    """Let TRL's engine run on a CPU with the best settings.
 
-    Packed layers would leave no parameter for TRL to write the new weights into; graphs are of
-    compiled code that takes two minutes to make.
+    Packed layers would have no parameter to which TRL could write the new weights. Graphs need
+    compiled code, which takes two minutes to build.
     """
     layers = import_module("vllm.model_executor.layers.utils")
     linear = import_module("vllm.model_executor.layers.linear")

@@ -1,4 +1,4 @@
-"""Runs on answers with a long tail of lengths, of several ways that are compared.
+"""Compare several methods by runs on answers with a long tail of lengths.
 
 They need the model and the data of scripts/make_long_tail.py.
 """
@@ -16,7 +16,7 @@ from tiny_runs import kept, recorded, trained
 
 PROMPTS, SAMPLES = 16, 4
 SKIPPED = 2
-"""Steps at the beginning whose seconds do not count."""
+"""Steps at the start whose seconds do not count."""
 _TASK = (
     "actor_config.load=.cache/tiny/tail/model",
     "megatron_training.data_path=.cache/tiny/tail/train.jsonl",
@@ -39,10 +39,10 @@ def compare(
     steps: int,
     ratios: Sequence[str],
 ) -> int:
-    """Run what is not there yet, in turns from equal seeds, and print; returns the exit code.
+    """Run missing runs in turn from equal seeds, and print; return the exit code.
 
-    The first of the ways is the one that the others are set against, in the figures that `ratios`
-    names. `of_run` says what a run took by the lines of its metrics.
+    The other methods are compared with the first by the figures that `ratios` names. `of_run`
+    returns the figures of a run from the lines of its metrics.
     """
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
@@ -70,7 +70,7 @@ def compare(
 
 
 def _show(found: Mapping[str, Sequence[Figures]], ratios: Sequence[str]) -> None:
-    """Print the means over the seeds, and what is gained over the first way."""
+    """Print the means over the seeds, and the gains over the first method."""
     ways = list(found)
     table = Table("mean over the seeds", *ways)
     for name in found[ways[0]][0]:

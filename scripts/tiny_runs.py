@@ -1,4 +1,4 @@
-"""Runs of the tiny model that are measured: what they all leave out, and what they have recorded.
+"""Measured runs of the tiny model: their common overrides, and their recorded metrics.
 
 They need the data and the model of scripts/quickstart.sh.
 """
@@ -19,22 +19,22 @@ STEPS_ALONE = (
     *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
     "profiler_config.trace_steps=0",
 )
-"""Overrides without which a run does more than its steps, and one export at its end."""
+"""Overrides that restrict a run to its steps and one export at its end."""
 
 
 def command(folder: Path, *overrides: str, program: str = "cli/train_grpo.py") -> list[str]:
-    """Return the command line of a run into a folder."""
+    """Return the command line of a run in a folder."""
     return [sys.executable, program, f"hydra.run.dir={folder}", *overrides]
 
 
 def trained(folder: Path, *overrides: str, program: str = "cli/train_grpo.py") -> None:
-    """Train to the end, and print nothing."""
+    """Train to the end without output."""
     line = command(folder, *overrides, program=program)
     subprocess.run(line, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
 
 
 def recorded(folder: Path, metric: str = "seconds/step") -> list[dict[str, Any]]:
-    """Return the lines on record that have a metric, as far as the run is; by default the steps."""
+    """Return the recorded lines with a metric so far; by default those of steps."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [row for row in map(json.loads, lines) if metric in row]
@@ -45,7 +45,10 @@ def kept(
     run: Callable[[str, int], dict[str, float]],
     file: Path | None,
 ) -> dict[tuple[str, int], dict[str, float]]:
-    """Run each way with each seed, in this order, but those that a JSON file has; it gets them."""
+    """Run each method with each seed in this order, and store the results in a JSON file.
+
+    Runs that are already in the file are not repeated.
+    """
     stored = json.loads(file.read_text()) if file and file.exists() else {}
     found: dict[tuple[str, int], dict[str, float]] = {}
     for way, seed in track([*turns], "runs", console=Console(stderr=True)):

@@ -18,22 +18,22 @@ Usage: {program} --config-name NAME [options] [key=value ...]
 NAME is one of the configurations below or the path of your own file. Every key can be overridden;
 docs/reference/config.md describes them.
 
-  --config-name NAME  the configuration{default}
-  --config-dir DIR    folder of the configuration, where it is not configs/
+  --config-name NAME  name of the configuration{default}
+  --config-dir DIR    folder of the configuration (default: configs/)
   --resume RUN        continue the run in a folder from its newest checkpoint
-  --dry-run           check the configuration, print the numbers that follow from it, and stop
-  --elsewhere         with --dry-run: the run is for another machine; missing files are not checked
-  --cfg job           print the composed configuration and stop
+  --dry-run           check the configuration, print the derived numbers, and exit
+  --elsewhere         with --dry-run: the run is for another machine; skip missing files
+  --cfg job           print the composed configuration and exit
   --help              print this text; with --config-name also every key with its value
 
 Example: {program} --config-name grpo_tiny_cpu megatron_training.train_iters=10
 
-Each run writes into outputs/<date>/<time>; hydra.run.dir=FOLDER chooses another place.
+Each run writes to outputs/<date>/<time>; hydra.run.dir=FOLDER selects another folder.
 
 == Configurations ==
 {names}
 
-Changes to an algorithm, by +recipe=NAME: {recipes}
+Recipes of algorithms, added with +recipe=NAME: {recipes}
 """
 
 
@@ -64,6 +64,6 @@ def print_help(program: str, name: str | None, folder: str | None) -> None:
 def no_name() -> str:
     """Return the error for a start without a configuration."""
     return (
-        f"--config-name is missing: name one of {', '.join(run_names(config_folder()))}, or the "
+        f"--config-name is missing; name one of {', '.join(run_names(config_folder()))}, or the "
         "path of your own file; for example --config-name grpo_tiny_cpu"
     )

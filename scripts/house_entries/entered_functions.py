@@ -1,8 +1,8 @@
-"""Which functions of mindrl a process enters, and how often it calls some of them.
+"""Record which functions of mindrl a process enters, and how often it calls some of them.
 
-Every module of mindrl gets one more statement at the beginning of each function while it is
-compiled: nothing else of the process is watched, so a run takes as long as it does without. Each
-process has a file of its own, written at once: a worker that is killed leaves all that it entered.
+While a module of mindrl is compiled, a statement is added to the start of each function. The rest
+of the process is unchanged, so the duration of a run does not change. Each process writes its own
+file without buffering, so a killed worker leaves a complete record.
 """
 
 import ast
@@ -19,15 +19,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 FOLDER = "HOUSE_ENTRIES"
-"""Environment variable: where the files go."""
+"""Environment variable with the folder of the files."""
 COUNTED = "HOUSE_COUNTED"
-"""Environment variable: names of functions whose every call is written down, with commas."""
+"""Environment variable with comma-separated names of functions of which every call is recorded."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def outermost_functions(tree: ast.AST) -> Iterator[Function]:
-    """Yield the functions and methods of a module that lie in no other function."""
+    """Yield the outermost functions and methods of a module."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Function):
             yield node
@@ -60,13 +60,13 @@ class Reports:
         self.entered: set[tuple[str, int]] = set()
 
     def house_entered(self, path: str, line: int) -> None:
-        """Note that a function was entered, once."""
+        """Record the first entry of a function."""
         if (path, line) not in self.entered:
             self.entered.add((path, line))
             self._write("entered", path, str(line))
 
     def house_called(self, name: str) -> None:
-        """Note a call, who made it and a digest of the arguments."""
+        """Record a call with its caller and a digest of the arguments."""
         frame = sys._getframe(1)
         code, caller = frame.f_code, frame.f_back
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -84,7 +84,7 @@ class Reports:
 
 
 class WatchedLoader(SourceFileLoader):
-    """Compiles a module with its reports, and leaves the compiled files of others alone."""
+    """Compiles a module with its reports, without writing compiled files."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile the source at every import."""
@@ -95,12 +95,12 @@ class WatchedLoader(SourceFileLoader):
 
 
 class WatchedFinder(MetaPathFinder):
-    """Finds the modules of mindrl where Python would."""
+    """Finds the modules of mindrl as Python does."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec with the watching loader; None where it is not mindrl's."""
+        """Return the module's spec with the watching loader; None for other packages."""
         if fullname.split(".", maxsplit=1)[0] != "mindrl":
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -110,7 +110,7 @@ class WatchedFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Watch the modules of mindrl that this process is going to import."""
+    """Watch the modules of mindrl that this process will import."""
     reports = Reports(Path(os.environ[FOLDER]))
     vars(builtins).update(house_entered=reports.house_entered, house_called=reports.house_called)
     sys.meta_path.insert(0, WatchedFinder())

@@ -1,4 +1,4 @@
-"""Write down what each Python process of a run enters: Python imports this module by itself."""
+"""Record the entered functions in each Python process of a run; Python imports this module."""
 
 import entered_functions
 

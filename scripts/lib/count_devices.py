@@ -1,6 +1,6 @@
-"""Print how many devices a run takes, and how many of them one machine has: `16 8`.
+"""Print the number of devices of a run, and the number on one machine: `16 8`.
 
-A configuration that cannot be read ends with exit code 2, as in the training programs.
+If the configuration cannot be read, the exit code is 2, as in the training programs.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from mindrl.programs.exits import exit_code
 
 
 def main() -> int:
-    """Read the configuration as the training programs do; nothing is checked here."""
+    """Read the configuration as the training programs do, without checks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("--config-name", required=True)
     parser.add_argument("overrides", nargs="*")

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the quickstarts share: the environment, the data and the small model, none made twice.
+# Common part of the quickstarts: create the environment, the data and the small model if they are missing.
 # An entry script sources this file and calls: quickstart_prepare FAMILY MODEL_FOLDER
-# From then on it is in the root of the checkout, and python is the environment's.
-# One that is there already calls: make_tiny FAMILY MODEL_FOLDER
+# Afterwards the current folder is the root of the checkout, and python is that of the environment.
+# A script in an existing environment calls: make_tiny FAMILY MODEL_FOLDER
 
 quickstart_prepare() {
     cd "$(dirname "${BASH_SOURCE[0]}")/../.." || return

@@ -1,4 +1,4 @@
-"""Wait until a Ray cluster offers enough of a resource; exit code 1 when it does not.
+"""Wait until a Ray cluster has enough of a resource; the exit code is 1 on failure.
 
 The cluster's address comes from RAY_ADDRESS, as for every other program that connects.
 """
@@ -15,7 +15,7 @@ POLL_SECONDS = 1.0
 
 
 def is_alive(process_id: int) -> bool:
-    """Say whether the process that started Ray still runs."""
+    """Return whether the process that started Ray is running."""
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:
@@ -24,7 +24,7 @@ def is_alive(process_id: int) -> bool:
 
 
 def is_listening(address: str) -> bool:
-    """Say whether anything accepts connections at `host:port`."""
+    """Return whether `host:port` accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=POLL_SECONDS).close()
@@ -43,7 +43,7 @@ def offered(resource: str, address: str) -> float:
 
 
 def main() -> int:
-    """Poll until the count is reached, the time is over, or Ray has ended."""
+    """Poll until the count is reached, the time limit is over, or Ray has ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resource", required=True)
     parser.add_argument("--count", type=float, required=True)

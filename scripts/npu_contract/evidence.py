@@ -1,4 +1,4 @@
-"""Looks for the entries of a contract in published sources, and says what it found where."""
+"""Search the entries of a contract in published sources, and return where they were found."""
 
 import ast
 import re
@@ -20,11 +20,11 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 
 class MissingError(Exception):
-    """An entry that the published source does not have; the message says which part."""
+    """The published source lacks an entry; the message names the part."""
 
 
 class Evidence:
-    """What the published sources say of an entry."""
+    """Evidence for an entry in the published sources."""
 
     def __init__(self, python: PublishedPython) -> None:
         """Read the packages of `python`."""
@@ -44,10 +44,10 @@ class Evidence:
         }
 
     def of(self, entry: Entry) -> str:
-        """Return what was found, and where.
+        """Return the evidence and its place.
 
         Raises:
-            MissingError: It is not there, or only in part.
+            MissingError: The entry, or a part of it, is missing.
         """
         source = self.python.packages[entry.pin.package]
         return self.finders[entry.kind](entry, source)
@@ -99,10 +99,10 @@ class Evidence:
         text = source.text(_DESCRIPTIONS) if _DESCRIPTIONS in source.names else ""
         begin = text.find(f"\n{entry.name}(")
         described = text.find(f"\n{argument}", begin) if begin >= 0 else -1
-        # A value is named on the argument's own line, or begins one of those that follow.
+        # A value is on the argument's line, or at the start of a following line.
         place = text.find(value, described) if described >= 0 else -1
         if place < 0 or place - described > 2000:
-            raise MissingError(f"{entry.name}: {argument} does not speak of {value!r}")
+            raise MissingError(f"{entry.name}: {argument} does not mention {value!r}")
         return f"described, {_DESCRIPTIONS}:{_line(text, place)}"
 
     def _call(self, entry: Entry, source: PublishedSource) -> str:
@@ -136,7 +136,7 @@ class Evidence:
             holder = ast.unparse(node.value)
             if node.attr == entry.name and holder in {"args", "self.args", "full_args"}:
                 return f"read as {holder}.{entry.name}, {file}:{node.lineno}"
-        raise MissingError(f"nothing reads args.{entry.name}")
+        raise MissingError(f"args.{entry.name} is never read")
 
     def _entry_point(self, entry: Entry, source: PublishedSource) -> str:
         for file in source.with_suffix("entry_points.txt"):
@@ -150,10 +150,10 @@ class Evidence:
         for file in source.with_suffix("METADATA", "PKG-INFO"):
             for line in source.text(file).splitlines():
                 said = line.removeprefix("Requires-Dist:").split(";")[0].replace(" ", "")
-                # The wheels of one architecture ask for a build of torch: 2.10.0+cpu.
+                # The wheels of one architecture require a build of torch: 2.10.0+cpu.
                 if line.startswith("Requires-Dist:") and said.split("+")[0] == wanted:
                     return f"metadata, {file}"
-        raise MissingError(f"the metadata does not ask for {wanted}")
+        raise MissingError(f"the metadata does not require {wanted}")
 
     def _import(self, entry: Entry, _: PublishedSource) -> str:
         target = entry.values[0]
@@ -174,7 +174,7 @@ class Evidence:
             for name in _casting(parsed(source.text(file)), entry.name)
         }
         if new := sorted(found - set(entry.values)):
-            raise MissingError(f"{entry.name}: weights are cast in {', '.join(new)} too")
+            raise MissingError(f"{entry.name}: weights are also cast in {', '.join(new)}")
         if gone := sorted(set(entry.values) - found):
             raise MissingError(f"{entry.name}: weights are not cast in {', '.join(gone)}")
         return f"npu_format_cast in {len(found)} functions, all known"

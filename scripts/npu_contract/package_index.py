@@ -1,8 +1,8 @@
-"""Downloads the published file of a package, verified and kept, without running any of its code.
+"""Download the published file of a package, verify and keep it, without running its code.
 
-pip would run the build of a source archive only to learn its name. Here the index is asked by its
-JSON interface (PEP 691), and the smallest file of a version is taken: its Python sources are those
-of all files of that version.
+pip would build a source archive only to find its name. This module uses the JSON interface of the
+index (PEP 691), and the smallest file of a version, which has the same Python sources as the
+others.
 """
 
 import hashlib
@@ -25,28 +25,28 @@ _CHUNK = 1 << 20
 
 
 def index_address() -> str:
-    """Return the address of the index that pip is set to.
+    """Return the address of pip's index.
 
     Raises:
-        SourceUnavailableError: There is no pip to ask.
+        SourceUnavailableError: pip is missing.
     """
     try:
         command = import_module("pip._internal.commands").create_command("download")
         return str(command.parse_args([])[0].index_url)
     except (ImportError, AttributeError) as error:
         raise SourceUnavailableError(
-            f"pip, which knows the index, is not there: {error}"
+            f"pip is missing, which has the address of the index: {error}"
         ) from error
 
 
 def published_file(name: str, version: str, *, folder: Path, index: str | None = None) -> Path:
-    """Return a file of a published version, from the folder if it is there already.
+    """Return a file of a published version, from the folder if it exists there.
 
     Args:
-        name: Of the package.
-        version: Of the package.
-        folder: Where files are kept between calls.
-        index: Address of the index; pip's own without one.
+        name: Name of the package.
+        version: Version of the package.
+        folder: Folder in which files are kept.
+        index: Address of the index; None for pip's.
 
     Raises:
         SourceUnavailableError: The index cannot be reached or does not have the version.
@@ -63,17 +63,17 @@ def published_file(name: str, version: str, *, folder: Path, index: str | None =
 
 
 def download(address: str, target: Path, *, sha256: str = "") -> None:
-    """Download a file; it is there completely and verified, or not at all.
+    """Download and verify a file; it is complete or missing.
 
     Raises:
-        SourceUnavailableError: It cannot be had in time, or has other contents.
+        SourceUnavailableError: The download failed, or the contents differ.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     begun = target.with_name(f"{target.name}.{time.time_ns()}.part")
     try:
         digest = _write(address, begun)
         if sha256 and digest != sha256:
-            raise SourceUnavailableError(f"{target.name}: not the contents that the index promises")
+            raise SourceUnavailableError(f"{target.name}: its checksum is not that of the index")
         begun.replace(target)
     except (OSError, ValueError) as error:
         raise SourceUnavailableError(f"{target.name}: cannot be downloaded: {error}") from error
@@ -82,7 +82,7 @@ def download(address: str, target: Path, *, sha256: str = "") -> None:
 
 
 def _write(address: str, target: Path) -> str:
-    """Write what an address answers, and return its SHA-256."""
+    """Write the response of an address, and return its SHA-256."""
     digest, end = hashlib.sha256(), time.monotonic() + _DOWNLOAD_SECONDS
     with _open(address) as answer, target.open("wb") as file:
         while chunk := answer.read(_CHUNK):
@@ -104,7 +104,7 @@ def _files(name: str, index: str) -> list[Mapping[str, Any]]:
             return list(json.load(answer)["files"])
     except (OSError, ValueError, KeyError) as error:
         raise SourceUnavailableError(
-            f"{name}: the package index does not answer: {error}"
+            f"{name}: the package index does not respond: {error}"
         ) from error
 
 
@@ -123,6 +123,6 @@ def _smallest(files: list[Mapping[str, Any]], name: str, version: str) -> Mappin
 
 def _open(address: str, *, accept: str = "*/*") -> Any:
     if not address.startswith(("https://", "http://")):
-        raise ValueError(f"no web address: {address}")
+        raise ValueError(f"not a web address: {address}")
     request = urllib.request.Request(address, headers={"Accept": accept})  # noqa: S310 - see above
     return urllib.request.urlopen(request, timeout=_ANSWER_SECONDS)  # noqa: S310 - see above

@@ -1,4 +1,4 @@
-"""What mindrl names of torch_npu's profiler."""
+"""Names of torch_npu's profiler that mindrl uses."""
 
 from mindrl.platform.npu_versions import TORCH_NPU
 from npu_contract.entry import Entry

@@ -1,6 +1,6 @@
-"""What the Python files of published packages define, found by reading them.
+"""Read the definitions in the Python files of published packages.
 
-Names are followed as the interpreter would: through imports, star imports, lazy tables such as
+Names are resolved as by the interpreter: through imports, star imports, lazy tables such as
 `{"LLM": ".entrypoints.llm:LLM"}`, base classes and attributes that methods set.
 """
 
@@ -18,12 +18,12 @@ _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Where a name is defined."""
+    """Place of a definition."""
 
     module: str
     file: str
     node: ast.AST | None = None
-    """None where the name is a module."""
+    """None for a module."""
 
     @property
     def place(self) -> str:
@@ -33,18 +33,18 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a call may name."""
+    """Arguments that a call may name."""
 
     names: tuple[str, ...]
     takes_any: bool
-    """Whether other names are taken too, by `**`."""
+    """Whether `**` accepts other names."""
 
 
 class PublishedPython:
     """The Python of several packages that import each other."""
 
     def __init__(self, packages: Mapping[str, PublishedSource]) -> None:
-        """Read packages, each with the name that it is imported by."""
+        """Read packages, by their import names."""
         self.packages = packages
         self.tree = cache(self._tree)
 
@@ -61,7 +61,7 @@ class PublishedPython:
         return parsed(self.packages[_top(module)].text(file))
 
     def find(self, name: str, trail: frozenset[str] = frozenset()) -> Found | None:
-        """Find a module, or something in a module or a class, by its dotted name."""
+        """Find a module, or a member of a module or a class, by its dotted name."""
         if name in trail:
             return None
         if file := self.file_of(name):
@@ -77,7 +77,7 @@ class PublishedPython:
         return None
 
     def signature(self, found: Found) -> Signature | None:
-        """Return what a call of a function or a class may name; None where that is not written."""
+        """Return the arguments of a function or a class; None if they are not written."""
         if isinstance(found.node, Function):
             return _of_function(found.node)
         if not isinstance(found.node, ast.ClassDef):
@@ -88,10 +88,10 @@ class PublishedPython:
         return Signature(names=tuple(self._fields(found, found.node)), takes_any=False)
 
     def imports(self, name: str, goal: str) -> list[str]:
-        """Return the chain of modules by which importing one imports `goal`, or something in it.
+        """Return the chain of modules by which importing one imports `goal` or a member of it.
 
-        Imports inside functions, under a condition, or where a failure is caught do not count.
-        Of a function they are its own imports; there those under a condition count.
+        Imports in functions, under a condition, or with a caught failure do not count. For a
+        function only its own imports count, also those under a condition.
         """
         found = self.find(name)
         if found is None or not isinstance(found.node, Function):
@@ -191,7 +191,7 @@ class PublishedPython:
 
 
 def parsed(text: str) -> ast.Module:
-    """Parse the Python of others, whose style is not ours to warn of."""
+    """Parse Python code of others, without warnings about its style."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
@@ -215,7 +215,7 @@ def _of_function(node: Function) -> Signature:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, those under conditions and in `try` too."""
+    """Yield the statements of a module, including those under conditions and in `try`."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With):
@@ -266,7 +266,7 @@ def _sets_on_self(node: ast.AST, name: str) -> bool:
 
 
 def _lazy_target(node: ast.Assign, name: str) -> str:
-    """Return what a table of lazy imports says of a name."""
+    """Return the entry of a name in a table of lazy imports."""
     if not isinstance(node.value, ast.Dict):
         return ""
     for key, value in zip(node.value.keys, node.value.values, strict=True):

@@ -1,4 +1,4 @@
-"""The files of a published package, read where they lie: nothing is imported, nothing unpacked."""
+"""Read the files of a published package in place, without importing or unpacking it."""
 
 import io
 import subprocess
@@ -10,24 +10,24 @@ from pathlib import Path, PurePosixPath
 from mindrl.errors import MindrlError
 
 _KEPT = frozenset({".py", ".pyi", ".yaml", ".txt", ".md", ".sh", ".so", ""})
-"""Suffixes of what is read of a compressed archive, which has to be read from end to end."""
+"""Suffixes of the files that are read from a compressed archive, which is read sequentially."""
 _GIT_SECONDS = 60
 
 
 class SourceUnavailableError(MindrlError):
-    """A package's source cannot be had or read here, so nothing can be said of it."""
+    """The source of a package cannot be found or read."""
 
 
 class PublishedSource:
-    """The files of one package, by their paths as they are installed."""
+    """The files of one package, by their installed paths."""
 
     def __init__(self, origin: str, names: Iterable[str], read: Callable[[str], bytes]) -> None:
-        """Speak for the files `names`, which `read` returns.
+        """Store the files `names`, which `read` returns.
 
         Args:
-            origin: Where they come from, in words.
+            origin: Description of their origin.
             names: Paths with slashes, from the folder that is on the import path.
-            read: From a path to the bytes.
+            read: Returns the bytes of a path.
         """
         self.origin = origin
         self.names = frozenset(names)
@@ -45,7 +45,7 @@ class PublishedSource:
         return self._texts[name]
 
     def with_suffix(self, *suffixes: str, below: str = "") -> list[str]:
-        """List the files with one of the suffixes below a folder, in order of their names."""
+        """List the files with one of the suffixes in a folder, in order of their names."""
         found = (name for name in self.names if name.startswith(below))
         return sorted(name for name in found if name.endswith(suffixes))
 
@@ -54,11 +54,11 @@ def open_source(path: Path, *, commit: str = "") -> PublishedSource:
     """Open a wheel, a source archive, a folder, or a commit of a git repository.
 
     Args:
-        path: What it is follows from its name, and from what is in it.
-        commit: Of a repository; its files are read from there, whatever is checked out.
+        path: Its kind is derived from its name and its contents.
+        commit: Commit of a repository from which files are read, independent of the checkout.
 
     Raises:
-        SourceUnavailableError: It is none of these, or cannot be read.
+        SourceUnavailableError: The kind is unknown, or the source cannot be read.
     """
     try:
         if path.is_dir():
@@ -73,7 +73,7 @@ def open_source(path: Path, *, commit: str = "") -> PublishedSource:
 
 
 def installed_source(path: Path) -> PublishedSource:
-    """Open the folder of an installed package; its own name is part of the paths."""
+    """Open the folder of an installed package; its name is part of the paths."""
     files = {f"{path.name}/{file.relative_to(path).as_posix()}": file for file in _files(path)}
     return PublishedSource("installed", files, lambda name: files[name].read_bytes())
 

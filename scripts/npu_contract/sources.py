@@ -1,4 +1,4 @@
-"""Where the sources of the packages of the NPU contract come from."""
+"""Find the sources of the packages of the NPU contract."""
 
 import importlib.metadata
 import importlib.util
@@ -25,10 +25,10 @@ from npu_contract.published_source import (
 )
 
 CHECKED_PINS = tuple(pin for pin in PINS if pin not in (TORCH, TORCHVISION, TRITON))
-"""Torch itself is run by the tests of every other device; of the other two mindrl names nothing."""
+"""The tests of other devices run torch; mindrl uses no names of the other two."""
 
 _INSTALLED = frozenset({"ray", "megatron-core"})
-"""Packages that run on every device in the version that is pinned."""
+"""Packages with the same pinned version on every device."""
 _ARCHIVES = (
     "https://github.com/Ascend/MindSpeed/archive/{commit}.zip",
     "https://gitee.com/ascend/MindSpeed/repository/archive/{commit}.zip",
@@ -37,12 +37,12 @@ _ARCHIVES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What could be read, and what could not."""
+    """Sources that were read, and failures."""
 
     packages: Mapping[str, PublishedSource]
-    """By the name that Python imports."""
+    """Sources by import name."""
     unavailable: Mapping[str, str]
-    """Reasons, by the name that pip knows."""
+    """Reasons of failures, by distribution name."""
 
 
 def contract_sources(
@@ -51,9 +51,9 @@ def contract_sources(
     """Open the source of every package of the contract.
 
     Args:
-        folder: Keeps what is downloaded.
-        given: Files, folders or repositories to read instead, by the name that pip knows.
-        index: Address of the package index; pip's own without one.
+        folder: Folder for downloads.
+        given: Files, folders or repositories to read instead, by distribution name.
+        index: Address of the package index; None for pip's.
     """
     packages: dict[str, PublishedSource] = {}
     unavailable: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _installed(pin: Pin) -> PublishedSource:
 
 
 def _archived(pin: Pin, folder: Path) -> PublishedSource:
-    """Open a commit's archive; one that is no archive is not kept."""
+    """Open a commit's archive; a download that is not an archive is not kept."""
     file, reasons = folder / f"{pin.distribution}-{pin.commit}.zip", []
     for address in _ARCHIVES:
         try:

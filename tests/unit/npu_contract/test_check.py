@@ -208,7 +208,7 @@ def test_what_is_published_is_found_with_its_place(
         (
             entry(kind="format", name="torch_npu.npu_mix", values=("layout", "TND")),
             {"_op_plugin_docs": ("TND", "BNSD")},
-            "torch_npu.npu_mix: layout does not speak of 'TND'",
+            "torch_npu.npu_mix: layout does not mention 'TND'",
         ),
         (
             entry(kind="variable", name="ACME_MODE"),
@@ -223,7 +223,7 @@ def test_what_is_published_is_found_with_its_place(
         (
             entry(kind="setting", name="tp_size"),
             {"engine": ("tp_size", "tensor_size")},
-            "nothing reads args.tp_size",
+            "args.tp_size is never read",
         ),
         (
             entry(kind="entry point", name="engine.plugins", values=("acme_npu:register",)),
@@ -233,7 +233,7 @@ def test_what_is_published_is_found_with_its_place(
         (
             entry(kind="requirement", name="torch", values=("2.10.0",)),
             {"METADATA": ("2.10.0", "2.11.0")},
-            "the metadata does not ask for torch==2.10.0",
+            "the metadata does not require torch==2.10.0",
         ),
         (
             entry(kind="import", name="acme_npu.engine", values=("soft",)),
@@ -253,7 +253,7 @@ def test_what_is_published_is_found_with_its_place(
         (
             entry(kind="casts", name="ACME_NZ", values=("acme_npu.engine.cast",)),
             {"streams": ("pass\ndef", "npu_format_cast(other, 29)\ndef")},
-            "ACME_NZ: weights are cast in acme_npu.streams.Stream.wait too",
+            "ACME_NZ: weights are also cast in acme_npu.streams.Stream.wait",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_file_with_other_contents_than_promised_is_refused_and_not_kept(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Index, "promised", "0" * 64)
-    with pytest.raises(SourceUnavailableError, match="not the contents that the index promises"):
+    with pytest.raises(SourceUnavailableError, match="its checksum is not that of the index"):
         published_file("acme-npu", "1.2", folder=tmp_path, index=index)
     assert list(tmp_path.iterdir()) == []
 

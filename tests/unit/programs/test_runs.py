@@ -31,7 +31,7 @@ def test_runs_are_listed_with_how_they_ended_and_what_differs(
     found = json.loads(listed(monkeypatch, capsys, str(tmp_path), "--json"))["runs"]
     assert [(Path(run["run"]).name, run["status"]) for run in found] == [
         ("over", "completed"),
-        ("going", "goes on"),
+        ("going", "running"),
         ("killed", "no end"),
     ]
     over = found[0]

@@ -57,13 +57,16 @@ SECTIONS: dict[str, tuple[str, tuple[Item, ...]]] = {
             ),
         ),
     ),
-    "Advantage estimators and policy losses": (
-        "[Add an algorithm](../how-to/add-an-algorithm.md) shows one of each.",
+    "Advantage estimators, losses and objectives": (
+        "Examples: [Add an algorithm](../how-to/add-an-algorithm.md).",
         (
             Item("mindrl.algorithms.estimators", "RatedResponses"),
             Item("mindrl.algorithms.estimators", "Estimate"),
-            Item("mindrl.algorithms.policy_losses", "ChosenTokens"),
-            Item("mindrl.algorithms.policy_losses", "PolicyLossOptions"),
+            Item("mindrl.algorithms.chosen_tokens", "ChosenTokens"),
+            Item("mindrl.algorithms.chosen_tokens", "TokenSelection"),
+            Item("mindrl.algorithms.losses", "LossInputs"),
+            Item("mindrl.algorithms.losses", "LossTerms"),
+            Item("mindrl.algorithms.objectives", "Objective"),
         ),
     ),
     "Models of your own": (
@@ -100,8 +103,9 @@ def entry(item: Item) -> str:
     Raises:
         KeyError: The module lacks the name.
     """
-    source = (ROOT / item.module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
-    tree = ast.parse(source)
+    place = ROOT / item.module.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     if item.name == "*":
         return error_table(tree)
     defined = {node.name: node for node in tree.body if isinstance(node, DEFINITIONS)}
@@ -196,8 +200,8 @@ def signature(found: ast.FunctionDef) -> str:
 
 
 def one_line(found: ast.FunctionDef) -> str:
-    """Return name, arguments and result, without `self`."""
-    arguments = re.sub(r"^self(, )?", "", ast.unparse(found.args))
+    """Return name, arguments and result, without `self` or `cls`."""
+    arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(found.args))
     return f"{found.name}({arguments}){returned(found)}"
 
 

@@ -61,8 +61,9 @@ def test_groups_that_were_found_leave_no_room_for_others() -> None:
 
 def test_in_the_order_of_the_data_an_incomplete_group_is_waited_for() -> None:
     in_order = PoolBounds(per_step=2, in_flight=2, max_staleness=1, last_step=9, in_order=True)
-    assert in_order.ready(2, [1, 2, 2], [False, True, True], 1) is None
-    assert in_order.ready(2, [1, 2, 2], [True, False, True], 1) == [0]
+    assert in_order.ready(2, [2, 2, 2], [False, True, True], 1) is None
+    assert in_order.ready(2, [2, 2, 2], [True, False, True], 1) == [0]
+    assert bounds().ready(2, [2, 2, 2], [False, True, True], 1) == [1]
 
 
 @given(

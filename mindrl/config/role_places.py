@@ -24,7 +24,7 @@ def places(config: RunConfig) -> tuple[tuple[Role, ...], ...]:
     )
 
 
-def learn_beside(config: RunConfig) -> bool:
+def train_concurrently(config: RunConfig) -> bool:
     """Return whether actor and critic may train concurrently: no shared device, no NaN `stop`."""
     both = {*config.role_devices("actor")} & {*config.role_devices("critic")}
     return not both and config.megatron_training.on_nonfinite != "stop"

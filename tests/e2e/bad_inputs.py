@@ -81,7 +81,7 @@ CASES: dict[str, Case] = {
     "weights that are cut off": (
         lambda model, scratch: [cut_off(model, scratch)],
         2,
-        ["it is cut off", "the first tensor that is not whole is model.", "safetensors"],
+        ["it is truncated", "the first tensor that is not whole is model.", "safetensors"],
     ),
     "a weight file that is missing": (
         lambda model, scratch: [indexed(model, scratch)],
@@ -143,7 +143,7 @@ CASES: dict[str, Case] = {
     "too few devices": (
         lambda _model, _scratch: ["rl_config.actor_resource.num_npus=64"],
         2,
-        ["rl_config.actor_resource.num_npus=64: the run takes 64", "CPU device(s)"],
+        ["rl_config.actor_resource.num_npus=64: the run needs 64", "CPU device(s)"],
     ),
     "a run folder that cannot be written": (
         lambda _model, _scratch: ["hydra.run.dir=/proc/none/run"],
@@ -153,6 +153,6 @@ CASES: dict[str, Case] = {
     "an export folder with files in it": (
         lambda model, _scratch: [f"actor_config.save={model}"],
         2,
-        ["actor_config.save=", "holds files already"],
+        ["actor_config.save=", "is not empty"],
     ),
 }

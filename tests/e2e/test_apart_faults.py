@@ -119,7 +119,7 @@ def test_a_lost_replica_comes_back_beside_a_living_one_and_draws_alone_when_that
         run.wait_for_line("rollout replica 0 is lost")
         run.wait_for_steps(back + 4)
         assert run.process.wait(timeout=900) == 0, run.text()
-        assert "stopped by a signal" in run.text()
+        assert "suspended by a signal" in run.text()
         check(run, staleness, LONG)
         # With weights of another version the engine's log-probs would be others.
         gaps = [line["logprob_gap/max"] for line in run.steps() if "logprob_gap/max" in line]

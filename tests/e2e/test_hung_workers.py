@@ -85,7 +85,7 @@ def test_workers_that_hang_in_any_phase_are_found_and_a_run_that_saves_goes_on(
     lines = (program.folder / "faults.jsonl").read_text().splitlines()
     assert len(happened) == len(lines) == len(planned)
     for planted, hang, found in zip(planned, happened, map(json.loads, lines), strict=True):
-        seen = "stopped by a signal" if planted.kind == "SIGSTOP" else "made no progress"
+        seen = "suspended by a signal" if planted.kind == "SIGSTOP" else "made no progress"
         assert seen in found["error"]
         assert f"process {hang['pid']}" in found["error"]
         took = found["time"] - hang["time"]

@@ -143,7 +143,7 @@ def test_a_kv_cache_without_room_for_one_sequence_is_refused_with_its_figures() 
         "generate_config.gpu_memory_utilization=0.5 of 14,592.0 MiB is 7,296.0 MiB; "
         "everything else on the device during rollout takes 7,263.0 MiB, which leaves 32 "
         "MiB for the KV cache; one sequence of generate_config.max_model_len=4096 tokens "
-        "takes 112.0 MiB (28,672 bytes a token)"
+        "takes 112.0 MiB (28,672 bytes per token)"
     )
 
 
@@ -241,7 +241,7 @@ def test_what_does_not_fit_ends_with_code_1_and_the_figures(
     settings = ("generate_config.kv_cache_mib=4096",)
     code, printed, errors = started(monkeypatch, capsys, *named, "20", *settings)
     assert code == 1
-    assert errors == ["error: train takes 21.28 GiB of a device that has 20.00 GiB"]
+    assert errors == ["error: train needs 21.28 GiB, but the device has 20.00 GiB"]
     assert "20.00 GiB: DOES NOT FIT" in printed
     code, printed, errors = started(monkeypatch, capsys, *named, "14")
     assert code == 1
@@ -291,7 +291,7 @@ def test_overrides_may_stand_before_and_behind_the_options(
         (("actor_config.tensor_model_parallel_size=3",), "tensor_model_parallel_size=3 must"),
         (("actor_config.lr=-1",), "actor_config.lr=-1 must be greater than 0"),
         (("actor_config.rl=1",), "actor_config.rl is not a configuration key"),
-        (("actor_config.lr=[",), "cannot read actor_config.lr=[: it must be key=value"),
+        (("actor_config.lr=[",), "actor_config.lr=[ cannot be read: it must be key=value"),
         (("actor_config.load=nowhere",), "model folder nowhere does not exist"),
         (
             ("--config-name", "none"),

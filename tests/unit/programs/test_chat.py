@@ -117,7 +117,7 @@ def test_a_conversation_that_no_longer_fits_is_told_and_goes_on_behind_a_reset(
     assert len(writer.heard) == 2
     assert all(writer_asked.max_tokens < 60 - 15 for writer_asked in writer.asked)
     said = " ".join(capsys.readouterr().err.split())
-    assert "must be below 60" in said
+    assert "must have less than 60" in said
     assert "clear the conversation with /reset" in said
     with pytest.raises(DataError, match="no text"):
         chat_of(tokenizer).ask("\ud800")
@@ -150,7 +150,7 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
         ("/nothing",): "has no config.json",
         (str(tmp_path), "--samples", "2"): "--samples 2 needs a PROMPT",
         (str(tmp_path), "1", "--max-length", "65"): "the model's limit is 64 tokens",
-        (str(tmp_path), "1" * 80): "must be below 64",
+        (str(tmp_path), "1" * 80): "must have less than 64",
     }.items():
         monkeypatch.setattr("sys.argv", ["generate.py", *arguments, "--device", "cpu"])
         assert start("generate") == 2, arguments

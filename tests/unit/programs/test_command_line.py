@@ -181,10 +181,10 @@ def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
             folder=tmp_path,
         )
         assert ended.returncode == 0, ended.stderr
-        assert "the configuration is valid but for what is not here" in ended.stdout
+        assert "the configuration is valid, except for missing files" in ended.stdout
     nameless = python(str(PROGRAM.with_name("train.py")), "--dry-run", folder=tmp_path)
     assert nameless.returncode == 2
-    assert nameless.stderr.startswith("error: --config-name is missing: name one of grpo_")
+    assert nameless.stderr.startswith("error: --config-name is missing; name one of grpo_")
     assert not [*tmp_path.iterdir()]
 
 
@@ -213,8 +213,8 @@ def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path
     done = started(tmp_path, "--config-name", "ppo_tiny_cpu", "--dry-run")
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "error: rl_config.adv_estimator=gae: train-grpo trains without a critic; for gae there is "
-        "train-ppo"
+        "error: rl_config.adv_estimator=gae: train-grpo trains without a critic; use train-ppo "
+        "for gae"
     )
 
 

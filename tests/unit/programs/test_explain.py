@@ -158,9 +158,9 @@ def test_a_replica_apart_is_explained_with_its_own_memory_and_the_order_of_steps
     apart = ("rl_config.use_integrated_worker=false", "rl_config.rollout_resource.num_npus=4")
     ended = started(*RUN, *apart, "rl_config.step_order=asynchronous", "rl_config.max_staleness=2")
     assert ended.returncode == 0, ended.stderr
-    order = "asynchronous, 96 prompts under way, tokens of up to 2 step(s) ago"
+    order = "asynchronous, 96 prompts in flight, tokens from up to 2 step(s) ago"
     assert order in " ".join(ended.stdout.split())
-    _, _, replica = ended.stdout.partition("on all, a replica of the rollout\n")
+    _, _, replica = ended.stdout.partition("all ranks, a replica of the rollout\n")
     assert {"rollout weights", "kv cache"} <= {line[2:17].strip() for line in replica.splitlines()}
 
 
@@ -179,7 +179,7 @@ def test_servers_have_numbers_behind_all_ranks_and_memory_of_their_own(tmp_path:
     assert found["roles"]["rollout"]["groups"] == {"tp": [[1, 2]]}
     assert "rollout" not in found
     ended = without_torch("cli/plan.py", "memory", *served)
-    assert "memory of http://127.0.0.1:8000: as whoever started them said" in ended.stdout
+    assert "memory of http://127.0.0.1:8000: set where they are started" in ended.stdout
 
 
 def test_one_half_of_a_run_apart_is_planned_on_the_devices_that_are_its_own(tmp_path: Path) -> None:

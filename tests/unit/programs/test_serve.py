@@ -109,4 +109,4 @@ def test_a_replica_of_a_run_takes_changes_where_a_model_would_stand(
     ((command, environment),) = starts.became
     assert dict(pairwise(command))["--port"] == "8001"
     assert environment["VLLM_API_KEY"] == "of-this-run"
-    assert capsys.readouterr().out == "replica 1 listens at http://127.0.0.1:8001\n"
+    assert capsys.readouterr().out == "replica 1 listens on http://127.0.0.1:8001\n"

@@ -33,6 +33,9 @@ def print_rows(rows: Iterable[Sequence[str]], *columns: Column) -> None:
 class _Absent:
     """A value that a row lacks."""
 
+    def __repr__(self) -> str:
+        return "-"
+
     def __format__(self, spec: str) -> str:
         return "-"
 

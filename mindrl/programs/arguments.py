@@ -58,6 +58,11 @@ def count(text: str, most: int = 1 << 20) -> int:
     return value
 
 
+def port_number(text: str) -> int:
+    """Parse the number of a port."""
+    return count(text, most=65535)
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Parse comma-separated integers from 1."""
     return tuple(count(part) for part in text.split(","))

@@ -16,7 +16,7 @@ from mindrl.doctor.findings import DEVICE_FINDINGS, PACKAGE_FINDINGS
 from mindrl.doctor.host_findings import HOST_FINDINGS, NETWORK_FINDINGS, disks
 from mindrl.observability.terminal import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
-from mindrl.programs.arguments import Program, count
+from mindrl.programs.arguments import Program, port_number
 from mindrl.programs.exits import FAILED, counted, print_json
 
 _EXAMPLE = """\
@@ -65,7 +65,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     kind = "kind of device of the runs (default: the best one of this machine)"
     add("--device", choices=("auto", *PLATFORMS), default="auto", help=kind)
-    add("--port", type=_port, metavar="N", help="check that this port is free, for a Ray head")
+    free = "check that this port is free, for a Ray head"
+    add("--port", type=port_number, metavar="N", help=free)
     head = "check that this Ray head responds and that its token is on this machine"
     add("--address", type=_address, metavar="HOST:PORT", help=head)
     runs = "folder of the runs (default: %(default)s)"
@@ -76,15 +77,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--self-test", action="store_true", help=tried)
 
 
-def _port(text: str) -> int:
-    return count(text, most=65535)
-
-
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host:
         raise argparse.ArgumentTypeError(f"{text} must be HOST:PORT, such as 192.0.2.10:6379")
-    return host.strip("[]"), _port(port)
+    return host.strip("[]"), port_number(port)
 
 
 def _print(kind: str, observations: list[Observation], counts: Counter[Verdict]) -> None:

@@ -3,11 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-from rich.table import Column
-
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.observability.terminal import print_rows, say
+from mindrl.observability.terminal import print_table, say
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.programs.arguments import Program, add_overrides, count
@@ -16,7 +13,7 @@ from mindrl.programs.exits import FAILED
 from mindrl.programs.train import checked_plan, run_folder
 
 if TYPE_CHECKING:
-    from mindrl.trainer.comparison import Comparison, Difference, Number
+    from mindrl.trainer.comparison import Comparison, Difference
 
 _EXAMPLE = """\
 examples:
@@ -24,6 +21,12 @@ examples:
   mindrl replay outputs/2026-11-22/09-00-00 --step 20 --generate --score
   mindrl replay outputs/2026-11-22/09-00-00 --step 20 megatron_training.deterministic=true
 """
+_COLUMNS = {
+    "name": "{name}",
+    "recorded": "{recorded!r:}",
+    "replayed": "{replayed!r:}",
+    "difference": "{by:+.3g}",
+}
 _MOST_SHOWN = 40
 
 
@@ -61,25 +64,16 @@ def _show(step: int, found: "Comparison") -> None:
     if not different:
         say(f"step {step}: all {found.count} numbers are bitwise equal")
         return
-    rows = (
-        (escape(each.name), *map(_spelled, (each.recorded, each.replayed)), _by(each))
-        for each in different[:_MOST_SHOWN]
-    )
-    right = [Column(name, justify="right") for name in ("recorded", "replayed", "difference")]
-    print_rows(rows, Column("name"), *right)
+    print_table(map(_row, different[:_MOST_SHOWN]), _COLUMNS)
     if (more := len(different) - _MOST_SHOWN) > 0:
         say(f"... and {more} more")
     say(f"step {step}: {len(different)} of {found.count} numbers differ")
 
 
-def _spelled(number: "Number") -> str:
-    return "-" if number is None else repr(number)
-
-
-def _by(each: "Difference") -> str:
-    if each.recorded is None or each.replayed is None:
-        return "-"
-    return f"{each.replayed - each.recorded:+.3g}"
+def _row(each: "Difference") -> dict[str, object]:
+    before, after = each.recorded, each.replayed
+    by = None if before is None or after is None else after - before
+    return {"name": each.name, "recorded": before, "replayed": after, "by": by}
 
 
 PROGRAM = Program(

@@ -12,7 +12,7 @@ from typing import Any
 
 from mindrl.errors import ConfigError, OutputError
 from mindrl.observability.terminal import print_table, say
-from mindrl.programs.arguments import Program, port as port_number
+from mindrl.programs.arguments import Program, port_number
 from mindrl.programs.exits import print_json
 from mindrl.report.config_text import differences
 from mindrl.report.live_page import PAGE
@@ -59,7 +59,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     data = "also write all numbers and samples: metrics.csv and samples.parquet"
     add("--data", type=Path, metavar="FOLDER", help=data)
     port = "port of --live (default: a free one)"
-    add("--port", type=port, metavar="N", help=port)
+    add("--port", type=port_number, metavar="N", help=port)
     host = "address of --live (default: 127.0.0.1, only this machine)"
     add("--host", metavar="HOST", help=host)
     add("--json", action="store_true", help="print the list as one JSON object")

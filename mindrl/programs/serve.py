@@ -24,9 +24,9 @@ from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import become
 from mindrl.platform.scratch import ENGINE_SOCKETS, Scratch
 from mindrl.preflight.checks import refuse
-from mindrl.programs.arguments import Program, add_overrides, count
+from mindrl.programs.arguments import Program, add_overrides, port_number
 from mindrl.programs.chat_engine_options import add_chat_engine_options, chosen_chat_engine
-from mindrl.programs.plan_options import asked_config
+from mindrl.programs.plan_options import chosen_config
 from mindrl.programs.train import require_packages
 
 _FOLDERS = "mindrl-server-"
@@ -51,7 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("model", nargs="?", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     port = "(default: %(default)s)"
-    add("--port", type=lambda text: count(text, most=65535), default=8000, metavar="N", help=port)
+    add("--port", type=port_number, default=8000, metavar="N", help=port)
     file = "file with only the token (default: a new file that only you can read)"
     add("--token-file", type=Path, metavar="FILE", help=file)
     add_chat_engine_options(parser)
@@ -82,7 +82,7 @@ def _serve_replica(options: argparse.Namespace) -> int:
         options.overrides.insert(0, options.model)
     if options.of_vllm:
         raise ConfigError(f"-- {shlex.join(options.of_vllm)}: a replica takes no vLLM options")
-    config = asked_config(options)
+    config = chosen_config(options)
     refuse(config, findings(config))
     servers, replica = config.generate_config.servers, options.replica
     if not 0 <= replica < len(servers):
@@ -112,7 +112,7 @@ def _serve_model(options: argparse.Namespace) -> int:
     environment = model_server_environment(platform, _token(file))
     if not is_loopback(options.host):
         note(f"others may reach {options.host}, and requests are not encrypted")
-    say(*_how_to_ask(model.name, address, file))
+    say(*_request_help(model.name, address, file))
     _start(command, environment)
 
 
@@ -123,7 +123,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     become([*_GUARD, *command], {**environment, ENGINE_SOCKETS: str(sockets.folder)})
 
 
-def _how_to_ask(name: str, address: tuple[str, int], file: Path) -> tuple[str, ...]:
+def _request_help(name: str, address: tuple[str, int], file: Path) -> tuple[str, ...]:
     """Return the lines about the server's address and a sample request; the token is not shown."""
     host, port = address
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"

@@ -1,4 +1,4 @@
-"""What many tests share: a random model folder and a configuration for it."""
+"""Common fixtures: random model folders and configurations for them."""
 
 import fcntl
 import json
@@ -26,7 +26,7 @@ settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which tests renew the tables that the docs keep."""
+    """Add the option with which tests update the tables in the docs."""
     parser.addoption("--write-tables", action="store_true", help="renew tables in the docs")
 
 
@@ -86,7 +86,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], P
 
 @pytest.fixture(scope="session")
 def random_model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make a folder with random weights of a family: those of `_FAMILY_VALUES`.
+    """Create a folder with random weights of a family of `_FAMILY_VALUES`.
 
     4 layers, 4 heads of 32 (Mistral: of 48), 2 key-value heads, 211 tokens; 8 experts, 2 for
     each token.
@@ -108,7 +108,7 @@ def random_model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 def models(
     random_model_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """Folders of the actor, of a critic and of a reward model, with heads of their own."""
+    """Folders of the actor, of a critic and of a reward model, with their heads."""
     import torch
     from transformers import (
         AutoConfig,
@@ -135,13 +135,13 @@ def models(
 
 @pytest.fixture(scope="session")
 def tiny_data() -> Path:
-    """Make the quickstart's data, or find them up to date."""
+    """Create the quickstart's data unless they are up to date."""
     return _made("data")
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_data: Path) -> Path:
-    """Make the quickstart's model, or find it up to date."""
+    """Create the quickstart's model unless it is up to date."""
     return _made("model", "--data", str(tiny_data))
 
 
@@ -150,7 +150,7 @@ def _made(name: str, *options: str) -> Path:
     script = [f"scripts/make_tiny_{name}.py", "--output", str(folder), "--seed", "1"]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
-        # Another test program may be making it.
+        # Another test program may be creating it.
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run([sys.executable, *script, *options], cwd=ROOT, check=True)
     return folder
@@ -168,7 +168,7 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         },
     },
-    # What is trained and rolled out here fits its window.
+    # All sequences of the tests fit into its window.
     "mistral": {"head_dim": 48, "sliding_window": 64},
     "phi3": {"pad_token_id": None},
     "qwen2": {},
@@ -184,7 +184,7 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
-    # Of neither has mindrl a network: biases everywhere, and a part of each head that turns.
+    # mindrl has no network for either: biases everywhere, and partial rotary embeddings.
     "stablelm": {"partial_rotary_factor": 0.25, "use_qkv_bias": True, "hidden_dropout": 0.0},
     # Transformers has plans of how to cut these; norms of the second see heads of all ranks, and
     # the third vLLM has too.
@@ -197,7 +197,7 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "pad_token_id": None,
     },
-    # The tests have a network of it, and mindrl has none: tests/own_models.
+    # mindrl has no network for it, but the tests have one: tests/own_models.
     "nemotron": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -208,7 +208,7 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""What a family's config.json says besides the sizes of all."""
+"""Values of a family's config.json in addition to the common sizes."""
 
 
 def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> None:

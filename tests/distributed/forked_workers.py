@@ -48,7 +48,7 @@ class ForkedWorkers:
             )
         self.ready = False
         self.environment: dict[str, str] = {}
-        """Of the processes that are forked from now on."""
+        """Processes that are forked from now on."""
 
     def start(
         self,
@@ -58,7 +58,7 @@ class ForkedWorkers:
         kind: DeviceKind = "cpu",
         ranks: int | None = None,
     ) -> "ForkedGroup":
-        """Fork so many ranks and wait until all are built, by `build`.
+        """Fork the ranks and wait until `build` has built all of them.
 
         None is one per device that trains.
         """
@@ -68,7 +68,7 @@ class ForkedWorkers:
         return group
 
     def run(self, function: str, *arguments: Any, ranks: int = 1) -> list[Any]:
-        """Call `module:function` on each of so many forked ranks; returns what each returned."""
+        """Call `module:function` on each of the forked ranks; return the result of each."""
         group = self._fork(function, arguments, ranks, stays=False)
         try:
             return group.collect()
@@ -107,7 +107,7 @@ class ForkedWorkers:
 
 @dataclass(frozen=True)
 class ForkedCall:
-    """A method that ranks run; those of one rank are waited for in their order."""
+    """A running method of ranks; the calls of one rank are awaited in order."""
 
     ranks: Sequence[Connection]
     answering: Collection[int] | None = None
@@ -143,7 +143,7 @@ class ForkedGroup:
         *,
         first: int = 0,
     ) -> "ForkedCall":
-        """Call ranks from the first on; `wait`, or `collect` of all of them, has to follow."""
+        """Call ranks from the first on; `wait`, or `collect` for all of them, must follow."""
         called = self.ranks[first : first + len(arguments)]
         for rank, given in zip(called, arguments, strict=True):
             send(rank, (method, given))

@@ -1,4 +1,4 @@
-"""Which cases of a test run with every change, and which at night."""
+"""Select the cases of a test that run with every change; the others run at night."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -8,12 +8,12 @@ import pytest
 
 
 def most_at_night(examples: int) -> int:
-    """Return how many cases of a property are tried: so many at night, a fourth with a change."""
+    """Return the number of cases of a property: all at night, a fourth with a change."""
     return examples if os.environ.get("MINDRL_NIGHTLY") else examples // 4
 
 
 def at_night_but(every_change: Collection[Any], cases: Iterable[Any]) -> list[Any]:
-    """Return the cases as parameters; those that are not of every change are marked.
+    """Return the cases as parameters; nightly ones are marked.
 
     A tuple is one case of several parameters.
     """

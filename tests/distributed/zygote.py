@@ -26,21 +26,21 @@ class Order:
     """A group of processes to fork."""
 
     caller: str
-    """Socket that each of them connects to."""
+    """Socket to which each of them connects."""
     port: int
-    """Where rank 0 gathers the others."""
+    """Address at which rank 0 gathers the others."""
     ranks: int
     function: str
-    """`module:function`, called in each; a module of this folder, or one of the product."""
+    """`module:function` that each calls; a module of this folder or of mindrl."""
     arguments: tuple[Any, ...]
     stays: bool
-    """The function builds an object that obeys calls; else its result is sent back."""
+    """Whether the function returns an object that receives calls; else its result is sent back."""
     environment: Mapping[str, str]
     """Of the forked processes alone."""
 
 
 Join = Callable[[Order, int], None]
-"""Let this process, of that rank, meet the others of its group."""
+"""Connects this process, as that rank, with the others of its group."""
 
 
 def serve(orders: Connection, prepare: Callable[[], None], join: Join) -> None:
@@ -60,7 +60,7 @@ def serve(orders: Connection, prepare: Callable[[], None], join: Join) -> None:
 
 
 def work(order: Order, rank: int, join: Join) -> None:
-    """Become one rank of a group: call the function, and obey where that is asked for."""
+    """Run one rank of a group: call the function, and serve calls if requested."""
     os.environ.update(order.environment)
     with Client(order.caller, family="AF_UNIX") as calls:
         calls.send(rank)
@@ -73,7 +73,7 @@ def work(order: Order, rank: int, join: Join) -> None:
                 method, arguments = call
                 send(calls, ("result", getattr(made, method)(*arguments)))
             if not order.stays:
-                # Rank 0 has the store by which others may still make a group.
+                # Rank 0 has the store with which others may still create a group.
                 receive(calls)
         except EOFError:
             return
@@ -87,7 +87,7 @@ def send(connection: Connection, value: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Receive what `send` sent."""
+    """Receive a value from `send`."""
     return pickle.loads(connection.recv_bytes())
 
 
@@ -113,7 +113,7 @@ def _join(order: Order, rank: int) -> None:
 
 
 def _replace_kernels() -> None:
-    """Do once what each engine would do: look through all modules for kernels to replace.
+    """Do once the search of each engine for kernels to replace, through all modules.
 
     That takes twice as long as all the rest of its start, and imports hundreds of modules.
     """
@@ -125,7 +125,7 @@ def _replace_kernels() -> None:
 
 
 def _keep_what_is_imported() -> None:
-    """Let no rank look for garbage in what all ranks share.
+    """Exclude the objects that all ranks share from garbage collection.
 
     A full collection waits until the young objects are a quarter of all others: among a million
     that were imported it would never come, and the groups of earlier layouts, which lie in cycles,

@@ -1,4 +1,4 @@
-"""What several tests of whole runs look at, made once."""
+"""Fixtures that several tests of runs share, created once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kept_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A run that nothing disturbed, with its checkpoints and rollouts; to be looked at only."""
+    """An undisturbed run with its checkpoints and rollouts; tests must not change it."""
     folder = tmp_path_factory.mktemp("kept") / "run"
     asked = ["rl_config.test_freq=3", f"actor_config.load={tiny_model}", *KEEPS]
     run = start_program(folder, asked)

@@ -1,4 +1,4 @@
-"""Runs of the real program: Ray, Megatron-core, vLLM, Hydra and the rewards, in one piece."""
+"""Start and observe the real programs: Ray, Megatron-core, vLLM, Hydra and rewards together."""
 
 import json
 import os
@@ -22,9 +22,9 @@ KEEPS = (
     f"megatron_training.keep_rollouts={STEPS}",
     f"megatron_training.train_iters={STEPS}",
 )
-"""Of a run that can be gone on with, and run again."""
+"""Overrides of a run that can be resumed and repeated."""
 STARTED: list["Program"] = []
-"""All programs that these tests have started."""
+"""All programs started by these tests."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Program:
     output: Path
 
     def descendants(self) -> list[psutil.Process]:
-        """Return all processes below the program, also those with sessions of their own."""
+        """Return all descendants of the program, including those in other sessions."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers(self) -> list[psutil.Process]:
-        """Return the worker processes, in the order that they were started."""
+        """Return the worker processes in the order of their start."""
         return workers_below(self.process.pid)
 
     def wait_for_steps(self, count: int, timeout_seconds: float = 600) -> None:
-        """Wait until so many steps are recorded."""
+        """Wait until the number of steps is recorded."""
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             if len(self.steps()) >= count:
@@ -54,7 +54,7 @@ class Program:
         raise AssertionError(f"no step {count} in {timeout_seconds} s:\n{self.text()}")
 
     def wait_for_line(self, words: str, timeout_seconds: float = 600) -> None:
-        """Wait until the program prints some words."""
+        """Wait until the program prints a text."""
         deadline = time.monotonic() + timeout_seconds
         while words not in self.text():
             assert self.process.poll() is None, self.text()
@@ -75,11 +75,11 @@ class Program:
         return [row for row in map(json.loads, lines) if row["step"] == step]
 
     def text(self) -> str:
-        """Return what the program printed."""
+        """Return the output of the program."""
         return self.output.read_text()
 
     def summary(self) -> dict[str, Any]:
-        """Return the summary that the run left."""
+        """Return the summary of the run."""
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 
@@ -91,7 +91,7 @@ def start_program(
     *,
     program: str = "train_grpo",
 ) -> Program:
-    """Start a program of cli/ with overrides; its run folder is the given one."""
+    """Start a program of cli/ with overrides in a run folder."""
     output = folder.with_suffix(".txt")
     command = [sys.executable, f"cli/{program}.py", *overrides, f"hydra.run.dir={folder}"]
     with output.open("w") as file:
@@ -109,7 +109,7 @@ def start_program(
 
 
 def end(program: Program) -> None:
-    """Kill a program that still runs, and all processes below it."""
+    """Kill a program if it is running, and all its descendants."""
     if program.process.poll() is None:
         for each in [*program.descendants(), psutil.Process(program.process.pid)]:
             with suppress(psutil.Error):
@@ -120,7 +120,7 @@ def end(program: Program) -> None:
 def piped(
     command: Sequence[str], environment: Mapping[str, str], folder: Path = CHECKOUT
 ) -> subprocess.Popen[str]:
-    """Start any program, whose output is read at its end."""
+    """Start any program; its output is read at its end."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
@@ -148,7 +148,7 @@ def fresh_answers(model: str, count: int) -> dict[str, list[str]]:
 
 
 def workers_below(pid: int) -> list[psutil.Process]:
-    """Return the worker processes below any process, in the order that they were started."""
+    """Return the worker processes among the descendants of a process, ordered by their start."""
     below = psutil.Process(pid).children(recursive=True)
     found = [each for each in below if "WorkerProcess" in " ".join(_words(each))]
     # Process ids start again at 1 when they run out.
@@ -156,7 +156,7 @@ def workers_below(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:
-    """Say whether all processes end within a time."""
+    """Return whether all processes end within a time."""
     _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
     return not alive
 

@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny model, as the model is made with it."""
+"""The tokenizer of the tiny model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 @pytest.fixture(scope="session")
 def scripts() -> Iterator[Path]:
-    """Let tests import the scripts; the folder of them."""
+    """Let tests import the scripts; return their folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(SCRIPTS)
         yield SCRIPTS

@@ -1,6 +1,6 @@
-"""What the tables of natural mistakes have in common."""
+"""Common part of the tables of natural mistakes."""
 
 from collections.abc import Callable
 
 Said = Callable[[list[str]], tuple[int, str]]
-"""Makes a program prepare a run with overrides; returns its exit code and its words."""
+"""Prepares a run with overrides; returns the exit code and the messages of the program."""

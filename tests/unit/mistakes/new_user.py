@@ -1,4 +1,4 @@
-"""What a program says to a new user, asked in this process: its exit code and its lines."""
+"""Run a program as a new user in this process; return its exit code and its lines."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from mindrl.programs.entry import start
 
 
 class NewUser:
-    """Stands in a folder of its own, and starts `mindrl train-grpo`."""
+    """Starts `mindrl train-grpo` in a new folder."""
 
     def __init__(
         self, folder: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]
@@ -30,7 +30,7 @@ class NewUser:
         leaves: bool = False,
         program: str = "train-grpo",
     ) -> list[str]:
-        """Start the program; returns the lines on stderr. It `leaves` nothing in the folder."""
+        """Start the program; return the lines on stderr. It may leave only `leaves`."""
         before = sorted(self.folder.rglob("*"))
         self.patch.setattr(sys, "argv", ["train_grpo.py", *arguments])
         assert start(program) == code

@@ -1,4 +1,4 @@
-"""Programs as a user starts them: each in a process of its own, to its end."""
+"""Run programs as a user does: each in a separate process, to its end."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ TORCHLESS = Path(__file__).with_name("torchless.py")
 def python(
     *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder; `environment` comes on top of that of the tests."""
+    """Run Python in a folder; `environment` extends that of the tests."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -30,7 +30,7 @@ def python(
 
 
 def without_torch(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program in a folder, on a machine that has no torch and no engines."""
+    """Run a program in a folder, on a machine without torch and engines."""
     with tempfile.TemporaryDirectory() as scratch:
         outputs = [Path(scratch, name) for name in ("stdout", "stderr")]
         order = arguments, str(folder), dict(os.environ), outputs

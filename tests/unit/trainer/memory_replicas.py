@@ -1,4 +1,4 @@
-"""Rollout replicas that draw from memory, as fast or slowly as a test says, and die when it says.
+"""Rollout replicas that answer from memory, with the speed and the failures that a test sets.
 
 A token is 100 + the version of the weights that drew it; so many as the prompt's row says.
 """
@@ -16,7 +16,7 @@ LengthOf = Callable[[int], int]
 
 @dataclass
 class MemoryReplica:
-    """One engine: a call after `calls_left` finds it dead."""
+    """One engine; it is dead after `calls_left` calls."""
 
     number: int
     length_of: LengthOf
@@ -26,7 +26,7 @@ class MemoryReplica:
     requests: list[Request] = field(default_factory=list)
     drawn: list[list[int]] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
-    """All that it was ever asked for, without the probes of its weights."""
+    """All requests so far, without the probes of its weights."""
     probed: list[tuple[int, int]] = field(default_factory=list)
     """Number and version of each probe of a replica's weights, of all replicas."""
     probed_version: int | None = None
@@ -86,20 +86,20 @@ class MemoryReplica:
 
 @dataclass
 class MemoryEngines:
-    """So many replicas; one that is lost comes back some publications later."""
+    """Several replicas; a lost one returns after some publications."""
 
     count: int
     length_of: LengthOf
     pause_seconds: Callable[[], float] = lambda: 0.0
     deaths: list[int] = field(default_factory=list)
-    """How many calls each replica lives for, in the order of their starts; then they live on."""
+    """Number of calls after which each started replica dies; later ones do not die."""
     lost_in_publish: set[int] = field(default_factory=set)
     """Numbers of publications in which the first replica is lost."""
     late: int = 1
-    """Publications until a new replica is there."""
+    """Publications until a new replica has started."""
     most_replaced: int = 10**9
     versions: list[int] = field(default_factory=list)
-    """That were published."""
+    """Published versions."""
     asked: list[Request] = field(default_factory=list)
     probed: list[tuple[int, int]] = field(default_factory=list)
 

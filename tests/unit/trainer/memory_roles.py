@@ -69,12 +69,12 @@ class MemoryRoles:
         self.critic_minibatches: list[CriticMinibatch] = []
         self.gap = gap
         self.keeps_logprobs = False
-        """Of updates that say what they started from."""
+        """Old log-probs of updates that return them."""
         self.grad_norm = grad_norm
-        """Of the update with this number, from 1."""
+        """Gradient norm of the update with this number, from 1."""
 
     def publish(self, version: int) -> tuple[int, ...]:
-        """Take note of the version that whoever generates next is to have."""
+        """Store the version for the next generation."""
         self.published.append(version)
         return ()
 
@@ -107,7 +107,7 @@ class MemoryRoles:
         return self._scored(sequences, -3.0)
 
     def update(self, minibatch: Minibatch) -> PolicyUpdate:
-        """Say what a pass would have said, where the update has to find it itself."""
+        """Return the log-probs of a forward pass, for updates that compute them."""
         self.calls.append("update")
         self.minibatches.append(minibatch)
         metrics, logprobs_BT = self._updated(self.loss, len(self.minibatches)), None
@@ -159,14 +159,14 @@ class MemoryRoles:
         self.records_memory = is_on
 
     def flush_moments(self) -> list[list[MeasuredSnapshot]]:
-        assert self.records_memory, "nothing was noted"
+        assert self.records_memory, "no memory was recorded"
         return [[MeasuredSnapshot(label="train", phase="train", region_bytes={"actor_weights": 5})]]
 
     def abort(self) -> None:
         self.calls.append("abort")
 
     def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
-        """Reward 1 where the second token is 31, 0 elsewhere."""
+        """Return reward 1 if the second token is 31, else 0."""
         assert len(answers) == len(responses)
         self.calls.append("score")
         right = tuple(float(response.endswith("31")) for response in responses)
@@ -175,7 +175,7 @@ class MemoryRoles:
         return Scores(rewards=right, components=components, ranges=ranges, failures=())
 
     def _updated(self, loss: str, updates: int) -> dict[str, float]:
-        """Tell of an update that is skipped where its gradient is not finite."""
+        """Report a skipped update if its gradient is not finite."""
         skipped = float(not math.isfinite(self.grad_norm(updates)))
         return {loss: float(updates), "grad_norm": self.grad_norm(updates), "skipped": skipped}
 
@@ -220,7 +220,7 @@ def config(**changes: Any) -> RunConfig:
 
 
 class MemoryTokenizer:
-    """Spells token ids as numbers."""
+    """Decodes token ids as numbers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         assert skip_special_tokens, "people read the words alone"
@@ -240,7 +240,7 @@ def data(test: Sequence[Prompt] = (), train: Sequence[Prompt] = PROMPTS) -> RunD
 
 
 def rewards(roles: MemoryRoles, *, model_weight: float | None = None) -> RewardSources:
-    """Rate by rules, and by the model where it has a weight."""
+    """Score by rules, and by the model if it has a weight."""
     return RewardSources(
         scorer=roles,
         reward_model=None if model_weight is None else roles,
@@ -260,7 +260,7 @@ def run_log(root: Path, steps: int, *more: Role) -> RunLog:
 
 
 def asked_at(moment: int) -> Callable[[], None]:
-    """Ask to stop at one of the moments at which a run looks, counted from 0."""
+    """Request a stop at one of the checks of a run, counted from 0."""
     looks = count()
 
     def check_interrupt() -> None:

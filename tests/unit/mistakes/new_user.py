@@ -30,7 +30,7 @@ class NewUser:
         leaves: bool = False,
         program: str = "train-grpo",
     ) -> list[str]:
-        """Start the program; return the lines on stderr. It may leave only `leaves`."""
+        """Start the program; return the lines on stderr. Only `leaves` lets the folder change."""
         before = sorted(self.folder.rglob("*"))
         self.patch.setattr(sys, "argv", ["train_grpo.py", *arguments])
         assert start(program) == code

@@ -9,14 +9,14 @@ from new_user import NewUser
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = (
-    "there are --config-name, --config-dir, --resume, --cfg, --dry-run, "
+    "use --config-name, --config-dir, --resume, --cfg, --dry-run, "
     "--elsewhere, --help, --resolve, "
     "--package, --info, --version"
 )
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "an option with the wrong dash": (
         ["--dry_run"],
-        [f"--dry_run is no option; {OPTIONS}; did you mean '--dry-run'?"],
+        [f"--dry_run is an unknown option; {OPTIONS}; did you mean '--dry-run'?"],
     ),
     "a key as an option": (
         ["--rl_config.epochs=2"],
@@ -248,7 +248,7 @@ def test_without_its_environment_a_program_takes_that_of_the_checkout() -> None:
     command = [str(python), "-S", "cli/train_grpo.py", "--dry_run"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("error: --dry_run is no option; ")
+    assert ended.stderr.startswith("error: --dry_run is an unknown option; ")
 
 
 def test_where_there_is_no_environment_the_words_say_how_to_make_one(tmp_path: Path) -> None:

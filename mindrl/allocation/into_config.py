@@ -95,7 +95,7 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
     if not isinstance(text, str) or not text:
         return finding
     allocation = replace(parse_backend(text), name=None)
-    if names[key] in _sizes_beside(allocation):
+    if names[key] in _separate_sizes(allocation):
         return finding
     sizes = [{names[key]: size} for size in finding.legal if isinstance(size, int)]
     strings = (_of_ranks(allocation, allocation.world_size, **size) for size in sizes)
@@ -173,9 +173,9 @@ def _side(engine: str) -> tuple[str, Mapping[str, str]]:
     return rollout if engine == "rollout" else training
 
 
-def _sizes_beside(allocation: ModelAllocation) -> frozenset[str]:
+def _separate_sizes(allocation: ModelAllocation) -> frozenset[str]:
     """Return the sizes that have their own keys: chunks, if the backend has no `v`."""
-    return frozenset({"vpp"} if "v" in BACKENDS[allocation.backend].beside else ())
+    return frozenset({"vpp"} if "v" in BACKENDS[allocation.backend].own_keys else ())
 
 
 def _section(sections: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -244,10 +244,10 @@ def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -
             f"{field}: a run starts engines of {runs} alone, and {served} needs "
             f"generate_config.servers; nearest: {nearest}"
         )
-    beside = _sizes_beside(allocation)
+    own_keys = _separate_sizes(allocation)
     for name, key in keys.items():
         size, given = getattr(allocation.layout, name), sections[section].get(key)
-        if name in beside and (given is not None or allocation.layout.pp > 1):
+        if name in own_keys and (given is not None or allocation.layout.pp > 1):
             continue
         if given not in (None, size):
             raise ConfigError(

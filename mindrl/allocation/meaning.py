@@ -194,15 +194,15 @@ def _read_one(text: str, suggested: str, only: Collection[str] = ()) -> EngineSp
     ((spec,),) = read(text, "one", suggested)
     if spec.backend is None:
         raise missing_backend(text, spec.at, suggested)
-    before, behind = text[: spec.joint.at], text[spec.joint.at + 1 :]
+    before, tail = text[: spec.joint.at], text[spec.joint.at + 1 :]
     if only and spec.backend.text not in only:
-        what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{behind}"
+        what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{tail}"
         raise AllocationError(text, spec.at, what)
     if only and spec.name:
-        what = f"a name has no place here; write {spec.backend.text}:{behind}"
+        what = f"a name has no place here; write {spec.backend.text}:{tail}"
         raise AllocationError(text, spec.name.at - 1, what)
     if spec.joint.text == ".":
-        what = f"'.' is the old form; write {before}:{behind}"
+        what = f"'.' is the old form; write {before}:{tail}"
         raise AllocationError(text, spec.joint.at, what)
     return spec
 
@@ -300,7 +300,7 @@ def _sizes(text: str, written: WrittenSizes, letters: str, place: str) -> _Sizes
     """Check a list of dimensions one by one."""
     of: dict[str, int] = {}
     at: dict[str, int] = {}
-    for (letter, where), (digits, behind) in written:
+    for (letter, where), (digits, tail) in written:
         # A size of 1 is allowed for every known dimension: it is the same as omitting it.
         if letter not in letters and (letter not in LETTERS or digits != "1"):
             raise unknown_dimension(text, where, place, letters)
@@ -310,7 +310,7 @@ def _sizes(text: str, written: WrittenSizes, letters: str, place: str) -> _Sizes
         if plain != digits or len(digits) > _MOST_DIGITS:
             example = plain if 0 < len(plain) <= _MOST_DIGITS else "2"
             what = f"{letter} needs a size of 1 to 99999, as in {letter}{example}"
-            raise AllocationError(text, behind, what)
+            raise AllocationError(text, tail, what)
         of[letter], at[letter] = int(digits), where
     return _Sizes(text=text, of=of, at=at)
 

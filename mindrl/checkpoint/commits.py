@@ -125,10 +125,10 @@ class Commits:
         with suppress(OSError, ValueError):
             while True:
                 report = self._building(step) / _REPORT.format(f"{len(found):05}")
-                told = json.loads(read_regular_text(report))
-                files = tuple(WrittenFile(**each) for each in told["saved"].pop("files"))
-                found.append(SavedFiles(files=files, **told["saved"]))
-                if len(found) == told["ranks"]:
+                loaded = json.loads(read_regular_text(report))
+                files = tuple(WrittenFile(**each) for each in loaded["saved"].pop("files"))
+                found.append(SavedFiles(files=files, **loaded["saved"]))
+                if len(found) == loaded["ranks"]:
                     return found
         return None
 
@@ -196,7 +196,7 @@ class Commits:
         """
         return read_checkpoint(self.root / step_name(step))
 
-    def newest_whole(
+    def newest_complete(
         self, steps: Sequence[int] | None = None
     ) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint whose files all match their checksums.

@@ -54,7 +54,7 @@ def new_folder(
     Raises:
         OutputError: The folder cannot be created.
     """
-    with _beside(target) as building:
+    with _temporary_folder(target) as building:
         with writing(target):
             building.mkdir(parents=True)
         yield building
@@ -83,7 +83,7 @@ def keep_folder(folder: Path, target: Path) -> None:
         OutputError: The target cannot be written.
     """
     try:
-        with _beside(target) as building:
+        with _temporary_folder(target) as building:
             shutil.copytree(folder, building, copy_function=_link_or_copy)
             _take_place(building, target)
     except OSError as error:
@@ -123,7 +123,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _temporary_folder(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary folder next to the target; remove it before and afterwards."""
     building = target.with_name(f".{target.name}.incomplete")
     shutil.rmtree(building, ignore_errors=True)

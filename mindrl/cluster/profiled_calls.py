@@ -31,7 +31,7 @@ class ProfiledCalls:
     ) -> None:
         """Set the rank of the worker in its world, and the name of its folder."""
         self.config, self.kind = config, kind
-        self.is_asked = config.profile_ranks is None or rank in config.profile_ranks
+        self.is_profiled = config.profile_ranks is None or rank in config.profile_ranks
         self.folder = Path(config.profile_save_path or run_folder / "profile") / name
         self.counts: Counter[Path] = Counter()
 
@@ -39,7 +39,7 @@ class ProfiledCalls:
         """Profile the body, a call in a step, if configured."""
         config, stage = self.config, _STAGE_OF.get(method)
         is_wanted = method in _STAGE_OF if config.stage is None else stage in config.stage
-        if not self.is_asked or step not in config.profiled_steps or not is_wanted:
+        if not self.is_profiled or step not in config.profiled_steps or not is_wanted:
             return nullcontext()
         # Imported late because it imports torch.
         from mindrl.platform.profiler import ProfileSettings, profiled  # noqa: PLC0415

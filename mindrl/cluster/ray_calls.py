@@ -116,7 +116,7 @@ class RayCalls:
                 self.refuse_lost()
                 limit = limit_seconds or max(_LEAST_SECONDS, self._limit())
                 if silent >= limit:
-                    raise WorkerDiedError(f"Ray did not respond for {self._said(limit)}")
+                    raise WorkerDiedError(f"Ray did not respond for {self._duration_text(limit)}")
         finally:
             if not answer.done():
                 self._threads.caller = None
@@ -144,7 +144,7 @@ class RayCalls:
                 is_stopped = status in _STOPPED
                 each.stopped_seconds = each.stopped_seconds + passed if is_stopped else 0.0
                 if is_stopped and each.stopped_seconds >= limit:
-                    return f"{each} was suspended by a signal for {self._said(limit)}"
+                    return f"{each} was suspended by a signal for {self._duration_text(limit)}"
             return self._lost_head(passed)
 
     def family(self) -> list[psutil.Process]:
@@ -183,7 +183,7 @@ class RayCalls:
         hurried = _HURRIED_SECONDS if self.is_hurried() else self.limit_seconds
         return min(self.limit_seconds, hurried)
 
-    def _said(self, seconds: float) -> str:
+    def _duration_text(self, seconds: float) -> str:
         source = " (rl_config.heartbeat_timeout_seconds)" if seconds == self.limit_seconds else ""
         return f"{seconds:g} s{source}"
 

@@ -150,10 +150,10 @@ class RayCluster:
             atexit.unregister(ray.shutdown)
         self._end_started()
 
-    def revive_prefork(self, tell: Callable[[str], None]) -> None:
+    def revive_prefork(self, notify: Callable[[str], None]) -> None:
         """Restart the prefork server if it was killed; without it each worker imports itself."""
         if self.prefork is not None and (how := self.prefork.revived()) is not None:
-            tell(f"warning: the process from which workers are forked {how}; it was restarted")
+            notify(f"warning: the process from which workers are forked {how}; it was restarted")
 
     def _end_started(self) -> None:
         """End the remaining processes of Ray that this run has started."""

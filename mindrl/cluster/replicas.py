@@ -29,19 +29,19 @@ class ReplicaGroup:
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start requests, as `RolloutEngine.begin`."""
-        self._ask("begin_sequences", requests, sampling)
+        self._call("begin_sequences", requests, sampling)
 
     def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
         """Run steps, as `RolloutEngine.advance`; return completed indices and their responses."""
-        whole: tuple[list[int], Responses] = self._ask("advance_sequences", steps, more)
+        whole: tuple[list[int], Responses] = self._call("advance_sequences", steps, more)
         return whole
 
     def take(self) -> Responses:
         """Return the sampled tokens, as `RolloutEngine.take_back`."""
-        responses: Responses = self._ask("take_sequences")
+        responses: Responses = self._call("take_sequences")
         return responses
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         ranks = len(self.group.handles)
         return self.group.call(method, [arguments] * ranks, answering=(0,))[0]
 
@@ -50,10 +50,15 @@ class ReplicaFleet:
     """All replicas of a run. They start in the background, in parallel."""
 
     def __init__(
-        self, start: StartReplica, count: int, most_restarts: int, tell: Callable[[str], None]
+        self, start: StartReplica, count: int, most_restarts: int, notify: Callable[[str], None]
     ) -> None:
         """Start them. A replica lost more than `most_restarts` times in a row is given up."""
-        self.start, self.count, self.most_restarts, self.tell = start, count, most_restarts, tell
+        self.start, self.count, self.most_restarts, self.notify = (
+            start,
+            count,
+            most_restarts,
+            notify,
+        )
         self.up: dict[int, ReplicaGroup] = {}
         """Started replicas by number, with or without weights."""
         self.coming: dict[int, Future[ReplicaWorkers]] = {}
@@ -91,7 +96,7 @@ class ReplicaFleet:
                 self.replace(number, f"cannot start: {error}")
                 continue
             self.up[number] = ReplicaGroup(number, group)
-            self.tell(f"rollout replica {number} is running again")
+            self.notify(f"rollout replica {number} is running again")
         self.require_some()
 
     def replace(self, number: int, why: str) -> None:
@@ -100,10 +105,10 @@ class ReplicaFleet:
             return
         lost = self.up.pop(number, None)
         self.losses[number] += 1
-        self.tell(f"warning: rollout replica {number} is lost: {why}")
+        self.notify(f"warning: rollout replica {number} is lost: {why}")
         if self.losses[number] > self.most_restarts:
             limit = f"rl_config.max_restarts={self.most_restarts} in a row is reached"
-            self.tell(f"warning: rollout replica {number} is not restarted: {limit}")
+            self.notify(f"warning: rollout replica {number} is not restarted: {limit}")
             self.given_up.add(number)
             if lost is not None:
                 lost.group.stop()

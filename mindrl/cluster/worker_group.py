@@ -56,11 +56,11 @@ class WorkerGroup:
         plan: WorkerPlan,
         logs: Path,
         crew: Crew,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         """Start the processes and build the workers in them.
 
-        Each has a log file in the folder `logs`; `tell` is called with lines about progress.
+        Each has a log file in the folder `logs`; `notify` is called with lines about progress.
 
         Raises:
             WorkerDiedError: A process ended, or was silent for too long, while it started.
@@ -81,7 +81,7 @@ class WorkerGroup:
         self.show: Callable[[str], None] | None = None
         self.meanwhile = crew.meanwhile
         """Called repeatedly while calls are waited for; must be quick."""
-        cluster.revive_prefork(tell)
+        cluster.revive_prefork(notify)
         try:
             is_deterministic = config.megatron_training.is_deterministic
             self._start(cluster, crew.nodes, deterministic=is_deterministic)
@@ -96,7 +96,7 @@ class WorkerGroup:
             )
             self.vigil = Vigil(self.watch, silence_counts=False)
             refuse_misplaced(self.identities, cluster.devices_per_node)
-            tell(f"{size} {crew.name}(s) started ({limit.passed():.1f} s); loading the models")
+            notify(f"{size} {crew.name}(s) started ({limit.passed():.1f} s); loading the models")
             address = self.identities[0].address
             builds = [handle.build.remote for handle in self.handles]
             asked = [self.calls(build, address, plan, crew.factory) for build in builds]
@@ -106,7 +106,7 @@ class WorkerGroup:
             seconds_of = self.answers(building, limit, _START, silence_counts=False)
             self.show = None
             for line in start_lines(seconds_of, crew.name):
-                tell(line)
+                notify(line)
         except BaseException:
             self.stop()
             raise

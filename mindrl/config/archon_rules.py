@@ -33,7 +33,7 @@ def engine_findings(config: RunConfig) -> Iterator[Finding]:
         if config.training_backend(learner) == TRAINING_BACKEND:
             yield from _unread(config, learner)
         else:
-            yield from _megatrons_own(config, learner)
+            yield from _megatron_only_keys(config, learner)
             yield from _pipeline(config, learner)
             yield from _recomputation(config, learner)
             yield from _sharing(config, learner)
@@ -61,7 +61,7 @@ def _unread(config: RunConfig, role: _Learner) -> Iterator[Finding]:
             yield broken(f"{role}_config.archon.{name}", value, need, usual[name])
 
 
-def _megatrons_own(config: RunConfig, role: _Learner) -> Iterator[Finding]:
+def _megatron_only_keys(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     """Refuse keys that this engine does not read."""
     for name, (off, hint) in _MEGATRONS.items():
         field = f"{role}_config.{name}"

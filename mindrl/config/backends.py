@@ -34,13 +34,13 @@ class BackendRules:
     attn: str = ""
     """Letters after `attn:`; empty if experts have no separate list."""
     ffn: str = ""
-    beside: str = ""
+    own_keys: str = ""
     """Letters whose sizes have separate keys next to a string."""
 
 
 BACKENDS: Mapping[str, BackendRules] = {
     TRAINING_BACKEND: BackendRules(trains=True, letters=LETTERS, attn="dptcv", ffn="dpte"),
-    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte", beside="v"),
+    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte", own_keys="v"),
     "fsdp": BackendRules(trains=True, letters="dtc"),
     ROLLOUT_BACKEND: BackendRules(trains=False, letters="dpte"),
     "sglang": BackendRules(trains=False, letters="dpt"),

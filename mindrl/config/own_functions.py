@@ -43,8 +43,7 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
     found = named_object(field, name)
     if not callable(found):
         raise ConfigError(
-            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need "
-            "a function"
+            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
         )
     return found
 
@@ -122,20 +121,20 @@ def _imported(field: str, name: str, place: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{field}={name!r}: cannot import {shown}: {type(error).__name__}: "
-            f"{error}{_beside(path, error)}"
+            f"{error}{_import_hint(path, error)}"
         ) from error
     finally:
         _importing.pop()
 
 
-def _beside(path: Path | None, error: BaseException) -> str:
+def _import_hint(path: Path | None, error: BaseException) -> str:
     """Return how to make a missing module importable that is next to the file; else empty."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if path is None or not missing:
         return ""
     first = missing.partition(".")[0]
-    beside = [path.with_name(f"{first}.py"), path.with_name(first)]
-    if not any(each.exists() for each in beside):
+    candidates = [path.with_name(f"{first}.py"), path.with_name(first)]
+    if not any(each.exists() for each in candidates):
         return ""
     return f"; {first} is in the same folder: set PYTHONPATH={path.parent}"
 

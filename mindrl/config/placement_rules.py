@@ -103,13 +103,16 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
     empty = [device for device in range(config.world_size) if device not in held]
     if empty:
         # The role after the gap starts too late.
-        behind = {role: config.role_devices(role).start for role in config.roles}
-        role = min((each for each in behind if behind[each] > empty[0]), key=lambda r: behind[r])
+        first_devices = {role: config.role_devices(role).start for role in config.roles}
+        role = min(
+            (each for each in first_devices if first_devices[each] > empty[0]),
+            key=lambda r: first_devices[r],
+        )
         key = f"{RESOURCES[role]}.first_npu"
         owner = key if config.value_of(key) is not None else f"{RESOURCES['actor']}.first_npu"
-        last = f" to {behind[role] - 1}" if behind[role] - empty[0] > 1 else ""
+        last = f" to {first_devices[role] - 1}" if first_devices[role] - empty[0] > 1 else ""
         need = f"leaves device {empty[0]}{last} without a role; nearest: {empty[0]}"
-        yield broken(owner, behind[role], need, empty[0])
+        yield broken(owner, first_devices[role], need, empty[0])
     if config.is_spread and config.rl_config.on_device_loss == "shrink":
         field, need = "rl_config.on_device_loss", "needs all roles on the same devices"
         yield broken(field, "shrink", f"{need}: no others are sought for each", "wait")

@@ -15,7 +15,7 @@ class Columns:
     """None if rows have no reference answer."""
     source: str | None = None
     """Column of the `data_source`, if the format of the rows defines it."""
-    told: str = ""
+    note: str = ""
     """Note about columns that were not configured."""
 
 
@@ -31,5 +31,5 @@ def columns_of(training: MegatronTrainingConfig, first: Row) -> Columns:
         prompt="prompt",
         answer="reward_model.ground_truth",
         source="data_source" if "data_source" in first.values else None,
-        told=", rows as verl has them",
+        note=", rows as verl has them",
     )

@@ -42,7 +42,7 @@ class Conversation:
         token_ids: list[int] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return [*first, *token_ids]
 
-    def hear(self, answer: str) -> None:
+    def add_answer(self, answer: str) -> None:
         """Append an answer of the model."""
         self.messages.append({"role": "assistant", "content": answer})
 

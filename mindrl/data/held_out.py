@@ -33,7 +33,7 @@ def hold_out(
         held_out = each.without({*texts[count:]})
         # Its other rows are reported with the training set.
         path = f"{fraction:g} of {each.path}"
-        tests.append(replace(held_out, path=path, tests=0, dropped=0, filtered=0, told=""))
+        tests.append(replace(held_out, path=path, tests=0, dropped=0, filtered=0, note=""))
     return tuple(trained), joined(tests)
 
 

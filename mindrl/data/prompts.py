@@ -42,7 +42,7 @@ class PromptSet:
     """Sort key of each prompt; empty without an order column."""
     tests: int = 0
     """Number of rows left out because they are test prompts."""
-    told: str = ""
+    note: str = ""
     """Further note about its rows."""
     columns: tuple[str, ...] = ()
     """Columns of all its rows."""
@@ -126,7 +126,7 @@ def load_set(
         dropped=len(prompts) - len(kept),
         filtered=len(rows) - len(chosen),
         ranks=tuple(rank for rank in ranks if rank is not None),
-        told=columns.told,
+        note=columns.note,
         columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
     )
 

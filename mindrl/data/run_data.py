@@ -206,7 +206,7 @@ def data_lines(data: RunData) -> Iterator[str]:
     stops = [f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True)]
     stops += map(repr, data.stop_texts)
     yield f"a response ends with {' or '.join(stops)}"
-    yield from _learned(data)
+    yield from _target_notes(data)
 
 
 def few_prompts(config: RunConfig, data: RunData) -> Iterator[Finding]:
@@ -218,7 +218,7 @@ def few_prompts(config: RunConfig, data: RunData) -> Iterator[Finding]:
         yield broken(field, batch, need, prompts)
 
 
-def _learned(data: RunData) -> Iterator[str]:
+def _target_notes(data: RunData) -> Iterator[str]:
     """Yield how many tokens of demonstrations are targets, and those of the first one."""
     found = [each for each in data.train.prompts if isinstance(each, Demonstration)]
     for first in found[:1]:
@@ -239,5 +239,5 @@ def _described(found: PromptSet) -> str:
         "left out for they are tests": found.tests,
         "equal to an earlier prompt": repeated,
     }
-    told = "".join(f", {count} {what}" for what, count in counts.items() if count)
-    return f"{found.rows} rows, {what} of up to {longest} tokens{told}{found.told}"
+    note = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    return f"{found.rows} rows, {what} of up to {longest} tokens{note}{found.note}"

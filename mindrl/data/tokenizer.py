@@ -102,8 +102,8 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError:
         return None
-    _, found, behind = text.rpartition(_ANSWER)
-    ids = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"] if found else []
+    _, found, tail = text.rpartition(_ANSWER)
+    ids = tokenizer(tail.lstrip(), add_special_tokens=False)["input_ids"] if found else []
     added = tokenizer.added_tokens_decoder
     return ids[0] if ids and ids[0] in added and added[ids[0]].special else None
 

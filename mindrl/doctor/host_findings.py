@@ -118,7 +118,7 @@ def group_ports(facts: Facts) -> Iterator[Observation]:
     yield Observation("ports", found, "note", advice)
 
 
-def asked_port(facts: Facts) -> Iterator[Observation]:
+def given_port(facts: Facts) -> Iterator[Observation]:
     """Yield whether the given port is free."""
     port = facts.port
     if facts.port_is_free:
@@ -128,7 +128,7 @@ def asked_port(facts: Facts) -> Iterator[Observation]:
         yield Observation("ports", f"{port} is in use or forbidden", "problem", advice)
 
 
-def asked_head(facts: Facts) -> Iterator[Observation]:
+def given_head(facts: Facts) -> Iterator[Observation]:
     """Yield whether the given Ray head can be reached."""
     if facts.head is None:
         return
@@ -186,4 +186,4 @@ def _is_kept(port: int, network: NetworkFacts) -> bool:
 
 
 HOST_FINDINGS = (limits, shared_memory, host_memory, swap)
-NETWORK_FINDINGS = (loopback, proxies, group_ports, asked_port, asked_head, token)
+NETWORK_FINDINGS = (loopback, proxies, group_ports, given_port, given_head, token)

@@ -51,9 +51,9 @@ def beginning(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning
     """
     own, place = Commits(folder.checkpoints), config.megatron_training.begins_from
     if steps := own.steps():
-        return _newest_whole(config, own, steps, inputs)
+        return _newest_complete(config, own, steps, inputs)
     _check_not_emptied(config, folder)
-    return None if place is None else _taken_over(config, _of_another(config, place, inputs))
+    return None if place is None else _inherited(config, _of_another(config, place, inputs))
 
 
 def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
@@ -83,7 +83,7 @@ def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
             f"or one of them: {error}"
         ) from error
     training = config.megatron_training
-    found = _newest_whole(config, commits, steps, inputs, weights_alone=training.finetune)
+    found = _newest_complete(config, commits, steps, inputs, weights_alone=training.finetune)
     assert found is not None, "at least one checkpoint is complete"
     last = training.train_iters
     if found.step >= last and not training.finetune:
@@ -95,7 +95,7 @@ def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
     return found
 
 
-def _newest_whole(
+def _newest_complete(
     config: RunConfig,
     commits: Commits,
     steps: list[int],
@@ -104,7 +104,7 @@ def _newest_whole(
     weights_alone: bool = False,
 ) -> Beginning | None:
     """Return the newest complete checkpoint, if the configuration may continue from it."""
-    found, problems = commits.newest_whole(steps)
+    found, problems = commits.newest_complete(steps)
     for problem in problems:
         note(f"{problem}; skipping this checkpoint")
     if found is None:
@@ -126,7 +126,7 @@ def _newest_whole(
     return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)
 
 
-def _taken_over(config: RunConfig, found: Beginning) -> Beginning:
+def _inherited(config: RunConfig, found: Beginning) -> Beginning:
     """Drop the parts that a new run must not take."""
     training = config.megatron_training
     updates, state = {**found.updates}, {**found.state}

@@ -33,7 +33,7 @@ class Callbacks:
     """
 
     functions: Sequence[Callback] = ()
-    stopped_behind: int | None = None
+    stopped_after: int | None = None
     """Step after which a function has asked to stop."""
     failed: CallbackError | None = None
     """Error of the first function that failed; none is called afterwards."""
@@ -58,8 +58,8 @@ class Callbacks:
             StopRequestedError: One has asked to stop.
         """
         self.require()
-        if self.stopped_behind is not None:
-            raise StopRequestedError(f"a callback stopped the run after step {self.stopped_behind}")
+        if self.stopped_after is not None:
+            raise StopRequestedError(f"a callback stopped the run after step {self.stopped_after}")
 
     def require(self) -> None:
         """Raise if a function has failed.
@@ -84,5 +84,5 @@ class Callbacks:
             self.failed.__cause__ = error
 
     def _stop(self, step: int) -> None:
-        if self.stopped_behind is None:
-            self.stopped_behind = step
+        if self.stopped_after is None:
+            self.stopped_after = step

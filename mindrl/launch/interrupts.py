@@ -46,7 +46,7 @@ class StopRequests:
         """Start without signals."""
         self.signals: list[signal.Signals] = []
 
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Return whether a signal has arrived."""
         return bool(self.signals)
 

@@ -29,7 +29,7 @@ from mindrl.observability.terminal import say
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.spool.duties import Duties
-from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
 from mindrl.spool.header import CONTENT
 from mindrl.spool.leases import Leases
 from mindrl.spool.reader import StepReader
@@ -102,7 +102,7 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
                     spool=spool,
                     leases=leases,
                     parts=records_per_step(config),
-                    tell=trainer.run_log.warn,
+                    notify=trainer.run_log.warn,
                     waits=config.spool_config.waits,
                 ),
                 answering=trainer.answering,
@@ -111,7 +111,7 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
 
         train(plan, platform, run_dir, source=source)
         last = config.megatron_training.train_iters
-        spool.note(HowFar(gathering=last, confirmed=last, done=True))
+        spool.note(SpoolProgress(gathering=last, confirmed=last, done=True))
         spool.records.forget(last)
 
 
@@ -149,16 +149,16 @@ def _roll_out(attempts: Attempts, duties: Duties) -> None:
     restarts = Restarts(
         most=attempts.plan.config.rl_config.max_restarts,
         path=files.folder.faults,
-        tell=files.console.note,
-        behind=0,
+        notify=files.console.note,
+        checkpoint_step=0,
     )
     records = Counter[str]()
     with attempts.services() as services:
-        while not _is_drawn(attempts, services, duties, records, restarts):
+        while not _generate(attempts, services, duties, records, restarts):
             pass
 
 
-def _is_drawn(
+def _generate(
     attempts: Attempts,
     services: Services,
     duties: Duties,
@@ -170,16 +170,16 @@ def _is_drawn(
     run_log = files.open(config, None, is_again=restarts.count > 0)
     try:
         with attempts.policy_trainer(services, None, run_log) as trainer:
-            tell = files.console.note
-            loop = SpoolRollouts(duties=duties, trainer=trainer, tell=tell, records=records)
+            notify = files.console.note
+            loop = SpoolRollouts(duties=duties, trainer=trainer, notify=notify, records=records)
             with stop_requests(config.rl_config.grace_seconds) as requests:
-                services.cluster.calls.is_hurried = requests.is_asked
+                services.cluster.calls.is_hurried = requests.is_requested
                 loop.run(requests)
     except WorkerDiedError as error:
-        if not attempts.has_begun:
+        if not attempts.has_started:
             raise
         # A written record is progress, as a checkpoint is in training.
-        restarts.after(error, records["written"], behind=records["written"])
+        restarts.after(error, records["written"], checkpoint_step=records["written"])
         return False
     else:
         run_log.summary.status = "completed"

@@ -1,6 +1,6 @@
 """Routes of a run's weights to replicas on their own devices."""
 
-from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.resharding.plan import plan_reshard
 from mindrl.workers.weight_links import LinkRoutes
@@ -24,7 +24,7 @@ def link_routes(shardings: RunShardings) -> LinkRoutes:
 def whole_tensors(plan: RunPlan) -> Sharding:
     """Return a sharding with every tensor on training rank 0, as servers load whole tensors."""
     config = plan.config
-    return whole_sharding(
+    return full_sharding(
         plan.models["actor"],
         world_size=config.world_size,
         holders=[0],

@@ -17,7 +17,7 @@ from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 
 def measure_pass_rates(
-    plan: RunPlan, platform: Platform, data: RunData, logs: Path, told: Callable[[int], None]
+    plan: RunPlan, platform: Platform, data: RunData, logs: Path, on_progress: Callable[[int], None]
 ) -> dict[int, float]:
     """Generate and score answers to each prompt, as in a step of the run.
 
@@ -26,7 +26,7 @@ def measure_pass_rates(
         platform: Of the workers.
         data: Its training prompts are used.
         logs: Folder of the logs.
-        told: Called repeatedly with the number of answered prompts.
+        on_progress: Called repeatedly with the number of answered prompts.
 
     Returns:
         The fraction of correct answers by the prompt's `uid`.
@@ -42,10 +42,10 @@ def measure_pass_rates(
     with TemporaryDirectory() as scratch, interrupts_unwrapped():
         run_log = RunLog(RunFolder(Path(scratch)), RunSummary(exports={}), console, [])
         with attempts.once(None, run_log) as trainer:
-            return rates_of(trainer, told)
+            return rates_of(trainer, on_progress)
 
 
-def rates_of(trainer: PolicyTrainer, told: Callable[[int], None]) -> dict[int, float]:
+def rates_of(trainer: PolicyTrainer, on_progress: Callable[[int], None]) -> dict[int, float]:
     """Return the fraction of correct answers by the prompt's `uid`; see `measure_pass_rates`."""
     prompts, samples = trainer.data.train.prompts, trainer.sampling.samples_per_prompt
     batch, judge = trainer.training.global_batch_size, trainer.rl.verifier_function[0]
@@ -58,5 +58,5 @@ def rates_of(trainer: PolicyTrainer, told: Callable[[int], None]) -> dict[int, f
         for place, prompt in enumerate(asked):
             own = shares[place * samples : (place + 1) * samples]
             rates[prompt.uid] = sum(share >= 1 for share in own) / samples
-        told(len(rates))
+        on_progress(len(rates))
     return rates

@@ -86,13 +86,13 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
         replays=RunFolder(folder.root / "replays" / step_name(step)),
         metrics=lines[step],
         batch=files.read(step) if step in stored else None,
-        before=_behind(commits, step - 1) if step > 1 else None,
+        before=_state_after(commits, step - 1) if step > 1 else None,
     )
 
 
-def _behind(commits: Commits, step: int) -> Beginning:
+def _state_after(commits: Commits, step: int) -> Beginning:
     """Return the state after a step, after checking the checksums of its files."""
-    found, problems = commits.newest_whole([step])
+    found, problems = commits.newest_complete([step])
     if found is None:
         raise CheckpointError("\n".join(problems))
     state = found.state()

@@ -18,8 +18,8 @@ class Restarts:
     most: int
     """Maximum consecutive restarts from one checkpoint."""
     path: Path
-    tell: Callable[[str], None]
-    behind: int
+    notify: Callable[[str], None]
+    checkpoint_step: int
     """Step of the last attempt's checkpoint; 0 is the beginning."""
     in_a_row: int = 0
     """Restarts from it."""
@@ -28,33 +28,37 @@ class Restarts:
     began: float = field(default_factory=time.monotonic)
     """Time when the workers were lost, or first started."""
 
-    def after(self, error: MindrlError, done: int, *, behind: int) -> None:
+    def after(self, error: MindrlError, done: int, *, checkpoint_step: int) -> None:
         """Record a fault, and the checkpoint from which the run can continue.
 
         Args:
             error: What ended the attempt.
             done: Number of recorded steps.
-            behind: Step of the newest complete checkpoint; 0 if there is none.
+            checkpoint_step: Step of the newest complete checkpoint; 0 if there is none.
 
         Raises:
             MindrlError: The fault itself, if it has occurred too often.
         """
-        self.in_a_row = self.in_a_row + 1 if behind == self.behind else 1
-        self.behind = behind
+        self.in_a_row = self.in_a_row + 1 if checkpoint_step == self.checkpoint_step else 1
+        self.checkpoint_step = checkpoint_step
         if self.in_a_row > self.most:
             if self.most:
-                self.tell(f"rl_config.max_restarts={self.most} after step {behind} is reached")
+                self.notify(
+                    f"rl_config.max_restarts={self.most} after step {checkpoint_step} is reached"
+                )
             raise error
         self.count, self.began = self.count + 1, time.monotonic()
-        self.tell(f"warning: {error}")
-        self.tell(f"restart {self.count}: step {done + 1} was lost; continuing after step {behind}")
+        self.notify(f"warning: {error}")
+        self.notify(
+            f"restart {self.count}: step {done + 1} was lost; continuing after step {checkpoint_step}"
+        )
         with suppress(OutputError):
             log = JsonLinesFile(self.path)
             log.append(
                 {
                     "time": time.time(),
                     "step": done + 1,
-                    "resumed_behind": behind,
+                    "resumed_behind": checkpoint_step,
                     "kind": type(error).__name__,
                     "error": str(error),
                 }

@@ -38,7 +38,7 @@ def build_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
     )
 
 
-def build_lone_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
+def build_rollout_only_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
     """Build this rank of a run that only rolls out, with the weights of the actor's folder.
 
     A collective over the default process group, which contains all replicas. Raises as above.

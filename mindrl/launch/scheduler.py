@@ -70,9 +70,9 @@ class Scheduler:
     """The train job, `train`, and the rollout jobs."""
     most_starts: int
     """Maximum consecutive starts of a job without anything new in the spool."""
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     _known: dict[str, object] = field(default_factory=dict)
-    _said: str = ""
+    _last_status: str = ""
 
     def run(self, check_interrupt: Callable[[], None]) -> None:
         """Run the jobs concurrently.
@@ -115,9 +115,9 @@ class Scheduler:
             f"train: at step {far.gathering}, saved {far.confirmed} | weights: {newest} | "
             f"records: {len(there)}{ahead} | alive: {alive}"
         )
-        if said != self._said:
-            self._said = said
-            self.tell(said)
+        if said != self._last_status:
+            self._last_status = said
+            self.notify(said)
 
     def end(self, grace_seconds: float) -> None:
         """End the jobs that were started here and still run."""
@@ -165,7 +165,7 @@ class Scheduler:
                 f"{job.name} made no progress in {self.most_starts} starts in a row; last lines of "
                 f"{job.log}:\n{tail(job.log, lines=20)}"
             )
-        self.tell(f"starting {job.name}" + (f" again after exit code {code}" if code else ""))
+        self.notify(f"starting {job.name}" + (f" again after exit code {code}" if code else ""))
         job.start()
         return True
 

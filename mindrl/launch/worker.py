@@ -297,7 +297,7 @@ def _engines(
     here = roles_here(plan)
     for role in (role for role in _IN_TURN if role in here):
         source = None
-        if role == "actor" and "ref" in engines and _begin_alike(plan):
+        if role == "actor" and "ref" in engines and _same_initial_weights(plan):
             weights = engines["ref"].local_tensors()
             source = device.contents(Region.REFERENCE_WEIGHTS, weights)
         settings = EngineSettings(
@@ -346,7 +346,7 @@ def _maker(
     return partial(MegatronEngine, settings=ModelSettings(groups=groups, **vars(settings)))
 
 
-def _begin_alike(plan: RunPlan) -> bool:
+def _same_initial_weights(plan: RunPlan) -> bool:
     """Return whether actor and reference have the same tensors of the same file on each rank."""
     config, layouts = plan.config, plan.layouts
     same_engine = config.training_backend("ref") == config.training_backend("actor")

@@ -123,12 +123,12 @@ def _chunks_in_flight(passes: Passes, stage: int) -> int:
     every stage keeps as much as the first one.
     """
     layout = passes.layout
-    behind = layout.pp - stage - 1
+    later_stages = layout.pp - stage - 1
     if passes.learning.archon.schedule(layout.vpp) in ZERO_BUBBLE:
         return layout.vpp * layout.pp
     if layout.vpp == 1:
-        return behind + 1
-    return 2 * behind + (layout.vpp - 1) * layout.pp + 1
+        return later_stages + 1
+    return 2 * later_stages + (layout.vpp - 1) * layout.pp + 1
 
 
 def _hidden(model: ModelDescription, passes: Passes) -> int:

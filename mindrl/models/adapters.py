@@ -12,7 +12,7 @@ from mindrl.config.lora import LINEARS, LoRAConfig
 from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import LocalTensor, Placement, Shape, ShardingTable
-from mindrl.models.sharding import LazyTables, Sharding, held_whole
+from mindrl.models.sharding import LazyTables, Sharding, held_in_full
 
 _PREFIX = "base_model.model."
 """Prefix of all names in PEFT."""
@@ -83,12 +83,12 @@ def adapter_sharding(base: Sharding, low_rank: LowRank) -> Sharding:
     return replace(base, shards=tables)
 
 
-def whole_adapters(
+def full_adapters(
     model: ModelDescription, low_rank: LowRank, *, world_size: int, dtype: DType
 ) -> Sharding:
     """Return a sharding in which rank 0 holds every factor whole."""
     shapes = factor_shapes(model, low_rank)
-    return held_whole(shapes, world_size=world_size, holders=[0], dtype=dtype)
+    return held_in_full(shapes, world_size=world_size, holders=[0], dtype=dtype)
 
 
 def adapted(entry: LocalTensor, low_rank: LowRank) -> tuple[str, ...]:

@@ -136,12 +136,14 @@ def stack(parts: Iterable[Rows], *, tail: Shape = (), pad_to: int = 0) -> LocalT
 
     `tail` has the sizes of the dimensions after the rows.
     """
-    behind = tuple((0, size) for size in tail)
+    whole_tail = tuple((0, size) for size in tail)
     placements = []
     row = 0
     for name, (start, stop) in parts:
         if start < stop:
-            local = ((row, row + stop - start), *behind)
-            placements.append(Placement(tensor=name, source=((start, stop), *behind), local=local))
+            local = ((row, row + stop - start), *whole_tail)
+            placements.append(
+                Placement(tensor=name, source=((start, stop), *whole_tail), local=local)
+            )
             row += stop - start
     return LocalTensor(shape=(max(row, pad_to), *tail), placements=tuple(placements))

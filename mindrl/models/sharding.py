@@ -107,7 +107,7 @@ class Sharding:
         return tuple(sum(found[name] for name in names) for names in held)
 
 
-def whole_sharding(
+def full_sharding(
     model: ModelDescription,
     *,
     world_size: int,
@@ -117,10 +117,10 @@ def whole_sharding(
 ) -> Sharding:
     """Return a sharding in which `holders` hold every logical tensor whole, under its own name."""
     shapes = logical_shapes(model, head=head)
-    return held_whole(shapes, world_size=world_size, holders=holders, dtype=dtype)
+    return held_in_full(shapes, world_size=world_size, holders=holders, dtype=dtype)
 
 
-def held_whole(
+def held_in_full(
     shapes: Mapping[str, Shape], *, world_size: int, holders: Sequence[int], dtype: DType
 ) -> Sharding:
     """Return a sharding in which `holders` hold tensors of these shapes whole."""

@@ -54,7 +54,7 @@ def shared_modules(
     tensor next to cut rows, which might then read one rank's rows only.
     """
     paths = {name: name.rpartition(".")[0] for name in tensors}
-    styles = {path: (plan or {}).get(_behind_the_model(path)) for path in paths.values()}
+    styles = {path: (plan or {}).get(_path_after_model(path)) for path in paths.values()}
     found = {path: style for path, style in styles.items() if style is not None}
     among = {path.rpartition(".")[0] for path, style in found.items() if style == "colwise"}
     unsaid = (path for path, style in styles.items() if style is None)
@@ -77,7 +77,7 @@ def cuts_of(tensors: Mapping[str, Shape], styles: Mapping[str, str]) -> tuple[in
     )
 
 
-def _behind_the_model(path: str) -> str:
+def _path_after_model(path: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", path).partition(".")[2]
 
 

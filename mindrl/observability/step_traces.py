@@ -17,18 +17,18 @@ class StepTraces:
     """Records the first steps of a run, those of a range, and the next one on request."""
 
     def __init__(
-        self, folder: Path, tell: Callable[[str], None], *, first: int, also: range = range(0)
+        self, folder: Path, notify: Callable[[str], None], *, first: int, also: range = range(0)
     ) -> None:
         """Set the folder of the files, and the number of steps recorded at the start.
 
-        `tell` is called with a line about each requested recording.
+        `notify` is called with a line about each requested recording.
         """
-        self.folder, self.tell, self.first, self.also = folder, tell, first, also
-        self.asked = False
+        self.folder, self.notify, self.first, self.also = folder, notify, first, also
+        self.requested = False
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Request a recording of the next step that begins."""
-        self.asked = True
+        self.requested = True
 
     def forget_later(self, step: int) -> None:
         """Remove the timelines of steps after `step`, which are repeated.
@@ -46,22 +46,22 @@ class StepTraces:
     ) -> Iterator[int]:
         """Yield the steps, and record the time between one and the next; `keep` writes it."""
         for step in steps:
-            was_asked, self.asked = self.asked, False
-            is_recorded = was_asked or step <= self.first or step in self.also
+            was_requested, self.requested = self.requested, False
+            is_recorded = was_requested or step <= self.first or step in self.also
             TRACE.begin(step if is_recorded else None)
             yield step
             if (found := TRACE.end()) is not None:
                 record = trace_record(step, found, TRACE.others)
-                keep(self, partial(self._write, step, record, was_asked=was_asked))
+                keep(self, partial(self._write, step, record, was_requested=was_requested))
 
-    def _write(self, step: int, record: Mapping[str, object], *, was_asked: bool) -> None:
+    def _write(self, step: int, record: Mapping[str, object], *, was_requested: bool) -> None:
         path = self.folder / f"step-{step}.json"
         with output_errors(self.folder):
             self.folder.mkdir(exist_ok=True)
         # The next step waits for this, and a busy disk takes longer than all spans of a step.
         replace_file(path, json.dumps(record).encode("ascii"), waits=False)
-        if was_asked:
-            self.tell(f"timeline of step {step}: {path}")
+        if was_requested:
+            self.notify(f"timeline of step {step}: {path}")
 
 
 def trace_record(

@@ -48,9 +48,9 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     for label, key in PLACES:
         path, step = summary.get(key), summary.get(f"{key}_step")
         if path is not None:
-            behind = "" if step is None else f" (step {step})"
+            suffix = "" if step is None else f" (step {step})"
             # Text, since rich would parse brackets in a path as markup.
-            table.add_row(label, Text(f"{printable(str(path))}{behind}"))
+            table.add_row(label, Text(f"{printable(str(path))}{suffix}"))
     for label, text in _trackers(summary):
         table.add_row(label, Text(printable(text)))
     status = str(summary["status"])

@@ -93,7 +93,7 @@ class _Guard:
         while self._code is None and self._caller_pid in (None, os.getppid()):
             arrived = signal.sigtimedwait(_SIGNALS, _CALLER_CHECK_SECONDS)
             if arrived is not None and arrived.si_signo == signal.SIGTERM:
-                self._ask_to_end()
+                self._request_end()
                 break
             if arrived is not None and arrived.si_signo == SWEEP:
                 self._kill_children(but=self._guarded_pid)
@@ -101,7 +101,7 @@ class _Guard:
         self._kill_children(but=None)
         return self._code or 0
 
-    def _ask_to_end(self) -> None:
+    def _request_end(self) -> None:
         """Send SIGTERM and wait up to `end_seconds`; a second SIGTERM ends the wait."""
         deadline = time.monotonic() + self.end_seconds
         if self.end_seconds:

@@ -52,14 +52,14 @@ def exchange(opener: OpenerDirector, request: Request, *, seconds: float, most_b
     """
     try:
         with opener.open(request, timeout=seconds) as reply:
-            return _whole(reply, most_bytes)
+            return _read_body(reply, most_bytes)
     except HTTPError as error:
         raise HttpStatusError(error.code, _error_text(error)) from error
     except TimeoutError as error:
         raise TimeoutError(f"timed out: no complete response within {seconds:g} s") from error
 
 
-def _whole(reply: HTTPResponse, most_bytes: int) -> bytes:
+def _read_body(reply: HTTPResponse, most_bytes: int) -> bytes:
     text = bytearray()
     while chunk := reply.read1(_CHUNK_BYTES):
         text += chunk

@@ -24,7 +24,7 @@ def main() -> None:
     path = os.environ.get(SOCKET_VARIABLE)
     if path and not any(each.startswith(_ENVIRONMENT) for each in sys.argv):
         with suppress(OSError):
-            _ask(path)
+            _request_fork(path)
             return
     ray = find_spec("ray")
     assert ray is not None, "Ray started this process"
@@ -33,7 +33,7 @@ def main() -> None:
     os.execv(sys.executable, [sys.executable, own, *sys.argv[1:]])  # noqa: S606
 
 
-def _ask(path: str) -> None:
+def _request_fork(path: str) -> None:
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes as long to import as all the rest
     order = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": folder}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:

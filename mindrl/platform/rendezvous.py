@@ -117,7 +117,7 @@ def call_off(address: tuple[str, int], name: str, why: str, timeout: timedelta) 
     dist.PrefixStore(name, store).set(CALLED_OFF, why)  # type: ignore[attr-defined]
 
 
-def join_beside(
+def join_extra_group(
     platform: Platform,
     store: dist.Store,  # type: ignore[name-defined]
     seat: Seat,
@@ -157,7 +157,7 @@ class World:
     ) -> None:
         """Join the group. A collective over these ranks only; `number` is unique per world."""
         seat = Seat(rank=ranks.index(dist.get_rank()), world_size=len(ranks), local_device=0)
-        self.group = join_beside(platform, own_store(name), seat, name, timeout)
+        self.group = join_extra_group(platform, own_store(name), seat, name, timeout)
         # torch names groups by a counter of the process, which differs between worlds.
         self.groups_made = number * _MOST_GROUPS
 

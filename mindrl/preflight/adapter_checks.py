@@ -41,9 +41,9 @@ def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[
 
 def _on_experts(config: RunConfig, has: list[str]) -> Iterator[Finding]:
     """Adapters need whole experts, each multiplied separately."""
-    beside = [name for name in has if name not in ("gate_proj", "up_proj", "down_proj")]
+    others = [name for name in has if name not in ("gate_proj", "up_proj", "down_proj")]
     asked = config.actor_config.lora.target_modules
-    named = ",".join([name for name in beside if name in asked] or beside)
+    named = ",".join([name for name in others if name in asked] or others)
     hint = f"or name {_TARGETS}=[{named}], without those of the experts"
     actor = config.actor_config
     if actor.moe_grouped_gemm:

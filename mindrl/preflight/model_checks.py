@@ -82,7 +82,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
     found += _too_long(config, actor)
     for role, model in models.items():
         if role != "actor":
-            found += _beside_the_actor(config, role, model, actor)
+            found += _compared_with_actor(config, role, model, actor)
     return found
 
 
@@ -183,7 +183,7 @@ def _recomputed_runs(
         yield from must_divide(field, run, "the layers of a pipeline chunk", layers)
 
 
-def _beside_the_actor(
+def _compared_with_actor(
     config: RunConfig, role: Role, model: ModelDescription, actor: ModelDescription
 ) -> Iterator[Finding]:
     """Yield a role whose vocabulary or model does not fit, or whose context is too short."""

@@ -13,7 +13,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
 from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import logical_shapes
-from mindrl.models.sharding import table_bytes, whole_sharding
+from mindrl.models.sharding import full_sharding, table_bytes
 from mindrl.observability.run_folder import Need, best_folder, check_room
 from mindrl.preflight.run_shardings import RunPlan, role_head
 
@@ -163,7 +163,7 @@ def spool_needs(plan: RunPlan) -> Iterator[Need]:
 def export_bytes(plan: RunPlan, role: Role) -> int:
     """Return the bytes of an exported model's weights."""
     model, dtype, head = plan.models[role], plan.train_dtype, role_head(role)
-    sharding = whole_sharding(model, world_size=1, holders=[0], dtype=dtype, head=head)
+    sharding = full_sharding(model, world_size=1, holders=[0], dtype=dtype, head=head)
     return table_bytes(sharding.table(0), sharding.dtype)
 
 

@@ -60,7 +60,7 @@ class Chat:
                     _write(piece.text * (asked.samples == 1))
                     check_interrupt()
         finally:
-            self.conversation.hear(texts[0])
+            self.conversation.add_answer(texts[0])
             if asked.samples == 1:
                 _write("\n")
         if asked.samples > 1:

@@ -13,7 +13,7 @@ from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import Program, gib
 from mindrl.programs.exits import FAILED, MOST_SHOWN, counted, print_json, report, rest_of
-from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
+from mindrl.programs.plan_options import add_run_options, chosen_config, device_bytes
 from mindrl.tracking.opened import tracking_text
 
 _EXAMPLE = """\
@@ -40,7 +40,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @planning()
 def _check(options: argparse.Namespace) -> int:
-    config = asked_config(options)
+    config = chosen_config(options)
     devices, platform = device_bytes(config, options), planned_platform(config.rl_config.device)
     capacity = Capacity(device_bytes=devices, host_bytes=options.host_bytes)
     here = not options.elsewhere

@@ -51,7 +51,7 @@ def check_files(name: str, folders: Sequence[Path]) -> None:
     names = [name]
     while names:
         file = f"{names.pop()}{SUFFIX}"
-        path = next((each / file for each in folders if _is_there(each / file)), None)
+        path = next((each / file for each in folders if _exists(each / file)), None)
         if path is None or path in seen:
             continue
         if not path.is_file():
@@ -67,7 +67,7 @@ def check_files(name: str, folders: Sequence[Path]) -> None:
         seen.add(path)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Return whether a path exists; False if the name is not a valid path."""
     with suppress(OSError, ValueError):
         return path.exists()

@@ -21,7 +21,7 @@ from mindrl.launch.interrupts import signals_as_errors
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.observability.terminal import say
 from mindrl.observability.units import traffic_text
 from mindrl.programs.arguments import (
@@ -96,7 +96,7 @@ def _convert(options: argparse.Namespace) -> int:
         source=options.source,
         source_sharding=source.sharding,
         target=target,
-        target_sharding=whole_sharding(model, world_size=1, holders=[0], dtype=dtype)
+        target_sharding=full_sharding(model, world_size=1, holders=[0], dtype=dtype)
         if layout is None
         else engine.sharding(model, layout, Storage(dtype=dtype)),
         layout=layout,

@@ -26,7 +26,7 @@ from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.programs.arguments import Program
 from mindrl.programs.exits import counted
 from mindrl.programs.memory import kv_cache_tokens, peak_moments, spaced
-from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
+from mindrl.programs.plan_options import add_run_options, answer, chosen_shardings, device_bytes
 from mindrl.resharding.figures import PlanFigures, figures_of
 
 Groups = list[list[int]]
@@ -74,7 +74,7 @@ class RoleFigures:
 
 @planning()
 def _explain(options: argparse.Namespace) -> int:
-    asked = asked_shardings(options)
+    asked = chosen_shardings(options)
     config, models = asked.plan.config, asked.ordered
     plan = memory_plan(models, device_bytes(config, options))
     moved = figures_of(models.reshard, models.topology, gbit_per_second=_GBIT_PER_SECOND)

@@ -104,18 +104,18 @@ def _finding(name: str, value: object) -> str:
         example = f"{name}={{{known[0]!r}: ...}}"
         return "" if whole else f"{name}={quoted(value)} must be a dict of keys, such as {example}"
     if name in _MODEL_WORDS:
-        return _says(name, {_MODEL: value})
+        return _hint(name, {_MODEL: value})
     if name in _OTHER_WORDS:
         return f"train() has no argument {name}; write {_OTHER_WORDS[name]}"
     if (other := other_name(name, value)) is not None and other.sets:
-        return _says(name, other.sets)
+        return _hint(name, other.sets)
     if (there := same_name(name)) is not None:
-        return _says(name, {there: value})
+        return _hint(name, {there: value})
     hint = did_you_mean(name, [*_ARGUMENTS, *field_names(())])
     return f"train() has no argument {name}; the sections are {', '.join(field_names(()))}{hint}"
 
 
-def _says(name: str, sets: Mapping[str, object]) -> str:
+def _hint(name: str, sets: Mapping[str, object]) -> str:
     sections = nested(sets)
     arguments = ", ".join(f"{section}={_spelled(keys)}" for section, keys in sections.items())
     return f"train() has no argument {name}; write {arguments}"

@@ -25,7 +25,7 @@ from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.programs.arguments import Program
 from mindrl.programs.exits import FAILED, report
-from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
+from mindrl.programs.plan_options import add_run_options, answer, chosen_shardings, device_bytes
 
 _EXAMPLE = """\
 example:
@@ -48,7 +48,7 @@ class PlannedSnapshot(MemorySnapshot):
 
 @planning()
 def _memory(options: argparse.Namespace) -> int:
-    asked = asked_shardings(options)
+    asked = chosen_shardings(options)
     config, models = asked.plan.config, asked.ordered
     capacity_bytes = device_bytes(config, options)
     refusal = []

@@ -40,7 +40,7 @@ def add_length_options(parser: argparse.ArgumentParser) -> None:
     add("--rollouts", type=Path, metavar="FOLDER", help=folder)
 
 
-def asked_orders(options: argparse.Namespace, task: Task, shared: Proposal) -> list[PlacedOrder]:
+def chosen_orders(options: argparse.Namespace, task: Task, shared: Proposal) -> list[PlacedOrder]:
     """Return the orders of steps, the most useful first; empty if no lengths are given.
 
     Raises:

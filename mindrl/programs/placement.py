@@ -12,7 +12,7 @@ from mindrl.preflight.shipped import planned_description
 from mindrl.programs.arguments import Program, count
 from mindrl.programs.exits import print_json
 from mindrl.propose.decoding import Rates
-from mindrl.propose.lengths import LARGEST_TAIL, described, drawn_groups, stored_groups
+from mindrl.propose.lengths import LARGEST_TAIL, described, sampled_groups, stored_groups
 from mindrl.propose.rates import rates_of
 from mindrl.propose.step_orders import Arrangement, Load, Worth, best_ways, ways
 
@@ -119,7 +119,7 @@ def load_of(options: argparse.Namespace, *, longest: int) -> Load:
     if not mean <= p99 <= LARGEST_TAIL * mean:
         most = int(LARGEST_TAIL * mean)
         raise ConfigError(f"--p99-tokens {p99} must be between {mean} (--mean-tokens) and {most}")
-    groups = drawn_groups(mean, p99, longest, options.samples)
+    groups = sampled_groups(mean, p99, longest, options.samples)
     return Load(groups=groups, prompts=prompts, prompt_tokens=options.prompt_tokens)
 
 

@@ -35,7 +35,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
 
 
-def asked_config(options: argparse.Namespace) -> RunConfig:
+def chosen_config(options: argparse.Namespace) -> RunConfig:
     """Return the configuration that the options name.
 
     Raises:
@@ -44,14 +44,14 @@ def asked_config(options: argparse.Namespace) -> RunConfig:
     return composed_config(options.config_name, options.overrides, options.config_dir)
 
 
-def asked_shardings(options: argparse.Namespace) -> RunShardings:
+def chosen_shardings(options: argparse.Namespace) -> RunShardings:
     """Return the models of a plan with their layouts; ranks are in the engine's own order.
 
     Raises:
         ConfigError: It cannot be read, or cannot run with any amount of memory.
         ModelError: A model folder does not contain a known model.
     """
-    config = asked_config(options)
+    config = chosen_config(options)
     refuse(config, findings(config))
     models = unordered_shardings(config)
     refuse(config, _model_findings(models.plan))

@@ -22,14 +22,14 @@ from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import config_folder, families_without_a_run, planned_description
 from mindrl.programs.arguments import Program, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
-from mindrl.programs.orders import add_length_options, asked_orders, order_figures, print_orders
+from mindrl.programs.orders import add_length_options, chosen_orders, order_figures, print_orders
 from mindrl.programs.placement import name_of
 from mindrl.propose.candidates import MOST_DEVICES, Task, written_values
 from mindrl.propose.costs import bubble_share
 from mindrl.propose.engines import Judged, Ranked, compared_figures, ranked
-from mindrl.propose.figures import LEAST_SECONDS, behind, figures_of, reasons
+from mindrl.propose.figures import LEAST_SECONDS, figures_of, reasons, slowdown
 from mindrl.propose.orders import PlacedOrder
-from mindrl.propose.search import Moved, Proposal, Search, Tell, remedies, search
+from mindrl.propose.search import Moved, Notify, Proposal, Search, remedies, search
 
 _QUIET_SECONDS = 1.0
 _LEAST_SHARE = 0.005
@@ -83,31 +83,31 @@ def _run(options: argparse.Namespace) -> int:
     if _ALL in engines or len(engines) > 1:
         return _compare(options, TRAINING_BACKENDS if _ALL in engines else engines)
     task = _task(options, engines[0])
-    with _progress() as tell:
-        found = search(task, options.top, tell)
-        ways = [] if found.proposals else [*remedies(task, found, tell)]
+    with _progress() as notify:
+        found = search(task, options.top, notify)
+        ways = [] if found.proposals else [*remedies(task, found, notify)]
     if ways:
         return report(ways, FAILED)
     first = found.proposals[0]
-    orders = asked_orders(options, task, first)
+    orders = chosen_orders(options, task, first)
     if options.output is not None:
         write_new(options.output, _file_text(task, first, orders))
     if options.json:
         print_json(figures_of(task, found) | {"orders": order_figures(orders)})
     else:
         _print(task, found)
-        _say_rest(options, task, orders)
+        _print_rest(options, task, orders)
     return 0
 
 
 def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) -> int:
     """Compare several engines and rank their layouts."""
-    with _progress() as tell:
-        every, refused = _searched(options, engines, tell)
+    with _progress() as notify:
+        every, refused = _searched(options, engines, notify)
         judged = [each for each in every if each.found.proposals]
         for each in every:
             if each not in judged:
-                ways = remedies(each.task, each.found, tell)
+                ways = remedies(each.task, each.found, notify)
                 # If another engine fits, one remedy for this one is enough.
                 refused[each.task.engine] = "\n".join(islice(ways, 1 if judged else None))
     if not judged:
@@ -115,7 +115,7 @@ def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) ->
         return report((f"{name}: {line}" for name, lines in named for line in lines), FAILED)
     rows = ranked(judged, options.top)
     task, first = rows[0].judged.task, rows[0].proposal
-    orders = asked_orders(options, task, first)
+    orders = chosen_orders(options, task, first)
     if options.output is not None:
         write_new(options.output, _file_text(task, first, orders))
     if options.json:
@@ -123,12 +123,12 @@ def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) ->
         print_json(figures | {"orders": order_figures(orders)})
     else:
         _print_compared(judged, refused, rows)
-        _say_rest(options, task, orders)
+        _print_rest(options, task, orders)
     return 0
 
 
 def _searched(
-    options: argparse.Namespace, engines: Sequence[TrainingBackend], tell: Tell
+    options: argparse.Namespace, engines: Sequence[TrainingBackend], notify: Notify
 ) -> tuple[list[Judged], dict[str, str]]:
     """Search the layouts of each engine; returns also, by engine, why it has none.
 
@@ -144,7 +144,7 @@ def _searched(
             # costs.
             if engine == "fsdp" and task.model.other is None and engine not in options.engine:
                 continue
-            every.append(Judged(task=task, found=search(task, options.top, tell)))
+            every.append(Judged(task=task, found=search(task, options.top, notify)))
         except (ConfigError, ModelError) as error:
             refused[engine] = str(error)
     if not every:
@@ -190,7 +190,7 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _progress() -> Iterator[Notify]:
     """Show the progress of the search on a terminal after a short delay."""
     began, console = time.monotonic(), Console(stderr=True)
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
@@ -198,7 +198,7 @@ def _progress() -> Iterator[Tell]:
     bar = progress.add_task("")
     shown = False
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         nonlocal shown
         progress.update(bar, description=text)
         if not shown and console.is_terminal and time.monotonic() - began > _QUIET_SECONDS:
@@ -206,7 +206,7 @@ def _progress() -> Iterator[Tell]:
             progress.start()
 
     try:
-        yield tell
+        yield notify
     finally:
         if shown:
             progress.stop()
@@ -217,7 +217,7 @@ def _print(task: Task, found: Search) -> None:
     lines = [*_question(task), _legal(found)]
     for at, proposal in enumerate(found.proposals, start=1):
         lines += _block(f"{at}.", task, proposal)
-        own = reasons(task, found, first) if at == 1 else [behind(first.fit, proposal.fit)]
+        own = reasons(task, found, first) if at == 1 else [slowdown(first.fit, proposal.fit)]
         lines += [f"   - {reason}" for reason in own]
     say(*lines)
 
@@ -234,7 +234,7 @@ def _print_compared(
     lines: list[str] = []
     for each in rows:
         lines += _block(_place(each), each.judged.task, each.proposal)
-        own: Iterable[str] = [behind(first.proposal.fit, each.proposal.fit)]
+        own: Iterable[str] = [slowdown(first.proposal.fit, each.proposal.fit)]
         if each is first:
             own = reasons(task, each.judged.found, each.proposal)
         lines += [f"   - {reason}" for reason in own]
@@ -283,7 +283,7 @@ def _block(place: str, task: Task, proposal: Proposal) -> Iterator[str]:
     yield from _facts(task, proposal)
 
 
-def _say_rest(options: argparse.Namespace, task: Task, orders: Sequence[PlacedOrder]) -> None:
+def _print_rest(options: argparse.Namespace, task: Task, orders: Sequence[PlacedOrder]) -> None:
     output = options.output
     if orders:
         print_orders(options, task, orders)

@@ -132,5 +132,5 @@ def _train(config: RunConfig, folder: Path, callbacks: Callbacks) -> None:
         try:
             check_and_train(config, folder, callbacks)
         except StopRequestedError:
-            if callbacks.stopped_behind is None:
+            if callbacks.stopped_after is None:
                 raise

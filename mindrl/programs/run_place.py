@@ -59,8 +59,8 @@ def run_place(
             yield
         except BaseException:
             # A run that has started always writes its summary.
-            has_begun = _time_of(summary) != written
-            for path, content in () if has_begun else before.items():
+            has_started = _time_of(summary) != written
+            for path, content in () if has_started else before.items():
                 path.write_bytes(content)
             raise
 

@@ -55,7 +55,7 @@ def _schedule(options: argparse.Namespace) -> int:
             leases=leases,
             jobs=_jobs(options, folder, spool),
             most_starts=options.max_starts,
-            tell=say,
+            notify=say,
         )
         try:
             (scheduler.run_in_turns if options.in_turns else scheduler.run)(check_interrupt)

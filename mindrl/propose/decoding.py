@@ -52,7 +52,7 @@ class Drawing:
     """Tokens still missing, at least one."""
     context: int
     """Tokens of its prompt and of the response so far."""
-    is_begun: bool = False
+    is_started: bool = False
     """Whether it has tokens of the response."""
 
 
@@ -71,7 +71,7 @@ class SimulatedReplica:
     """Heap: the step after which each sequence is complete."""
     waiting: deque[Drawing] = field(default_factory=deque)
     """Sequences that wait for a free place."""
-    begun: int = 0
+    started: int = 0
 
     @property
     def count(self) -> int:
@@ -89,7 +89,7 @@ class SimulatedReplica:
         """Return the number of rounds until the next response is complete."""
         return -(-(self.ends[0][0] - self.steps) // self.round_steps)
 
-    def behind(self, rounds: int) -> tuple["SimulatedReplica", list[Drawing]]:
+    def after(self, rounds: int) -> tuple["SimulatedReplica", list[Drawing]]:
         """Return the replica's state after `rounds` rounds, and the responses completed by then.
 
         A round ends early if no sequence is left.
@@ -112,9 +112,9 @@ class SimulatedReplica:
         open_ = []
         for end, _, drawing in self.ends:
             more = drawing.left - (end - self.steps)
-            context, is_begun = drawing.context + more, drawing.is_begun or more > 0
+            context, is_started = drawing.context + more, drawing.is_started or more > 0
             open_.append(
-                replace(drawing, left=end - self.steps, context=context, is_begun=is_begun)
+                replace(drawing, left=end - self.steps, context=context, is_started=is_started)
             )
         open_ += self.waiting
         self.ends, self.waiting, self.context = [], deque(), 0
@@ -135,8 +135,8 @@ class SimulatedReplica:
         while self.waiting and len(self.ends) < self.rates.at_a_time:
             drawing = self.waiting.popleft()
             self._spend(drawing.context * self.rates.prompt_token)
-            self.begun += 1
-            heapq.heappush(self.ends, (self.steps + drawing.left, self.begun, drawing))
+            self.started += 1
+            heapq.heappush(self.ends, (self.steps + drawing.left, self.started, drawing))
             self.context += drawing.context
 
     def _seconds(self, steps: int) -> float:

@@ -59,17 +59,17 @@ def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -
         "reshard_across_nodes_bytes": moved.across_nodes if moved else None,
         "bubble_share": bubble_share(task, proposal.candidate.training, fit.settings),
         "reasons": [*reasons(task, found, proposal)],
-        "behind_the_first": behind(first, fit) if first else None,
+        "behind_the_first": slowdown(first, fit) if first else None,
         "config": written_values(task, proposal.candidate, fit.settings),
     }
 
 
-def behind(first: Fit, other: Fit) -> str:
+def slowdown(first: Fit, other: Fit) -> str:
     """Return by how much a proposal is slower than the first, and where."""
     gap = other.step_seconds - first.step_seconds
     more = {name: seconds - first.seconds[name] for name, seconds in other.seconds.items()}
-    told = sorted(more, key=lambda name: -more[name])
-    parts = [f"{name} {more[name]:+.1f} s" for name in told if abs(more[name]) >= LEAST_SECONDS]
+    names = sorted(more, key=lambda name: -more[name])
+    parts = [f"{name} {more[name]:+.1f} s" for name in names if abs(more[name]) >= LEAST_SECONDS]
     text = ", ".join(parts) or "in hardly anything"
     return f"{gap:.1f} s behind the first: {text}"
 

@@ -116,12 +116,12 @@ class Misfit:
     moment: str
     """Moment at which a device lacks memory; `host` if a node does."""
     need_bytes: int
-    there_bytes: int
+    available_bytes: int
 
     @property
     def excess(self) -> float:
         """Needed bytes relative to available bytes."""
-        return self.need_bytes / self.there_bytes
+        return self.need_bytes / self.available_bytes
 
 
 def prepared(task: Task, layout: TrainLayout) -> Prepared:
@@ -228,9 +228,9 @@ def _fit(
     if left < one or host > task.host_bytes or not fitting:
         need, moment = min(needed.values())
         wants = (
-            Misfit(moment="rollout", need_bytes=others + one, there_bytes=share),
-            Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes),
-            Misfit(moment=moment, need_bytes=need, there_bytes=usable),
+            Misfit(moment="rollout", need_bytes=others + one, available_bytes=share),
+            Misfit(moment="host", need_bytes=host, available_bytes=task.host_bytes),
+            Misfit(moment=moment, need_bytes=need, available_bytes=usable),
         )
         return max(wants, key=lambda each: each.excess)
     settings = min(fitting, key=lambda each: sum(ready.seconds[each].values()))

@@ -75,7 +75,7 @@ class Fleet:
         """Stop each replica after the round that it is in at `at`; remove incomplete responses."""
         whole, left = [], [*self.waiting]
         for place, each in enumerate(self.replicas):
-            self.replicas[place], found = each.behind(each.rounds_until(at))
+            self.replicas[place], found = each.after(each.rounds_until(at))
             whole += found
             left += self.replicas[place].give_back()
         self.waiting.clear()
@@ -86,7 +86,7 @@ class Fleet:
     def _ahead(self, place: int) -> tuple[SimulatedReplica, list[Drawing]]:
         if place not in self.ahead:
             replica = self.replicas[place]
-            self.ahead[place] = replica.behind(replica.rounds_left())
+            self.ahead[place] = replica.after(replica.rounds_left())
         return self.ahead[place]
 
     def _go_on_together(self) -> Seen:
@@ -95,7 +95,7 @@ class Fleet:
         Of several rounds the slowest replica over all of them counts, not per round.
         """
         rounds = min(each.rounds_left() for each in self.replicas if each.ends)
-        found = [each.behind(rounds) for each in self.replicas]
+        found = [each.after(rounds) for each in self.replicas]
         self.replicas = [replica for replica, _ in found]
         now = max(each.now for each in self.replicas)
         for each in self.replicas:
@@ -112,10 +112,10 @@ class Fleet:
         count = len(self.replicas)
         if self.dealing == "groups":
             return _with_least_tokens(drawings, count)
-        begun = [each for each in drawings if each.is_begun and self.dealing == "rounds"]
-        new = [each for each in drawings if not each.is_begun or self.dealing == "bounds"]
+        started = [each for each in drawings if each.is_started and self.dealing == "rounds"]
+        new = [each for each in drawings if not each.is_started or self.dealing == "bounds"]
         shares = [
-            begun[replica::count] + new[start:end]
+            started[replica::count] + new[start:end]
             for replica, (start, end) in enumerate(even_bounds(len(new), count))
         ]
         if self.dealing == "bounds":

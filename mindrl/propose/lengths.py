@@ -12,7 +12,7 @@ from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import read_checked_parquet
 from mindrl.observability.regular_files import read_regular
 
-DRAWN_GROUPS = 2048
+SAMPLED_GROUPS = 2048
 _NINETY_NINTH = 2.3263
 """99th percentile of a normal distribution, in standard deviations."""
 LARGEST_TAIL = math.exp(_NINETY_NINTH**2 / 2)
@@ -47,7 +47,7 @@ def stored_groups(folder: Path) -> tuple[list[list[int]], float]:
     return [*groups.values()], sum(prompts) / len(prompts)
 
 
-def drawn_groups(
+def sampled_groups(
     mean: float, p99: float, longest: int, samples: int, *, seed: int = 0
 ) -> list[list[int]]:
     """Draw lengths from a lognormal distribution, capped at `longest`.
@@ -63,7 +63,7 @@ def drawn_groups(
     def length() -> int:
         return min(longest, max(1, round(median * math.exp(deviation * random.gauss(0, 1)))))
 
-    return [[length() for _ in range(samples)] for _ in range(DRAWN_GROUPS)]
+    return [[length() for _ in range(samples)] for _ in range(SAMPLED_GROUPS)]
 
 
 def described(groups: Sequence[Sequence[int]]) -> tuple[float, int, int]:

@@ -52,7 +52,7 @@ _ENDLESS_BYTES = 1 << 60
 _BOUNDED, _MEASURED, _PLANNED = range(3)
 """Stages of a candidate's evaluation."""
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Receives a description of the current work."""
 
 
@@ -75,18 +75,18 @@ class Proposal:
     """None if planning the reshard would take too long; the longest planned time is assumed."""
 
 
-def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> "Search":
+def search(task: Task, top: int, notify: Notify, *, most_pieces: int = MOST_PIECES) -> "Search":
     """Find the candidates with the shortest steps, at most `top` of them.
 
     Raises:
         ConfigError: The rules of a run allow no layout at all.
     """
-    tell("laying the model out")
+    notify("laying the model out")
     training, rollout = legal_training(task), legal_rollout(task)
     if not training or not rollout:
         raise ConfigError(_nothing_legal(task))
     found = Search(
-        task=task, tell=tell, pieces_left=most_pieces, training=training, rollout=rollout
+        task=task, notify=notify, pieces_left=most_pieces, training=training, rollout=rollout
     )
     found.bound()
     found.find(top)
@@ -98,7 +98,7 @@ class Search:
     """Candidates of one request in a heap, the cheapest first, and the proposals found."""
 
     task: Task
-    tell: Tell
+    notify: Notify
     pieces_left: int
     training: list[TrainLayout]
     """All layouts that the rules allow."""
@@ -117,7 +117,7 @@ class Search:
     def bound(self) -> None:
         """Evaluate every candidate by its lower bounds."""
         for at, layout in enumerate(self.training):
-            self.tell(f"layouts {at + 1} of {len(self.training)}")
+            self.notify(f"layouts {at + 1} of {len(self.training)}")
             self.ready[layout] = prepared(self.task, layout)
             for engine in self.rollout:
                 candidate = Candidate(training=layout, rollout=engine)
@@ -129,7 +129,7 @@ class Search:
         while self.heap and len(self.proposals) < top:
             _, _, stage, proposal = heapq.heappop(self.heap)
             candidate = proposal.candidate
-            self.tell(f"{len(self.proposals)} found; {' -> '.join(self.task.texts(candidate))}")
+            self.notify(f"{len(self.proposals)} found; {' -> '.join(self.task.texts(candidate))}")
             if stage == _BOUNDED:
                 models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
                 # The reshard plan adds the messages later.
@@ -239,7 +239,7 @@ def _nothing_legal(task: Task) -> str:
     return f"no layout of {task.devices} devices is legal; with data parallelism alone: {rest}"
 
 
-def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
+def remedies(task: Task, found: Search, notify: Notify) -> Iterator[str]:
     """Yield how much memory is missing, and options that would fit; one line each."""
     name = f"{task.load} on {task.devices} x {task.device.name}"
     if found.nearest is None:
@@ -251,21 +251,21 @@ def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
     yield (
         f"{name}: nothing fits; the nearest is {training} -> {rollout}, which needs "
         f"{memory_text(miss.need_bytes)} of {where}, where it may take "
-        f"{memory_text(miss.there_bytes)}"
+        f"{memory_text(miss.available_bytes)}"
     )
-    yield from _more_devices(task, tell)
+    yield from _more_devices(task, notify)
     for option, changed in _changes(task):
-        if _fitting(changed, tell):
+        if _fitting(changed, notify):
             yield f"it fits with {option}"
-    if enough := _fitting(replace(task, host_bytes=_ENDLESS_BYTES), tell):
+    if enough := _fitting(replace(task, host_bytes=_ENDLESS_BYTES), notify):
         yield f"it fits with --host-memory-gib {ceil(enough.fit.host_bytes / GIB)}"
 
 
-def _more_devices(task: Task, tell: Tell) -> Iterator[str]:
+def _more_devices(task: Task, notify: Notify) -> Iterator[str]:
     devices = task.devices * 2
     while devices <= MOST_DEVICES:
         more = replace(task, devices=devices)
-        if devices % more.ranks_per_node == 0 and (found := _fitting(more, tell)):
+        if devices % more.ranks_per_node == 0 and (found := _fitting(more, notify)):
             yield f"it fits with --devices {devices}: {' -> '.join(more.texts(found.candidate))}"
             return
         devices *= 2
@@ -284,10 +284,10 @@ def _changes(task: Task) -> Iterator[tuple[str, Task]]:
             yield f"--device {model.name}", replace(task, device=model)
 
 
-def _fitting(task: Task, tell: Tell) -> Proposal | None:
+def _fitting(task: Task, notify: Notify) -> Proposal | None:
     """Return a proposal that fits, without planning the reshard."""
     try:
-        found = search(task, 1, tell, most_pieces=0)
+        found = search(task, 1, notify, most_pieces=0)
     except ConfigError:
         return None
     return found.proposals[0] if found.proposals else None

@@ -85,7 +85,7 @@ class _Run:
     bounds: PoolBounds
     random: Random
     now: float = 0.0
-    begun: int = 0
+    started: int = 0
     born: dict[int, int] = field(default_factory=dict)
     """Start step of each group in progress, the oldest first."""
     open_: dict[int, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Run:
         """Yield after each step the ages of its groups, their responses and their tokens."""
         for step in range(1, self.bounds.last_step + 1):
             self._begin(step, self.bounds.to_start(step, len(self.born)))
-            while (taken := self._taken(step)) is None:
+            while (taken := self._groups_of(step)) is None:
                 # Nothing changes before another group is complete.
                 while not self._go_on():
                     pass
@@ -140,13 +140,13 @@ class _Run:
         drawings, self.held = self.held, []
         for _ in range(count):
             lengths = self.random.choice(self.load.groups)
-            self.born[self.begun], self.open_[self.begun] = step, len(lengths)
-            self.tokens[self.begun], self.sequences[self.begun] = sum(lengths), len(lengths)
+            self.born[self.started], self.open_[self.started] = step, len(lengths)
+            self.tokens[self.started], self.sequences[self.started] = sum(lengths), len(lengths)
             drawings += [
-                Drawing(group=self.begun, left=max(1, length), context=self.load.prompt_tokens)
+                Drawing(group=self.started, left=max(1, length), context=self.load.prompt_tokens)
                 for length in lengths
             ]
-            self.begun += 1
+            self.started += 1
         self.fleet.add(drawings, self.now)
 
     def _go_on(self) -> bool:
@@ -165,7 +165,7 @@ class _Run:
             self.open_[drawing.group] -= 1
         return not all(self.open_[drawing.group] for drawing in seen.whole)
 
-    def _taken(self, step: int) -> list[int] | None:
+    def _groups_of(self, step: int) -> list[int] | None:
         whole_G = [not self.open_[group] for group in self.born]
         return self.bounds.ready(step, [*self.born.values()], whole_G)
 

@@ -30,7 +30,7 @@ class RunAdvice:
 class History:
     """The first steps of a run and the newest ones."""
 
-    begun: list[Metrics] = field(default_factory=list)
+    first_rows: list[Metrics] = field(default_factory=list)
     newest: deque[Metrics] = field(default_factory=lambda: deque(maxlen=2 * WINDOW))
     accuracies: list[Metrics] = field(default_factory=list)
     """Metrics of the evaluations on the held-out file, with the ends of their intervals."""
@@ -40,13 +40,13 @@ class History:
         if "evaluation/accuracy" in metrics:
             self.accuracies.append(metrics)
         elif "seconds/step" in metrics:
-            if len(self.begun) < WINDOW:
-                self.begun.append(metrics)
+            if len(self.first_rows) < WINDOW:
+                self.first_rows.append(metrics)
             self.newest.append(metrics)
 
     def first(self, name: str) -> float | None:
         """Return the mean over the first steps; None unless all have it."""
-        return _mean(self.begun, name)
+        return _mean(self.first_rows, name)
 
     def last(self, name: str) -> float | None:
         """Return the mean over the newest steps; None unless all have it."""
@@ -129,12 +129,12 @@ def _length(history: History) -> str | None:
     if len(history.accuracies) < 2 or last < 1.5 * first or reward[1] <= reward[0]:
         return None
     ends = history.accuracies[0], history.accuracies[-1]
-    begun, now = (each["evaluation/accuracy"] for each in ends)
-    if now > begun:
+    before, now = (each["evaluation/accuracy"] for each in ends)
+    if now > before:
         return None
     return (
         f"responses grew from {first:.0f} to {last:.0f} tokens and the reward from {reward[0]:.3f} "
-        f"to {reward[1]:.3f}, but the held-out accuracy went from {begun:.3f} to {now:.3f}"
+        f"to {reward[1]:.3f}, but the held-out accuracy went from {before:.3f} to {now:.3f}"
     )
 
 

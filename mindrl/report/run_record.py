@@ -58,13 +58,13 @@ def read_run(folder: Path) -> RunRecord:
     hydra = folder / ".hydra"
     return RunRecord(
         folder=folder.resolve(),
-        config=read_whole(hydra / "config.yaml", yaml.safe_load) or {},
-        overrides=tuple(read_whole(hydra / "overrides.yaml", yaml.safe_load) or ()),
-        summary=read_whole(folder / "summary.json", json.loads),
+        config=read_complete(hydra / "config.yaml", yaml.safe_load) or {},
+        overrides=tuple(read_complete(hydra / "overrides.yaml", yaml.safe_load) or ()),
+        summary=read_complete(folder / "summary.json", json.loads),
         metrics=tuple(step_lines(folder / "metrics.jsonl")),
         faults=tuple(json_lines(folder / "faults.jsonl")),
         memory=tuple(json_lines(folder / "memory.jsonl")),
-        plan=read_whole(folder / "plan.json", json.loads) or {},
+        plan=read_complete(folder / "plan.json", json.loads) or {},
         traces=trace_names(folder),
     )
 
@@ -127,7 +127,7 @@ def step_of_line(line: bytes) -> int | None:
     return int(number) if head == b'{"step"' and number.isdigit() else None
 
 
-def read_whole(path: Path, load: Callable[[str], Any]) -> Any:
+def read_complete(path: Path, load: Callable[[str], Any]) -> Any:
     """Return the loaded content of a file; None if it is missing or incomplete.
 
     Raises:

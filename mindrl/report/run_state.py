@@ -16,7 +16,7 @@ from mindrl.report.advice import Adviser
 from mindrl.report.config_text import flat
 from mindrl.report.curves import Curves
 from mindrl.report.planned import PlannedNumbers
-from mindrl.report.run_record import Line, check_run_folder, line_record, read_whole, trace_names
+from mindrl.report.run_record import Line, check_run_folder, line_record, read_complete, trace_names
 from mindrl.report.sample_index import SampleIndex
 from mindrl.report.stored_rows import Pieces
 from mindrl.report.token_texts import token_texts
@@ -48,8 +48,8 @@ class RunState:
         self.curves, self.adviser = Curves(), Adviser()
         self.plan, self.planned = plan, PlannedNumbers(plan)
         self.last_step = 0
-        self._whole = {
-            name: _WholeFile(self.folder / path, load)
+        self._files = {
+            name: _AtomicFile(self.folder / path, load)
             for name, path, load in (
                 ("config", ".hydra/config.yaml", yaml.safe_load),
                 ("overrides", ".hydra/overrides.yaml", yaml.safe_load),
@@ -76,13 +76,13 @@ class RunState:
         Raises:
             OutputError: A file cannot be read.
         """
-        plan = self._whole["plan"].read() or {}
+        plan = self._files["plan"].read() or {}
         if plan.get("predicted") != self.plan.get("predicted") or self._is_restarted():
             self.generation += 1
             self._begin(plan)
         self.plan = plan
         self.position += 1
-        self.config = self._whole["config"].read() or {}
+        self.config = self._files["config"].read() or {}
         for row in _records(self._metrics):
             self.last_step = max(self.last_step, row["step"])
             self.curves.add(row, self.position)
@@ -118,14 +118,14 @@ class RunState:
         return any(tail.is_restarted() for tail in tails) or self.samples.is_restarted()
 
     def _found(self) -> Iterator[tuple[str, Any]]:
-        summary, config = self._whole["summary"].read(), self.config
+        summary, config = self._files["summary"].read(), self.config
         yield "name", self.name
         yield "folder", str(self.folder)
         yield "status", summary["status"] if summary else "no recorded end"
         yield "step", self.last_step
         yield "steps", config.get("megatron_training", {}).get("train_iters")
         yield "summary", summary
-        yield "overrides", tuple(self._whole["overrides"].read() or ())
+        yield "overrides", tuple(self._files["overrides"].read() or ())
         yield "config", dict(flat(config))
         yield "numbers", self.plan.get("numbers", {})
         yield "planned", [asdict(each) for each in self.planned.found()]
@@ -138,7 +138,7 @@ class RunState:
         yield "has_tokens", bool(self.samples.stored.counts) and self.pieces is not None
 
 
-class _WholeFile:
+class _AtomicFile:
     """A small file that is written atomically, and read again if it has changed."""
 
     def __init__(self, path: Path, load: Callable[[str], Any]) -> None:
@@ -155,7 +155,7 @@ class _WholeFile:
             return None
         now = found.st_ino, found.st_size, found.st_mtime_ns
         if now != self.seen:
-            self.seen, self.value = now, read_whole(self.path, self.load)
+            self.seen, self.value = now, read_complete(self.path, self.load)
         return self.value
 
 

@@ -211,18 +211,18 @@ class Channel:
             ReshardError: Names the ranks whose plan differs, or that do not answer.
         """
         ranks = range(self.group.size())
-        self._say("plan", digest.hex())
+        self._publish("plan", digest.hex())
         silent = self._silent("plan", self.timeout_seconds)
         if silent:
             raise ReshardError(
-                f"{self._said(silent)} did not answer within {self.timeout_seconds:g} s; "
+                f"{self._ranks_text(silent)} did not answer within {self.timeout_seconds:g} s; "
                 "no weights were moved"
             )
         plans = [self.store.get(f"plan {rank}").decode() for rank in ranks]
         others = [rank for rank in ranks if plans[rank] != plans[0]]
         if others:
             raise ReshardError(
-                f"{self._said(others)} made another reshard plan than {self.name_of(0)}; "
+                f"{self._ranks_text(others)} made another reshard plan than {self.name_of(0)}; "
                 "no weights were moved"
             )
 
@@ -238,7 +238,7 @@ class Channel:
             return ReshardError(f"{text}: {str(error).strip() or 'the connection broke'}")
         # The peer may itself be waiting: blame the ranks that report no timeout and have finished
         # the fewest reshards.
-        self._say("stuck", what)
+        self._publish("stuck", what)
         complaining = set(range(self.group.size())) - set(self._silent("stuck", _REPORT_SECONDS))
         try:
             reached = {
@@ -249,13 +249,15 @@ class Channel:
         except RuntimeError:
             return ReshardError(f"{text}; {self.name_of(0)} is gone")
         behind = [rank for rank, at in reached.items() if at == min(reached.values())]
-        return ReshardError(f"{text}; {self._said(behind)} did not come so far" if behind else text)
+        return ReshardError(
+            f"{text}; {self._ranks_text(behind)} did not come so far" if behind else text
+        )
 
     def note_runs(self, count: int) -> None:
         """Publish the number of reshards that this rank has finished."""
-        self._say("runs", str(count))
+        self._publish("runs", str(count))
 
-    def _say(self, what: str, value: str) -> None:
+    def _publish(self, what: str, value: str) -> None:
         self.store.set(f"{what} {self.group.rank()}", value)
 
     def _silent(self, what: str, timeout_seconds: float) -> list[int]:
@@ -266,7 +268,7 @@ class Channel:
         """Return the name of a rank in errors."""
         return self.names[rank] if self.names else f"rank {rank}"
 
-    def _said(self, ranks: Sequence[int]) -> str:
+    def _ranks_text(self, ranks: Sequence[int]) -> str:
         if self.names:
             return ", ".join(map(self.name_of, ranks))
         return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -50,10 +50,10 @@ def assign_rounds(routes: Routes) -> Integers:
     so that tensors are completed one after another.
     """
     world = int(max(routes.source.max(initial=-1), routes.target.max(initial=-1))) + 1
-    told_apart = _told_apart(routes.nbytes[routes.source != routes.target])
-    kinds = np.searchsorted(told_apart, routes.nbytes)
+    distinct_sizes = _distinct_sizes(routes.nbytes[routes.source != routes.target])
+    kinds = np.searchsorted(distinct_sizes, routes.nbytes)
     outgoing, incoming = (
-        [_Rounds(routes.per_round, told_apart) for _ in range(world)] for _ in range(2)
+        [_Rounds(routes.per_round, distinct_sizes) for _ in range(world)] for _ in range(2)
     )
     reached = [0] * world
     rounds = []
@@ -166,7 +166,7 @@ def _ranks_by_shard(sharding: Sharding) -> dict[str, list[int]]:
     return ranks
 
 
-def _told_apart(sizes: Integers) -> list[int]:
+def _distinct_sizes(sizes: Integers) -> list[int]:
     """Return the distinct sizes, or a selection with the largest if there are many."""
     found: list[int] = np.unique(sizes).tolist()
     step = -(-len(found) // _MOST_SIZES)
@@ -176,32 +176,32 @@ def _told_apart(sizes: Integers) -> list[int]:
 class _Rounds:
     """Free room in the rounds of one rank, in one direction."""
 
-    __slots__ = ("fitting", "full", "per_round", "room", "told_apart", "widest")
+    __slots__ = ("distinct_sizes", "fitting", "full", "per_round", "room", "widest")
 
-    def __init__(self, per_round: int, told_apart: list[int]) -> None:
+    def __init__(self, per_round: int, distinct_sizes: list[int]) -> None:
         self.per_round = per_round
-        self.told_apart = told_apart
+        self.distinct_sizes = distinct_sizes
         self.room: list[int] = []
         """Bytes left in each round that has been opened."""
         self.fitting: list[int] = []
         """How many of the sizes, from the smallest, still fit in each round."""
         self.widest: list[int] = []
         """The largest of them, 0 if none fits."""
-        self.full = [0] * len(told_apart)
+        self.full = [0] * len(distinct_sizes)
         """For each size, a bit for every round without room for it."""
 
     def open(self, at: int) -> None:
         """Add rounds up to and including `at`."""
         new = at + 1 - len(self.room)
         self.room += [self.per_round] * new
-        self.fitting += [len(self.told_apart)] * new
-        self.widest += [self.told_apart[-1]] * new
+        self.fitting += [len(self.distinct_sizes)] * new
+        self.widest += [self.distinct_sizes[-1]] * new
 
     def narrow(self, at: int, left: int) -> None:
         """Mark the sizes that no longer fit in a round."""
         fitting = self.fitting[at]
-        while fitting and self.told_apart[fitting - 1] > left:
+        while fitting and self.distinct_sizes[fitting - 1] > left:
             fitting -= 1
             self.full[fitting] |= 1 << at
         self.fitting[at] = fitting
-        self.widest[at] = self.told_apart[fitting - 1] if fitting else 0
+        self.widest[at] = self.distinct_sizes[fitting - 1] if fitting else 0

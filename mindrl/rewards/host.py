@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mindrl.errors import MindrlError, RewardError
 from mindrl.platform.endings import OutOfMemoryKills, ending
-from mindrl.rewards.scores import Asked, Outcomes, PoolPlan, Ready
+from mindrl.rewards.scores import Outcomes, PoolPlan, Ready, RowsByFunction
 
 START_SECONDS = 300.0
 """For the imports of all reward functions, on a slow disk."""
@@ -66,18 +66,18 @@ class RewardService:
             RewardError: the service did not start, or ended.
         """
         if self._facts is None:
-            with self._told():
+            with self._loss_as_error():
                 self._facts = self._ready()
         return self._facts
 
-    def score(self, asked: Asked) -> Outcomes:
+    def score(self, asked: RowsByFunction) -> Outcomes:
         """Score the responses of each function.
 
         Raises:
             ConfigError, RewardError: as `ready`.
         """
         self.ready()
-        with self._told():
+        with self._loss_as_error():
             self._connection.send(asked)
             outcomes: Outcomes = self._connection.recv()
         return outcomes
@@ -88,7 +88,7 @@ class RewardService:
         return self._facts is not None
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _loss_as_error(self) -> Iterator[None]:
         """Raise HostLostError if the service has ended."""
         try:
             yield

@@ -9,7 +9,7 @@ from typing import Any
 
 from mindrl.batch.prompts import ChatMessage, Prompt
 from mindrl.config.reward_signature import COLUMN, COMPLETION, REFERENCE, RESPONSE
-from mindrl.rewards.scores import NamedReward, TakenRows
+from mindrl.rewards.scores import ArgumentRows, NamedReward
 
 _OF_PROMPT = {"prompt": "text", "prompt_token_ids": "token_ids", "data_source": "source"}
 
@@ -54,7 +54,7 @@ class BatchTexts:
     answers: Sequence[str]
     answered: Answered | None
 
-    def rows(self, rows: Iterable[int], fields: Sequence[str]) -> TakenRows:
+    def rows(self, rows: Iterable[int], fields: Sequence[str]) -> ArgumentRows:
         """Return the arguments for some responses; `fields` are their names in order."""
         columns = [self._column(name) for name in fields]
         return [tuple(column[row] for column in columns) for row in rows]

@@ -80,7 +80,7 @@ class RemoteReward:
                 pause = 0.1 * 2**number
                 lasting = isinstance(error, HttpStatusError) and error.status not in _AGAIN
                 if lasting or number == self.tries or time.monotonic() + pause >= ends:
-                    raise OSError(f"no score after {number} tries: {_said(error)}") from error
+                    raise OSError(f"no score after {number} tries: {_error_text(error)}") from error
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
@@ -93,6 +93,6 @@ class RemoteReward:
             raise ValueError(f"answered {quoted(text[:60])}, which is no JSON") from error
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error as text, with its type unless it is an HTTP status."""
     return str(error) if isinstance(error, HttpStatusError) else f"{type(error).__name__}: {error}"

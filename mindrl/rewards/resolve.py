@@ -36,7 +36,7 @@ def resolve_reward(
             return cast(Callable[..., object], found(*at, **kwargs))
         except Exception as error:
             raise ConfigError(
-                f"{_said(field, name, found)} cannot be made with {dict(kwargs)}: "
+                f"{_source_text(field, name, found)} cannot be made with {dict(kwargs)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     return update_wrapper(partial(found, **kwargs), found) if kwargs else found
@@ -68,7 +68,7 @@ def _checked(
         signature_of(found, kwargs).bound(None)
         score_range(found)
     except ValueError as error:
-        raise ConfigError(f"{_said(field, name, found)} {error}") from error
+        raise ConfigError(f"{_source_text(field, name, found)} {error}") from error
     try:
         if inspect.isclass(found):
             inspect.signature(found).bind(*at, **kwargs)
@@ -98,5 +98,5 @@ def place_of(function: Callable[..., object]) -> str:
     return quoted(function)
 
 
-def _said(field: str, name: str, found: Callable[..., object]) -> str:
+def _source_text(field: str, name: str, found: Callable[..., object]) -> str:
     return f"{field}={name!r} ({place_of(found)})"

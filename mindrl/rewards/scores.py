@@ -58,9 +58,9 @@ class Failure:
     """Traceback of an exception, starting at the function."""
 
 
-TakenRows = Sequence[tuple[Any, ...]]
+ArgumentRows = Sequence[tuple[Any, ...]]
 """Arguments of a function for each response, in the order of its parameters."""
-Asked = Mapping[str, TakenRows]
+RowsByFunction = Mapping[str, ArgumentRows]
 """Arguments by function."""
 Ranges = Mapping[str, ScoreRange]
 """Ranges of the scores, by function."""

@@ -23,7 +23,7 @@ from mindrl.errors import MindrlError, RewardError
 from mindrl.platform.guard import SWEEP
 from mindrl.rewards.functions import score_range
 from mindrl.rewards.prints import keep_prints
-from mindrl.rewards.scores import Asked, Failure, Outcome, Outcomes, PoolPlan, Ready
+from mindrl.rewards.scores import Failure, Outcome, Outcomes, PoolPlan, Ready, RowsByFunction
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,
     isolate_worker,
@@ -101,7 +101,7 @@ class WorkerPool:
         self._descriptors = (connection_descriptor, keep_prints(plan.prints))
         self._pool = self._start()
 
-    def score(self, asked: Asked) -> Outcomes:
+    def score(self, asked: RowsByFunction) -> Outcomes:
         """Score the responses of each function.
 
         A chunk whose worker hung or died is run again one response at a time, so that only the
@@ -140,7 +140,9 @@ class WorkerPool:
         self._pool.stop()
         self._pool.join()
 
-    def _run(self, chunks: Iterable[Chunk], asked: Asked) -> list[tuple[Chunk, ChunkResult]]:
+    def _run(
+        self, chunks: Iterable[Chunk], asked: RowsByFunction
+    ) -> list[tuple[Chunk, ChunkResult]]:
         """Send every chunk to a worker and wait for all; the order is that of the chunks."""
         if not self._pool.active:
             self._replace()
@@ -178,7 +180,7 @@ class WorkerPool:
         rounds = -(-len(chunk.indices) // loaded.concurrency)
         return self._plan.timeout_seconds * rounds + loaded.signature.is_async
 
-    def _schedule(self, chunk: Chunk, asked: Asked) -> Future[Scored]:
+    def _schedule(self, chunk: Chunk, asked: RowsByFunction) -> Future[Scored]:
         rows = asked[chunk.function]
         chosen = [rows[index] for index in chunk.indices]
         try:
@@ -265,7 +267,7 @@ def _exit_reason(exitcode: int) -> str:
 
 
 def serve(connection_descriptor: int) -> None:
-    """Score each `Asked` message on the connection until None or the end of the connection.
+    """Score each `RowsByFunction` message until None or the end of the connection.
 
     Receives a `PoolPlan` first and answers with `Ready`, or the error.
     """
@@ -286,6 +288,6 @@ def serve(connection_descriptor: int) -> None:
                 connection.send(outcomes)
 
 
-def _requests(connection: Connection) -> Iterator[Asked]:
+def _requests(connection: Connection) -> Iterator[RowsByFunction]:
     with suppress(EOFError, ConnectionResetError):  # the caller has ended
         yield from iter(connection.recv, None)

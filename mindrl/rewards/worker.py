@@ -22,7 +22,7 @@ from mindrl.platform.guard import die_with
 from mindrl.rewards.remote import RemoteReward
 from mindrl.rewards.resolve import FIELD, place_of, resolve_reward, signature_of_reward
 from mindrl.rewards.returned import hint_of, score_of, scores_of
-from mindrl.rewards.scores import Failure, NamedReward, Outcome, TakenRows
+from mindrl.rewards.scores import ArgumentRows, Failure, NamedReward, Outcome
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
 """Address space for scoring, beyond that of the imports."""
@@ -34,7 +34,7 @@ TRACED_CALLS = 8
 """Number of innermost calls in a trace."""
 TRACE_CHARACTERS = 2000
 
-MOST_BESIDE = 8
+MAX_CONCURRENT = 8
 """Maximum concurrent calls of an `async def` in one process, unless its attribute `concurrency` is
 set."""
 
@@ -54,7 +54,7 @@ class LoadedReward:
     def concurrency(self) -> int:
         """Maximum number of concurrent calls."""
         alone = self.signature.is_batch or not self.signature.is_async
-        return 1 if alone else int(getattr(self.call, "concurrency", MOST_BESIDE))
+        return 1 if alone else int(getattr(self.call, "concurrency", MAX_CONCURRENT))
 
     def called(self, values: Iterable[object]) -> object:
         """Call it with its fields, in that order."""
@@ -97,7 +97,7 @@ def isolate_worker(service_pid: int, connection_descriptor: int, prints_descript
 
 
 def score_rows(
-    reward: NamedReward, rows: TakenRows, timeout_seconds: float
+    reward: NamedReward, rows: ArgumentRows, timeout_seconds: float
 ) -> list[Outcome] | Failure:
     """Score responses in order until half the time limit of one has passed, at least one.
 
@@ -113,7 +113,7 @@ def score_rows(
     if loaded.signature.is_batch:
         return _score_batch(loaded, rows)
     if loaded.signature.is_async:
-        return asyncio.run(_score_beside(loaded, rows, timeout_seconds))
+        return asyncio.run(_score_concurrently(loaded, rows, timeout_seconds))
     started = time.monotonic()
     outcomes: list[Outcome] = []
     for row in rows:
@@ -130,8 +130,8 @@ def _score_one(loaded: LoadedReward, row: Sequence[object]) -> Outcome:
         return _raised(loaded, error)
 
 
-async def _score_beside(
-    loaded: LoadedReward, rows: TakenRows, timeout_seconds: float
+async def _score_concurrently(
+    loaded: LoadedReward, rows: ArgumentRows, timeout_seconds: float
 ) -> list[Outcome]:
     """Score responses concurrently, each within the time limit of one."""
     slots = asyncio.Semaphore(loaded.concurrency)
@@ -150,7 +150,7 @@ async def _score_beside(
     return [*await asyncio.gather(*map(score, rows))]
 
 
-def _score_batch(loaded: LoadedReward, rows: TakenRows) -> list[Outcome] | Failure:
+def _score_batch(loaded: LoadedReward, rows: ArgumentRows) -> list[Outcome] | Failure:
     """Score responses with one call.
 
     Returns a failure if it raises, or gives no list of as many scores: the caller then retries the

@@ -47,11 +47,11 @@ class CertainRow:
 
 
 def response_error(
-    responses: Responses, most: Sequence[int], vocabulary: int, *, are_whole: bool
+    responses: Responses, most: Sequence[int], vocabulary: int, *, are_complete: bool
 ) -> str:
     """Return what is wrong with responses; empty if they are possible.
 
-    `most` is the requested maximum of tokens of each. With `are_whole`, each must have ended by
+    `most` is the requested maximum of tokens of each. With `are_complete`, each must have ended by
     itself or at its maximum: an engine may have more stop tokens than were configured. Token ids
     must be below the vocabulary size. A token whose probability is 0 in float64, below about -745
     nats, cannot be sampled.
@@ -74,7 +74,7 @@ def response_error(
     by_response: list[tuple[Tensor, Callable[[int], str]]] = [
         (longer_B, lambda at: f"{lengths_B[at]} tokens, where {most[at]} were asked for")
     ]
-    if are_whole:
+    if are_complete:
         cut_B = ~responses.finished_B & (lengths_B < most_B)
         by_response += [
             (lengths_B == 0, lambda _: "a response is empty"),

@@ -84,7 +84,7 @@ class SelfTest:
     def _actions(self) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
         yield "start", self._start
         for what, method in _METHODS.items():
-            yield what, partial(self._asked, method)
+            yield what, partial(self._figures, method)
         yield "log-prob gap", self._gap
 
     def _start(self) -> dict[str, float]:
@@ -104,7 +104,7 @@ class SelfTest:
         self.stack.callback(self.group.stop)
         return {}
 
-    def _asked(self, method: str) -> dict[str, float]:
+    def _figures(self, method: str) -> dict[str, float]:
         """Call all ranks; return sums of bytes, the largest difference, the minimum of the rest."""
         answers: list[dict[str, float]] = self.group.call_all(method)
         found = {name: [each[name] for each in answers] for name in answers[0]}

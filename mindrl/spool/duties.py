@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mindrl.spool.folder import HowFar, Spool
+from mindrl.spool.folder import Spool, SpoolProgress
 from mindrl.spool.leases import Leases
 from mindrl.spool.records import Place
 from mindrl.spool.weights import Weights
@@ -74,7 +74,7 @@ class Duties:
             return None
         return Duty(place=place, weights=weights)
 
-    def _is_full(self, step: int, progress: HowFar) -> bool:
+    def _is_full(self, step: int, progress: SpoolProgress) -> bool:
         """Return whether the limit is reached; work that the trainer waits for always proceeds."""
         most = self.spool.limits.max_bytes
         if most is None or step <= max(progress.gathering, progress.confirmed + 1):

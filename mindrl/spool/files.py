@@ -28,7 +28,7 @@ def write_new(path: Path, content: bytes) -> bool:
     Raises:
         OSError: It cannot be written; nothing of it is left.
     """
-    with _beside(path, content) as building:
+    with _temporary_file(path, content) as building:
         try:
             os.link(building, path)
         except FileExistsError:
@@ -43,7 +43,7 @@ def write_over(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; the old file is kept.
     """
-    with _beside(path, content) as building:
+    with _temporary_file(path, content) as building:
         building.replace(path)
     sync_folder(path.parent)
 
@@ -89,28 +89,28 @@ def forget_building(folder: Path) -> None:
                 path.unlink()
 
 
-def when_there_is_room(
-    write: Callable[[], T], tell: Callable[[str], None], wait: Callable[[], None]
+def wait_for_room(
+    write: Callable[[], T], notify: Callable[[str], None], wait: Callable[[], None]
 ) -> T:
     """Call `write`, and retry while the disk is full; this is reported once.
 
     `wait` waits between tries; it raises to abort.
     """
-    is_told = False
+    is_reported = False
     while True:
         try:
             return write()
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            if not is_told:
-                tell(f"{error}: this job waits for free space, and no data is lost")
-                is_told = True
+            if not is_reported:
+                notify(f"{error}: this job waits for free space, and no data is lost")
+                is_reported = True
             wait()
 
 
 @contextmanager
-def _beside(path: Path, content: bytes) -> Iterator[Path]:
+def _temporary_file(path: Path, content: bytes) -> Iterator[Path]:
     building = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_BUILDING}")
     try:
         with building.open("xb") as file:

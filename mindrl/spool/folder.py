@@ -24,7 +24,7 @@ SIGNALS: tuple[Signal, ...] = ("drain", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HowFar:
+class SpoolProgress:
     """Progress of the train job."""
 
     gathering: int = 0
@@ -94,14 +94,14 @@ class Spool:
         """Return the leases for this process, described as `what`."""
         return Leases(self._leases, self.limits.lease_seconds, this_process(what))
 
-    def progress(self) -> HowFar:
+    def progress(self) -> SpoolProgress:
         """Return the progress of the train job."""
         try:
-            return HowFar(**json.loads(unsealed(self.root / "progress.json")))
+            return SpoolProgress(**json.loads(unsealed(self.root / "progress.json")))
         except FileNotFoundError:
-            return HowFar()
+            return SpoolProgress()
 
-    def note(self, progress: HowFar) -> None:
+    def note(self, progress: SpoolProgress) -> None:
         """Record the progress of the train job; only that job calls it.
 
         Raises:
@@ -118,7 +118,7 @@ class Spool:
         for signal in SIGNALS:
             remove(self._signals / signal)
 
-    def heard(self, signal: Signal) -> bool:
+    def has_signal(self, signal: Signal) -> bool:
         """Return whether a signal has been sent."""
         return (self._signals / signal).exists()
 
@@ -128,7 +128,7 @@ class Spool:
         Raises:
             StopRequestedError: It was.
         """
-        if self.heard("stop"):
+        if self.has_signal("stop"):
             raise StopRequestedError(f"stopped by {self._signals / 'stop'}")
 
     def wait(self, check_interrupt: Callable[[], None]) -> None:

@@ -21,10 +21,10 @@ class StepReader:
     leases: Leases
     parts: int
     """Parts per step."""
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     waits: bool = True
     """False ends the job if a step is incomplete, like the signal `drain`."""
-    _told: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     def take(
         self,
@@ -56,9 +56,9 @@ class StepReader:
                     found[part] = record
             if len(found) == self.parts:
                 break
-            if not self.waits or spool.heard("drain"):
+            if not self.waits or spool.has_signal("drain"):
                 raise StopRequestedError(f"step {step} in {spool.root} is incomplete: ended here")
-            self._tell_of_nobody(step)
+            self._warn_without_rollout_jobs(step)
             spool.wait(check_interrupt)
         records = [found[part] for part in range(self.parts)]
         got = [each for record in records for each in record.ids]
@@ -88,14 +88,14 @@ class StepReader:
             return None
         except SpoolError as error:
             why = str(error)
-        self.tell(f"{why}; moved it to {records.set_aside(place)}, and it is generated again")
+        self.notify(f"{why}; moved it to {records.set_aside(place)}, and it is generated again")
         return None
 
-    def _tell_of_nobody(self, step: int) -> None:
-        if self.leases.living("rollout") or "nobody" in self._told:
+    def _warn_without_rollout_jobs(self, step: int) -> None:
+        if self.leases.living("rollout") or "nobody" in self._warned:
             return
-        self._told.add("nobody")
-        self.tell(
+        self._warned.add("nobody")
+        self.notify(
             f"step {step} waits for responses: {self.spool.root} has no running rollout job; "
             "start one with mindrl job rollout"
         )

@@ -38,7 +38,7 @@ class SampleTables:
         """Start after the newest step that was sent of each kind."""
         self.folder, self.most_rows, self.interval, self.sent = folder, most_rows, interval, sent
         self._tails: dict[str, LineTail] = {}
-        self._begun: dict[str, SampleTable] = {}
+        self._open: dict[str, SampleTable] = {}
 
     def found(self, *, is_over: bool) -> Iterator[SampleTable]:
         """Yield complete tables: with no new rows since the last call, or followed by another step.
@@ -51,8 +51,8 @@ class SampleTables:
             before = tail.read_bytes
             for _, line in tail.lines():
                 yield from self._take(kind, line)
-            if (is_over or tail.read_bytes == before) and kind in self._begun:
-                yield self._begun.pop(kind)
+            if (is_over or tail.read_bytes == before) and kind in self._open:
+                yield self._open.pop(kind)
 
     def _take(self, kind: str, line: bytes) -> Iterator[SampleTable]:
         step = step_of_line(line)
@@ -60,11 +60,11 @@ class SampleTables:
             return
         if kind == "step" and step % self.interval:
             return
-        begun = self._begun.get(kind)
-        if begun is None or begun.step != step:
-            if begun is not None:
-                yield begun
-            begun = self._begun[kind] = SampleTable(kind=kind, step=step, rows=[])
-        if len(begun.rows) < self.most_rows:
+        table = self._open.get(kind)
+        if table is None or table.step != step:
+            if table is not None:
+                yield table
+            table = self._open[kind] = SampleTable(kind=kind, step=step, rows=[])
+        if len(table.rows) < self.most_rows:
             record = json.loads(line)
-            begun.rows.append([shortened(record.get(column)) for column in COLUMNS])
+            table.rows.append([shortened(record.get(column)) for column in COLUMNS])

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from mindrl.batch.rollouts import Responses
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.ranks import Ranks, ask_replicas
+from mindrl.trainer.ranks import Ranks, call_replicas
 
 
 class Engines(Protocol):
@@ -98,7 +98,7 @@ class ColocatedEngines:
 
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call all of them concurrently."""
-        return ask_replicas(self.group, self.layout, method, shares)
+        return call_replicas(self.group, self.layout, method, shares)
 
     def publish(self, version: int) -> Collection[int]:  # noqa: ARG002
         """Do nothing."""

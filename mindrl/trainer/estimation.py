@@ -101,8 +101,8 @@ class Estimation:
             "compute_log_prob": ("actor", config.old_log_probs == "recompute"),
             "compute_values": ("critic", config.critic_config is not None),
         }
-        for method, (role, is_asked) in reads.items():
-            self.workers.begin(method, role, [sequences] if is_asked else [])
+        for method, (role, is_needed) in reads.items():
+            self.workers.begin(method, role, [sequences] if is_needed else [])
 
     def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
         """Return the log-probs of the policy, and of the reference if there is one.

@@ -24,7 +24,7 @@ def input_prints(config: RunConfig) -> Prints:
     """Return the fingerprints of all files that determine a run's results."""
     keys = (key for key in data_keys(config) if not key.startswith(_EVALUATION))
     prints = {key: _prints(files_of(config.value_of(key))) for key in keys}
-    for key, names in _own_names(config).items():
+    for key, names in _user_functions(config).items():
         files = {file: None for name in names for file in _source_files(key, name)}
         prints[key] = _prints(files)
     return {key: found for key, found in prints.items() if found}
@@ -62,7 +62,7 @@ def _size(prints: list[list[Any]]) -> str:
     return f"{len(prints)} file(s) of {sum(nbytes for _, nbytes, _ in prints):,} bytes"
 
 
-def _own_names(config: RunConfig) -> dict[str, list[str]]:
+def _user_functions(config: RunConfig) -> dict[str, list[str]]:
     """Return the user's own functions by configuration key."""
     found: dict[str, list[str]] = {}
     if config.rolls_out:

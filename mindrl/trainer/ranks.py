@@ -45,7 +45,7 @@ class Ranks(Protocol):
         """Call a method on each rank with the same arguments."""
 
 
-def ask_replicas(
+def call_replicas(
     group: Ranks,
     layout: TrainLayout | RolloutLayout,
     method: str,

@@ -8,15 +8,15 @@ _SLOW_SECONDS = 1.0
 """Shorter reward times do not matter."""
 
 
-def step_notes(metrics: Metrics, told: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each note about a step, except those already `told`."""
+def step_notes(metrics: Metrics, shown: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each note about a step, except those already `shown`."""
     for name, text in (
         ("no_signal", _no_signal(metrics)),
         ("no_gradient", _no_gradient(metrics)),
         ("all_cut", _all_cut(metrics)),
         ("slow_rewards", _slow_rewards(metrics)),
     ):
-        if text is not None and name not in told:
+        if text is not None and name not in shown:
             yield name, text
 
 

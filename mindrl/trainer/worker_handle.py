@@ -48,7 +48,7 @@ class WorkerHandle:
     gives them equal numbers of sequences, in order."""
     engine_rows: int = field(kw_only=True)
     """Number of sequences that an engine processes in one step."""
-    begun: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
+    started: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
         default_factory=lambda: defaultdict(deque), init=False
     )
     """Calls started ahead, by method, with the rows of each replica."""
@@ -103,8 +103,8 @@ class WorkerHandle:
         dealt, most = self._request_shares(requests), 2 * self.engine_rows
         waiting = deque(sorted(place for share in dealt for place in share[most:]))
         shares = [share[:most] for share in dealt]
-        begun = [([requests[place] for place in share], sampling) for share in shares]
-        self.engines.each("begin_sequences", begun)
+        started = [([requests[place] for place in share], sampling) for share in shares]
+        self.engines.each("begin_sequences", started)
         whole: set[int] = set()
         more: list[list[int]] = [[] for _ in shares]
         while True:
@@ -137,10 +137,10 @@ class WorkerHandle:
     def _request_shares(self, requests: Sequence[Request]) -> list[list[int]]:
         """Assign started requests round-robin, since they tend to be long; new ones in order."""
         count = self.engines.replicas
-        begun = [place for place, request in enumerate(requests) if request.drawn]
+        started = [place for place, request in enumerate(requests) if request.drawn]
         new = [place for place, request in enumerate(requests) if not request.drawn]
         return [
-            begun[replica::count] + new[start:end]
+            started[replica::count] + new[start:end]
             for replica, (start, end) in enumerate(even_bounds(len(new), count))
         ]
 
@@ -150,32 +150,32 @@ class WorkerHandle:
         Roles on other devices run concurrently. The results are fetched by the usual calls.
         """
         for batch in batches:
-            self.begun[method].append(self._begin(method, role, batch))
+            self.started[method].append(self._begin(method, role, batch))
 
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         """Compute log-probs with the actor's current weights."""
-        return self._asked("compute_log_prob", "actor", sequences, Logprobs)
+        return self._forward("compute_log_prob", "actor", sequences, Logprobs)
 
     def compute_ref_log_prob(self, sequences: Sequences) -> Logprobs:
         """Compute log-probs with the reference, which may be the actor's base."""
         role: Role = "ref" if "ref" in self.layouts else "actor"
-        return self._asked("compute_ref_log_prob", role, sequences, Logprobs)
+        return self._forward("compute_ref_log_prob", role, sequences, Logprobs)
 
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference."""
-        self._tell("reset_reference", "ref")
+        self._call_ranks("reset_reference", "ref")
 
     def compute_values(self, sequences: Sequences) -> Values:
         """Compute values with the critic's current weights."""
-        return self._asked("compute_values", "critic", sequences, Values)
+        return self._forward("compute_values", "critic", sequences, Values)
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores:
         """Score whole sequences with the reward model."""
-        return self._asked("compute_rewards", "reward", sequences, SequenceScores)
+        return self._forward("compute_rewards", "reward", sequences, SequenceScores)
 
     def update(self, minibatch: WeightedSequences) -> PolicyUpdate:
         """Run one optimizer step of the actor; return the results for the whole minibatch."""
-        replies, dealt = self._ask("update", "actor", minibatch)
+        replies, dealt = self._call_replicas("update", "actor", minibatch)
         first: PolicyUpdate = replies[0]
         if first.logprobs_BT is None:
             return first
@@ -184,13 +184,13 @@ class WorkerHandle:
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Run one optimizer step of the critic; return metrics of the whole minibatch."""
-        replies, _ = self._ask("update_critic", "critic", minibatch)
+        replies, _ = self._call_replicas("update_critic", "critic", minibatch)
         return dict(replies[0])
 
     def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
         """Export a role's weights as a Hugging Face folder, with a record about them."""
         method = "export" if role == "actor" else f"export_{role}"
-        self._tell(method, role, str(folder), record)
+        self._call_ranks(method, role, str(folder), record)
 
     def save_bytes(self) -> int:
         """Return the bytes of a checkpoint, without names."""
@@ -253,13 +253,15 @@ class WorkerHandle:
                     metrics[f"throughput/idle_worker_{rank}"] = 1 - value / metrics[name]
         return metrics
 
-    def _tell(self, method: str, role: Role, *arguments: Any) -> None:
+    def _call_ranks(self, method: str, role: Role, *arguments: Any) -> None:
         """Call a method on each rank of a role with the same arguments."""
         layout = self.layouts[role]
         calls = [arguments] * layout.world_size
         self.group.begin(method, calls, (), first=layout.first_rank).wait()
 
-    def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:
+    def _forward(
+        self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]
+    ) -> AnswerT:
         """Distribute sequences to the replicas of a role; return the results in batch order.
 
         The first sequence fills up the shares of the replicas; its further results are dropped.
@@ -267,16 +269,18 @@ class WorkerHandle:
         rows = [*range(len(sequences))]
         rows += [0] * (-len(rows) % self.layouts[role].replicas)
         filled = sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))
-        replies, dealt = self._ask(method, role, filled)
+        replies, dealt = self._call_replicas(method, role, filled)
         columns = {}
         for name in (column.name for column in fields(kind)):
             parts = [getattr(reply, name) for reply in replies]
             columns[name] = _joined(parts, dealt, filled.tokens_BT.shape)[: len(sequences)]
         return kind(**columns)
 
-    def _ask(self, method: str, role: Role, sequences: Sequences) -> tuple[list[Any], list[Tensor]]:
+    def _call_replicas(
+        self, method: str, role: Role, sequences: Sequences
+    ) -> tuple[list[Any], list[Tensor]]:
         """Distribute sequences to the replicas of a role; return each one's result and rows."""
-        ahead = self.begun[method]
+        ahead = self.started[method]
         call, dealt = ahead.popleft() if ahead else self._begin(method, role, sequences)
         return call.wait(), dealt
 

@@ -19,17 +19,17 @@ def first_weights(
     local: Mapping[str, Tensor],
     table: ShardingTable,
     source: str | Mapping[str, Tensor],
-    drawn_head: tuple[int, int] | None = None,
+    random_head: tuple[int, int] | None = None,
 ) -> None:
     """Fill a rank's tensors from a folder, or from those of a model with the same table.
 
-    `drawn_head` is (hidden size, seed): draws a value head if the folder has none.
+    `random_head` is (hidden size, seed): draws a value head if the folder has none.
 
     Raises:
         ModelError: A file or tensor is missing, unreadable or of another shape.
     """
     if isinstance(source, str):
-        drawn = {VALUE_HEAD: drawn_value_head(*drawn_head)} if drawn_head else {}
+        drawn = {VALUE_HEAD: random_value_head(*random_head)} if random_head else {}
         import_weights(source, local, table, drawn)
         return
     assert source.keys() == local.keys(), "the folder and the layout must match"
@@ -97,7 +97,7 @@ def _drawn_factor(shapes: Mapping[str, Shape], seed: int, name: str, box: Box) -
     return whole[index_of(box)]
 
 
-def drawn_value_head(hidden_size: int, seed: int) -> Tensor:
+def random_value_head(hidden_size: int, seed: int) -> Tensor:
     """Return a random head [1, H], the same on every rank, with TRL's standard deviation.
 
     Normal, with a standard deviation of 1 / sqrt(H + 1), so that values have size 1 if the hidden

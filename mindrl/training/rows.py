@@ -39,7 +39,7 @@ def put_back(
     return whole
 
 
-def asked_behind(sequences: Sequences) -> Sequences:
+def read_after_last(sequences: Sequences) -> Sequences:
     """Request the position after the last token of each sequence (predicted at the last token)."""
     T = sequences.tokens_BT.size(1)
     return replace(
@@ -49,6 +49,6 @@ def asked_behind(sequences: Sequences) -> Sequences:
     )
 
 
-def nothing_asked(batch: Batch) -> Batch:
+def without_targets(batch: Batch) -> Batch:
     """Return a batch with an empty response mask: it adds nothing to the token loss."""
     return replace(batch, response_mask_BT=torch.zeros_like(batch.response_mask_BT))

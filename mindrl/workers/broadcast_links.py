@@ -20,7 +20,7 @@ from mindrl.models.placement import ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
 from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
-from mindrl.platform.rendezvous import Seat, join_beside, leave_group, link_name
+from mindrl.platform.rendezvous import Seat, join_extra_group, leave_group, link_name
 from mindrl.resharding.reshard import Reshard, WeightSource
 from mindrl.workers.weight_links import unless_called_off
 from mindrl.workers.weight_sync import WeightRoute
@@ -75,7 +75,7 @@ class BroadcastEnd:
         theirs = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
         seat = Seat(rank=0, world_size=1 + self.server_ranks, local_device=0)
         limit = timedelta(seconds=self.timeout_seconds)
-        make = partial(join_beside, self.platform, theirs, seat, name, limit)
+        make = partial(join_extra_group, self.platform, theirs, seat, name, limit)
         try:
             return unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
         except RuntimeError as error:

@@ -79,7 +79,7 @@ class WorkerDevice:
         region = self.held[name]
 
         def leave(tensor: Tensor) -> None:
-            if region.is_whole:
+            if region.is_complete:
                 self.ledger.note()
             region.offload_storage_of(tensor)
 

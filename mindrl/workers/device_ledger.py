@@ -45,7 +45,7 @@ class DeviceLedger:
         away = {name: each for name, each in found.items() if not each.device_bytes()}
         return {name: each.nbytes for name, each in away.items() if each.keeps}
 
-    def is_whole(self, name: Region) -> bool:
+    def is_complete(self, name: Region) -> bool:
         """Return whether all of a region is on the device."""
         return self.regions[name].device_bytes() == self.regions[name].nbytes
 

@@ -72,7 +72,7 @@ class StoredRegion:
         self.is_clean = False
         self.was_kept = False
         """Whether the host has had a complete copy."""
-        self.is_whole = True
+        self.is_complete = True
         """Whether all of it is on the device."""
         self.offloaded_bytes = 0
         self.copies = Copies(device_type)
@@ -117,7 +117,7 @@ class StoredRegion:
                 self.copies.start(parts, lambda: None)
                 copied += each.nbytes
         self.copies.finish()
-        self.is_whole = True
+        self.is_complete = True
         return copied
 
     def hold(self) -> None:
@@ -149,7 +149,7 @@ class StoredRegion:
     def _offload(self, stored: _Stored) -> int:
         if stored.storage.nbytes() == 0:
             return 0
-        self.is_whole = False
+        self.is_complete = False
         is_there = self.is_clean or (self.was_kept and not stored.changes)
         if stored.place is None or is_there:
             stored.storage.resize_(0)

@@ -130,7 +130,7 @@ class RolloutWorker:
 
     def take_sequences(self) -> Responses:
         """Return the tokens sampled for this replica's requests, in order; raises like above."""
-        return self._noted(self.inference_model.take_back(), are_whole=False)
+        return self._noted(self.inference_model.take_back(), are_complete=False)
 
     def memory_plan(self) -> MemoryPlan:
         """Return the memory plan of this replica's devices."""
@@ -176,17 +176,17 @@ class RolloutWorker:
         longest = self.sampling.section.max_tokens
         self.most += [longest - request.drawn for request in requests]
 
-    def _noted(self, responses: Responses, *, are_whole: bool = True) -> Responses:
+    def _noted(self, responses: Responses, *, are_complete: bool = True) -> Responses:
         if bad := int((~responses.logprobs_N.isfinite()).sum()):
             what = "rollout_logprobs"
             self.metrics[f"nonfinite/{what}"] += bad
-        return self._sound(responses, self.most, are_whole=are_whole)
+        return self._sound(responses, self.most, are_complete=are_complete)
 
     def _sound(
-        self, responses: Responses, most: Sequence[int], *, are_whole: bool = True
+        self, responses: Responses, most: Sequence[int], *, are_complete: bool = True
     ) -> Responses:
         """Raise if the tokens are impossible; the run checks log-probs itself."""
         tokens = replace(responses, logprobs_N=torch.zeros_like(responses.logprobs_N))
-        if what := response_error(tokens, most, self.vocabulary, are_whole=are_whole):
+        if what := response_error(tokens, most, self.vocabulary, are_complete=are_complete):
             raise AnswerError(f"the engine of this replica returned an invalid response: {what}")
         return responses

@@ -69,7 +69,7 @@ class ShardingManager:
         logger.info("swap to %s begins", phase.value)
         if self.phase is None:
             # First phase, or after a failed switch whose moves are incomplete.
-            self.resident = frozenset(filter(self.ledger.is_whole, self.resident))
+            self.resident = frozenset(filter(self.ledger.is_complete, self.resident))
         self.phase = None
         for move in moves(self.resident, phase, self.movable):
             self._timed(move)

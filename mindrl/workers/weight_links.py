@@ -27,7 +27,7 @@ from mindrl.platform.rendezvous import (
     CALLED_OFF,
     Seat,
     hold_store,
-    join_beside,
+    join_extra_group,
     leave_group,
     link_name,
     own_store,
@@ -153,7 +153,7 @@ class LinkEnd:
             limit = timedelta(seconds=patience)
             # A wait on a store blocks all other users of its connection.
             own = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
-            make = partial(join_beside, self.platform, own, seat, name, limit)
+            make = partial(join_extra_group, self.platform, own, seat, name, limit)
             group = unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
         except RuntimeError as error:
             raise ReshardError(f"cannot create {name}: {error}") from error

@@ -15,10 +15,10 @@ from torch import Tensor
 from mindrl.checkpoint.adapter_export import ExportedAdapters
 from mindrl.checkpoint.adapter_folder import adapter_config
 from mindrl.checkpoint.export import exported_model, writing
-from mindrl.models.adapters import whole_adapters
+from mindrl.models.adapters import full_adapters
 from mindrl.models.decoder import DType
 from mindrl.models.placement import Box, index_of
-from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.platform.rendezvous import World, own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
@@ -96,7 +96,7 @@ class WeightExport:
         """Gather the adapters on rank 0."""
         model, low_rank = self.model, adapters.low_rank
         ranks, dtype = dist.get_world_size(), self.dtype
-        whole = whole_adapters(model.description, low_rank, world_size=ranks, dtype=dtype)
+        whole = full_adapters(model.description, low_rank, world_size=ranks, dtype=dtype)
         config = adapter_config(low_rank, model.folder)
         found = ExportedAdapters(whole.table(dist.get_rank()), dtype, config)
         way = self._routed(adapters.sharding, whole)
@@ -108,7 +108,7 @@ class WeightExport:
     def _route(self) -> WeightRoute:
         """Route of every tensor to rank 0, planned at the first export."""
         model = self.model
-        whole = whole_sharding(
+        whole = full_sharding(
             model.description,
             world_size=dist.get_world_size(),
             holders=[0],

@@ -20,7 +20,7 @@ from mindrl.checkpoint.conversion import Conversion, convert
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, read_layout
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.description import read_description
-from mindrl.models.sharding import whole_sharding
+from mindrl.models.sharding import full_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
 pytestmark = pytest.mark.distributed
@@ -87,7 +87,7 @@ def converted(source: Path, target: Path, layout: TrainLayout | None) -> Path:
         target=target,
         target_sharding=megatron_sharding(model, layout, dtype="float32")
         if layout
-        else whole_sharding(model, world_size=1, holders=[0], dtype="float32"),
+        else full_sharding(model, world_size=1, holders=[0], dtype="float32"),
         layout=layout,
         shard_bytes=600_000,
     )

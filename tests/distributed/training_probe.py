@@ -31,7 +31,7 @@ from mindrl.config.role import LearningConfig
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.training.first_weights import import_weights
@@ -315,7 +315,7 @@ def exported(folder: str, target: str, shard_bytes: int) -> None:
     """Read the weights by the tables of one rank and write them to another folder."""
     whole = assembled(folder, TrainLayout(), [read(folder)])
     model = read_description(folder)
-    table = whole_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
+    table = full_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
     with exported_model(
         folder, Path(target), table, dtype="float32", shard_bytes=shard_bytes
     ) as sink:

@@ -18,7 +18,7 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences, SequenceScores, Values
 from mindrl.checkpoint.export import exported_model
 from mindrl.errors import ModelError
-from mindrl.models.sharding import whole_sharding
+from mindrl.models.sharding import full_sharding
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.parallel import ParallelGroups
@@ -84,7 +84,7 @@ def values_of(model: TrainingEngine, sequences: Sequences) -> Values | None:
 def export(model: TrainingEngine, folder: Path) -> None:
     """Write a model to a Hugging Face folder, by rank 0."""
     ranks = dist.get_world_size()
-    whole = whole_sharding(
+    whole = full_sharding(
         model.description, world_size=ranks, holders=[0], dtype="float32", head="value"
     )
     transfer = prepared(model.sharding, whole, 1 << 20, folder.name)

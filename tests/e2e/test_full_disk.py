@@ -34,7 +34,7 @@ def test_a_full_disk_costs_a_run_its_checkpoint_or_ends_it(
     program = start_program(run_folder, [*overrides, f"actor_config.load={tiny_model}"])
     assert program.process.wait(timeout=600) == code, program.text()
     assert [line["step"] for line in program.steps()] == [*range(1, steps + 1)]
-    newest, problems = Commits(run_folder / "checkpoints").newest_whole()
+    newest, problems = Commits(run_folder / "checkpoints").newest_complete()
     assert newest is not None
     assert (newest.step, problems) == (1, [])
     summary = program.summary()

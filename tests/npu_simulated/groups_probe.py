@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.platform.device import PLATFORMS
-from mindrl.platform.rendezvous import Seat, join_beside, leave_group, own_store
+from mindrl.platform.rendezvous import Seat, join_extra_group, leave_group, own_store
 
 Results = dict[str, list[float]]
 
@@ -105,7 +105,7 @@ def beside(rounds: int) -> list[list[float]]:
     found = []
     for index in range(rounds):
         store = own_store(f"beside {index}")
-        group = join_beside(PLATFORMS["npu"], store, seat, f"beside {index}", limit)
+        group = join_extra_group(PLATFORMS["npu"], store, seat, f"beside {index}", limit)
         ours = torch.full((2,), 10.0 * index + rank, device="npu")
         theirs = torch.zeros(2, device="npu")
         ways = [

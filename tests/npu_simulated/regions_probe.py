@@ -88,7 +88,7 @@ def turns(block_taken: bool) -> tuple[str, list[bool]]:
             ledger.onload(name)
         except DeviceMemoryError as error:
             said = str(error)
-        whole.append(ledger.is_whole(name))
+        whole.append(ledger.is_complete(name))
         ledger.offload(name)
         give_back_unused("npu")
         taken.clear()

@@ -28,13 +28,13 @@ _ABORT_SECONDS = 0.5
 
 
 @dataclass
-class _Asked:
+class _InFlight:
     """A request in flight."""
 
     request: Request
     name: str
     answer: Future[Answer]
-    is_told: bool = False
+    is_returned: bool = False
     """Whether `advance` has returned it as complete."""
 
 
@@ -94,7 +94,7 @@ class HttpReplica:
     """Longest round; the server's own steps cannot be counted."""
     version: int | None = None
     """Version of the weights; None if they are not valid."""
-    asked: list[_Asked] = field(default_factory=list)
+    in_flight: list[_InFlight] = field(default_factory=list)
     sampling: Sampling | None = None
     certain: CertainRow = field(default_factory=CertainRow)
     """Checks the complete answers, in order of arrival."""
@@ -127,7 +127,7 @@ class HttpReplica:
 
     def receive_weights(self, version: int) -> None:
         """Let the server receive new weights: see `EngineServer`."""
-        assert not self.asked, "new weights arrived while requests are open"
+        assert not self.in_flight, "new weights arrived while requests are open"
         began = time.perf_counter()
         self.version = None
         self.server.receive_weights(version)
@@ -153,9 +153,9 @@ class HttpReplica:
         """
         if self.version is None:
             raise ReshardError("this replica has no weights: the last transfer did not complete")
-        assert not self.asked, "earlier requests have been collected"
+        assert not self.in_flight, "earlier requests have been collected"
         self.sampling = sampling
-        self._ask(requests)
+        self._send(requests)
 
     def advance(self, steps: int, more: Sequence[Request]) -> list[int]:  # noqa: ARG002
         """Wait for a response, at most one round; return the indices of completed requests.
@@ -164,10 +164,10 @@ class HttpReplica:
             WorkerDiedError: A request was not answered in time, or with other weights.
         """
         began = time.perf_counter()
-        self._ask(more)
+        self._send(more)
         ends = time.monotonic() + self.round_seconds
-        while not (found := self._whole()) and time.monotonic() < ends:
-            left = [each.answer for each in self.asked if not each.answer.done()]
+        while not (found := self._newly_completed()) and time.monotonic() < ends:
+            left = [each.answer for each in self.in_flight if not each.answer.done()]
             if not left:
                 break
             wait(left, timeout=0.05)
@@ -192,28 +192,28 @@ class HttpReplica:
             WorkerDiedError: The server does not answer, or has other weights.
         """
         ends = time.monotonic() + self.control_seconds
-        for each in self.asked:
+        for each in self.in_flight:
             each.answer.cancel()
-        while left := [each for each in self.asked if not each.answer.done()]:
+        while left := [each for each in self.in_flight if not each.answer.done()]:
             if time.monotonic() > ends:
                 raise WorkerDiedError(f"{self.client.name} did not abort {len(left)} requests")
             self.server.take_back([each.name for each in left])
             wait([each.answer for each in left], timeout=_ABORT_SECONDS)
-        asked, self.asked = self.asked, []
+        in_flight, self.in_flight = self.in_flight, []
         none = Answer(token_ids=[], logprobs=[], ending="abort", versions=frozenset())
         return _responses(
-            [none if each.answer.cancelled() else self._checked(each) for each in asked]
+            [none if each.answer.cancelled() else self._checked(each) for each in in_flight]
         )
 
     def answers(self, places: Sequence[int]) -> Responses:
         """Return the responses of completed requests, as `RolloutEngine.answers`."""
-        return _responses([self._checked(self.asked[place]) for place in places])
+        return _responses([self._checked(self.in_flight[place]) for place in places])
 
-    def _ask(self, requests: Sequence[Request]) -> None:
+    def _send(self, requests: Sequence[Request]) -> None:
         for request in requests:
             name = next(self.names)
             answer = self.threads.submit(self._answer, request, name)
-            self.asked.append(_Asked(request, name, answer))
+            self.in_flight.append(_InFlight(request, name, answer))
 
     def _answer(self, request: Request, name: str) -> Answer:
         """Request a valid response. Runs in a separate thread."""
@@ -228,7 +228,7 @@ class HttpReplica:
                 _responses([answer]),
                 [sampling.section.max_tokens - request.drawn],
                 self.vocabulary,
-                are_whole=answer.ending != "abort",
+                are_complete=answer.ending != "abort",
             )
         if what:
             raise self._garbage(what)
@@ -237,25 +237,25 @@ class HttpReplica:
     def _garbage(self, what: str) -> AnswerError:
         return AnswerError(f"{self.client.name} at {self.client.url}: invalid response: {what}")
 
-    def _whole(self) -> list[int]:
+    def _newly_completed(self) -> list[int]:
         """Return the indices of completed answers that were not returned before."""
         new = [
             place
-            for place, each in enumerate(self.asked)
-            if each.answer.done() and not each.is_told
+            for place, each in enumerate(self.in_flight)
+            if each.answer.done() and not each.is_returned
         ]
         for place in new:
             assert self.sampling is not None, "generation has started"
-            answer = self._checked(self.asked[place])
+            answer = self._checked(self.in_flight[place])
             if answer.ending == "abort":
                 raise WorkerDiedError(f"{self.client.name} aborted a request")
             if what := self.certain.add(answer.logprobs, self.sampling):
                 raise self._garbage(what)
-            self.asked[place].is_told = True
+            self.in_flight[place].is_returned = True
         return new
 
-    def _checked(self, asked: _Asked) -> Answer:
-        answer = asked.answer.result()
+    def _checked(self, in_flight: _InFlight) -> Answer:
+        answer = in_flight.answer.result()
         if answer.token_ids and answer.versions != {str(self.version)}:
             versions = ", ".join(sorted(answer.versions)) or "without a version"
             raise WorkerDiedError(

@@ -59,7 +59,7 @@ class VllmRouter:
         """
         with self.lock:
             self._ensure()
-            self._tell("add", server.url)
+            self._notify("add", server.url)
             self.members[server.url] = server
 
     def remove(self, server: ServerClient) -> None:
@@ -67,7 +67,7 @@ class VllmRouter:
         with self.lock:
             if self.members.pop(server.url, None) is not None:
                 with suppress(WorkerDiedError):
-                    self._tell("remove", server.url)
+                    self._notify("remove", server.url)
 
     def servers(self) -> list[ServerClient]:
         """Return the registered servers."""
@@ -79,7 +79,7 @@ class VllmRouter:
         with self.lock:
             self._end()
 
-    def _tell(self, what: str, url: str) -> None:
+    def _notify(self, what: str, url: str) -> None:
         path = f"/{what}_worker?url={quote(url, safe='')}"
         self.client.post(path, seconds=_ASK_SECONDS)
 
@@ -90,7 +90,7 @@ class VllmRouter:
         self._end()
         self._start()
         for url in self.members:
-            self._tell("add", url)
+            self._notify("add", url)
 
     def _start(self) -> None:
         guard = [sys.executable, "-m", "mindrl.platform.guard", "--while", str(os.getpid())]

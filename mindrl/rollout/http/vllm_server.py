@@ -79,13 +79,13 @@ class VllmServer:
 
     def _of_all_ranks(self, method: str, arguments: list[str]) -> None:
         body = {"method": method, "args": arguments}
-        said = self.client.ask(_Said, "/collective_rpc", body, seconds=self.control_seconds)
+        said = self.client.ask(_Results, "/collective_rpc", body, seconds=self.control_seconds)
         if failed := sorted({each for each in said.results if each}):
             raise ReshardError(f"{self.client.name}: {'; '.join(failed)}")
 
 
 @dataclass(frozen=True, config=STRICT)
-class _Said:
+class _Results:
     results: list[str]
 
 

@@ -40,12 +40,12 @@ class Rounds:
         """Run steps of the engine; return the indices of requests that were completed."""
         whole = []
         while self.open and steps:
-            found = [self._taken(output) for output in self.engine.step()]
-            whole += [place for place, is_whole in found if is_whole]
+            found = [self._store(output) for output in self.engine.step()]
+            whole += [place for place, is_complete in found if is_complete]
             steps -= 1
         return whole
 
-    def _taken(self, output: Any) -> tuple[int, bool]:
+    def _store(self, output: Any) -> tuple[int, bool]:
         """Store the tokens of a step; return the index of the request, and if it is complete."""
         answer, place = output.outputs[0], self.open[output.request_id]
         token_ids, logprobs = self.drawn[place]

@@ -24,7 +24,7 @@ from mindrl.models.placement import (
     stack,
     whole,
 )
-from mindrl.models.sharding import LazyTables, Sharding, whole_sharding
+from mindrl.models.sharding import LazyTables, Sharding, full_sharding
 
 _VOCABULARY_MULTIPLE = 64
 _Table = dict[str, LocalTensor]
@@ -43,7 +43,7 @@ def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DTyp
     """
     if model.other:
         ranks = range(layout.world_size)
-        return whole_sharding(model, world_size=len(ranks), holders=ranks, dtype=dtype)
+        return full_sharding(model, world_size=len(ranks), holders=ranks, dtype=dtype)
     tables, twins, held_by = LazyTables(), {}, []
     for rank in range(layout.world_size):
         stage, tp_rank = layout.stage_of(rank), layout.tensor_rank_of(rank)

@@ -53,7 +53,7 @@ class EngineShards:
         self.worker = worker
         self.slots = _slots(worker.model_runner.get_model())
         self.filling: dict[str, Tensor] = {}
-        self.beside: dict[Module, dict[str, Tensor]] = {}
+        self.pending: dict[Module, dict[str, Tensor]] = {}
         """New memory of modules that are to be packed."""
         self.missing: dict[Module, set[str]] = {}
         for name, slot in self.slots.items():
@@ -85,7 +85,7 @@ class EngineShards:
                 self.missing[module].remove(name)
                 if not self.missing[module]:
                     del self.missing[module]
-                    _process(module, self.beside.pop(module, {}))
+                    _process(module, self.pending.pop(module, {}))
 
     def finish(self) -> None:
         """Recompute what attention layers derive from their projections; all must be closed.
@@ -108,7 +108,7 @@ class EngineShards:
         else:
             with get_layerwise_info(slot.module).restore_device:
                 memory = materialize_meta_tensor(slot.expected)
-            self.beside.setdefault(slot.module, {})[slot.parameter] = memory
+            self.pending.setdefault(slot.module, {})[slot.parameter] = memory
         # Only the vocabulary is padded.
         return memory.zero_() if isinstance(slot.module, VocabParallelEmbedding) else memory
 

@@ -47,10 +47,10 @@ def chunks_of_rank(
 def _tensor_parallel(
     model: ModelDescription, settings: EngineSettings, meshes: Meshes
 ) -> TensorParallel:
-    is_asked = settings.training.sequence_parallel or model.moe is not None
+    is_wanted = settings.training.sequence_parallel or model.moe is not None
     return TensorParallel(
         mesh=meshes.tensor,
-        sequence=settings.layout.tp > 1 and is_asked,
+        sequence=settings.layout.tp > 1 and is_wanted,
         twins=meshes.twins(model.num_key_value_heads),
     )
 

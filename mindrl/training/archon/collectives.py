@@ -65,7 +65,7 @@ gathered = _collective(_gather, _scatter)
 """Tokens of all ranks, which ranks then use differently; gradients are reduce-scattered."""
 scattered = _collective(_scatter, _gather)
 """Sum over the ranks, of which each keeps its own tokens; gradients are gathered."""
-gathered_alike = _collective(_gather, _part)
+gathered_by_all = _collective(_gather, _part)
 """Tokens of all ranks, which all of them then use alike; each keeps the gradient of its own."""
 own_part = _collective(_part, _gather)
 """This rank's part of replicated tokens; gradients are gathered."""

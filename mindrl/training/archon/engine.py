@@ -33,7 +33,7 @@ from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, UpdatePass
-from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
+from mindrl.training.rows import cut_by_rows, read_after_last, without_targets
 from mindrl.training.settings import EngineSettings
 from mindrl.training.state_slice import ReadState, StateKind, StateSlice, take_over
 
@@ -150,7 +150,7 @@ class ArchonEngine:
         """Return the head's output for each response token: see `TrainingEngine`."""
         rows_of, parts = cut_by_rows(sequences, micro_batching)
         if at_end:
-            parts = [asked_behind(part) for part in parts]
+            parts = [read_after_last(part) for part in parts]
 
         def read(pack: Pack[Sequences], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
             return torch.stack(self._reading.read(pack, hidden_1SH, weight))
@@ -214,7 +214,7 @@ class ArchonEngine:
             tokens_multiple=layout.cp * self.pipeline.hidden.ranks,
             device_type=self.device_type,
         )
-        shortest = nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))
+        shortest = without_targets(parts[0].rows(parts[0].lengths_B.argmin()[None]))
         idle = replace(Pack.of(shortest, rules), is_idle=True)
         return [*(Pack.of(part, rules) for part in parts), *repeat(idle, count - len(parts))]
 
@@ -272,9 +272,9 @@ class ArchonEngine:
             found, entry = tuple(parameter.to_local().shape), self.table.get(name)
             wanted = entry.shape if entry else found if 0 in found else None
             assert found == wanted, f"{name}: the network has {found}, the table has {wanted}"
-        drawn_head = None if head_seed is None else (self.description.hidden_size, head_seed)
+        random_head = None if head_seed is None else (self.description.hidden_size, head_seed)
         whence = self.folder if source is None else source
-        first_weights(self.local_tensors(), self.table, whence, drawn_head)
+        first_weights(self.local_tensors(), self.table, whence, random_head)
 
     def _parameters(self) -> dict[str, DTensor]:
         each = (network.named_parameters() for network in self.networks.values())

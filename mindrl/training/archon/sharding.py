@@ -62,8 +62,8 @@ def archon_sharding(
     shards, moe = fsdp_size or layout.dp * layout.cp, model.moe
     places = layout.dense_order.places_in_groups(("dp", "cp"))
     by_chunk = rows_by_chunk(model, layout, head)
-    alike = _first_alike(_row_counts(model, layout.tp, by_chunk), shards)
-    experts = _first_alike({moe.num_experts // layout.ep}, layout.expert_dp) if moe else []
+    alike = _first_equal_shards(_row_counts(model, layout.tp, by_chunk), shards)
+    experts = _first_equal_shards({moe.num_experts // layout.ep}, layout.expert_dp) if moe else []
     tables, twins, padded_to, held_by = LazyTables(), {}, {}, []
     for rank, (at, _) in enumerate(places):
         dense = layout.dense_order.coordinates[rank]
@@ -183,7 +183,7 @@ def _row_counts(
     return {_of_tensor_rank(model, each.shape, each.cut, first)[0][1] for each in rows}
 
 
-def _first_alike(counts: set[int], shards: int) -> list[int]:
+def _first_equal_shards(counts: set[int], shards: int) -> list[int]:
     """Return for each shard the first shard with as many rows of every tensor."""
 
     def sizes(index: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from mindrl.training.archon.collectives import (
     copied,
     gathered,
-    gathered_alike,
+    gathered_by_all,
     scattered,
     summed,
 )
@@ -88,7 +88,7 @@ class TensorParallel:
 
     def share(self, hidden_1SH: Tensor) -> Tensor:
         """Return the hidden states of all tokens, for replicated computation."""
-        return gathered_alike(hidden_1SH, self.group) if self.is_cut else hidden_1SH
+        return gathered_by_all(hidden_1SH, self.group) if self.is_cut else hidden_1SH
 
     @property
     def is_cut(self) -> bool:

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mindrl.errors import ModelError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
-from mindrl.training.archon.collectives import Collective, gathered_alike, own_part
+from mindrl.training.archon.collectives import Collective, gathered_by_all, own_part
 from mindrl.training.archon.network import NetworkSettings, StagePart, attend
 from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves
 from mindrl.training.packs import Pack
@@ -130,7 +130,7 @@ class HuggingFaceNetwork(GivenNetwork):
             "rowwise_split_input": partial(features, own_part),
         }
         after: Mapping[str, _Turn] = {
-            "colwise_gather_output": partial(features, gathered_alike),
+            "colwise_gather_output": partial(features, gathered_by_all),
             "rowwise": parallel.leave,
             "rowwise_split_input": parallel.leave,
         }
@@ -170,7 +170,7 @@ def _attend(
     value_1MSD: Tensor,
     _mask: None,
     scaling: float | None = None,
-    **told: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend inside each sequence of a pack; registered in transformers.
 
@@ -181,7 +181,7 @@ def _attend(
         ModelError: A layer asks for more than causal attention.
     """
     going: Any = module.mindrl_pass
-    if unbuilt := [name for name in _NOT_BUILT if told.get(name) is not None]:
+    if unbuilt := [name for name in _NOT_BUILT if options.get(name) is not None]:
         raise ModelError(f"{type(module).__name__} requires {', '.join(unbuilt)} in attention")
     going.attended += 1
     heads = [each[0].transpose(0, 1) for each in (query_1NSD, key_1MSD, value_1MSD)]

@@ -47,7 +47,7 @@ from mindrl.training.megatron.weights import (
 )
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, UpdatePass
-from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
+from mindrl.training.rows import cut_by_rows, read_after_last, without_targets
 from mindrl.training.state_slice import ReadState, StateSlice, take_over
 
 
@@ -87,9 +87,9 @@ class MegatronEngine:
             self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
         self.table = self.sharding.table(dist.get_rank())
         check_table(self.chunks, self.table)
-        drawn_head = None if head_seed is None else (self.description.hidden_size, head_seed)
+        random_head = None if head_seed is None else (self.description.hidden_size, head_seed)
         whence = folder if source is None else source
-        first_weights(self.local_tensors(), self.table, whence, drawn_head)
+        first_weights(self.local_tensors(), self.table, whence, random_head)
         self.adapters = self._adapters()
         for chunk in self.chunks:
             mark_parameters(chunk)
@@ -157,7 +157,7 @@ class MegatronEngine:
         """Return the head's output for each response token: see `TrainingEngine`."""
         rows_of, parts = cut_by_rows(sequences, micro_batching)
         if at_end:
-            parts = [asked_behind(part) for part in parts]
+            parts = [read_after_last(part) for part in parts]
 
         def no_loss(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
             read_KBT = torch.stack(self._reading.read(pack, hidden_1SH, self._head_weight()))
@@ -293,5 +293,5 @@ class MegatronEngine:
         if self.settings.learning.moe_aux_loss_coeff and torch.is_grad_enabled():
             # The balance loss is a mean over micro-batches: repeating all of them does not change
             # it.
-            return [nothing_asked(part) for part in parts]
-        return [nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
+            return [without_targets(part) for part in parts]
+        return [without_targets(parts[0].rows(parts[0].lengths_B.argmin()[None]))]

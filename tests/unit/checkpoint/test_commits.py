@@ -39,10 +39,10 @@ def test_a_file_is_on_the_disk_piece_by_piece_and_each_piece_counts_as_progress(
 
 def test_what_is_committed_is_read_back_and_verified(tmp_path: Path) -> None:
     commits = Commits(tmp_path / "checkpoints")
-    assert commits.newest_whole() == (None, [])
+    assert commits.newest_complete() == (None, [])
     for step in (5, 10):
         save(commits, step)
-    newest, problems = commits.newest_whole()
+    newest, problems = commits.newest_complete()
     assert newest is not None
     assert (newest.step, newest.state(), problems) == (10, {"step": 10}, [])
     assert [path.name for path in newest.paths("actor-")] == [*RANKS]
@@ -142,7 +142,7 @@ def test_kills_at_random_instants_of_saves_leave_a_whole_checkpoint_each_time(
             os.waitpid(child, 0)
             told = step + 1 + len(said.read()) // 8
         cut_short += any(path.name.endswith(".writing") for path in tmp_path.iterdir())
-        newest, problems = commits.newest_whole()
+        newest, problems = commits.newest_complete()
         assert newest is not None
         assert newest.step in (told, told + 1)
         assert newest.state() == {"step": newest.step}

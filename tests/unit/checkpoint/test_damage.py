@@ -114,7 +114,7 @@ CASES = {said: (name, harm) for said, name, harm in cases()}
 
 def test_there_are_a_hundred_and_the_checkpoint_itself_is_whole(written: Path) -> None:
     assert len(CASES) >= 100
-    newest, problems = Commits(written).newest_whole()
+    newest, problems = Commits(written).newest_complete()
     assert newest is not None
     assert (newest.step, problems) == (4, [])
     assert {each.name for each in newest.files} == {*TENSORS, STATE}
@@ -128,7 +128,7 @@ def test_damage_is_found_before_a_weight_is_used_and_the_file_is_named(
     root = tmp_path / "checkpoints"
     shutil.copytree(written, root)
     harm(root)
-    newest, problems = Commits(root).newest_whole()
+    newest, problems = Commits(root).newest_complete()
     assert newest is not None
     assert newest.folder == root / BEFORE
     verify(newest.folder, newest.files)

@@ -14,7 +14,7 @@ from mindrl.checkpoint.files import INDEX_FILE
 from mindrl.errors import OutputError
 from mindrl.models.decoder import DType
 from mindrl.models.description import read_description
-from mindrl.models.sharding import whole_sharding
+from mindrl.models.sharding import full_sharding
 
 MakeModel = Callable[..., Path]
 
@@ -24,7 +24,7 @@ def export(
 ) -> None:
     """Write the tensors of a folder in the order of their names."""
     model = read_description(str(source))
-    table = whole_sharding(model, world_size=1, holders=[0], dtype=dtype).table(0)
+    table = full_sharding(model, world_size=1, holders=[0], dtype=dtype).table(0)
     tensors = load_file(source / "model.safetensors")
     with exported_model(str(source), target, table, dtype=dtype, shard_bytes=shard_bytes) as sink:
         for name in names:
@@ -93,7 +93,7 @@ def test_a_critic_is_written_as_a_classifier_of_tokens_with_one_label_and_no_bia
 ) -> None:
     source = random_model_of("qwen3")
     model = read_description(str(source))
-    sharding = whole_sharding(model, world_size=1, holders=[0], dtype="float32", head="value")
+    sharding = full_sharding(model, world_size=1, holders=[0], dtype="float32", head="value")
     with exported_model(
         str(source), tmp_path / "critic", sharding.table(0), dtype="float32"
     ) as sink:
@@ -119,7 +119,7 @@ def test_a_record_lies_in_the_folder_and_does_not_travel_with_a_conversion(
     source = random_model_of("qwen3")
     tensors = load_file(source / "model.safetensors")
     model = read_description(str(source))
-    table = whole_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
+    table = full_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
     record = {"step": 3, "seed": 1}
     with exported_model(
         str(source), tmp_path / "new", table, dtype="float32", record=record

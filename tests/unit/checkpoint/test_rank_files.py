@@ -20,7 +20,7 @@ from mindrl.checkpoint.rank_files import (
 from mindrl.errors import InterruptedRunError, ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import read_description
-from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
 MakeModel = Callable[..., Path]
@@ -55,7 +55,7 @@ def conversion_of(source: Path, target: Path, layout: TrainLayout | None) -> Con
         target=target,
         target_sharding=megatron_sharding(model, layout, dtype="float32")
         if layout
-        else whole_sharding(model, world_size=1, holders=[0], dtype="float32"),
+        else full_sharding(model, world_size=1, holders=[0], dtype="float32"),
         layout=layout,
         shard_bytes=600_000,
     )

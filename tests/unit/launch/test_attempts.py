@@ -48,7 +48,7 @@ def test_an_interrupt_between_two_attempts_is_one_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_a_worker(run: Attempts, *_: object) -> None:
-        run.has_begun = True
+        run.has_started = True
         raise WorkerDiedError("worker-1 died")
 
     def interrupt(*_: object) -> None:
@@ -75,7 +75,7 @@ def test_the_seconds_of_a_run_count_what_its_faults_cost(
 
     @contextmanager
     def trainer(run: Attempts, _: object, __: object, run_log: RunLog) -> Iterator[Trainer]:
-        run.has_begun = True
+        run.has_started = True
         yield Trainer(run_log)
 
     started: list[float] = []

@@ -164,7 +164,7 @@ def lose_workers(error: MindrlError, *, asks: bool) -> None:
     with signals_as_errors(), stop_requests() as check_interrupt:
         if asks:
             os.kill(os.getpid(), signal.SIGTERM)
-        assert check_interrupt.is_asked() is asks
+        assert check_interrupt.is_requested() is asks
         raise error
 
 

@@ -26,7 +26,7 @@ class Scheduled:
             leases=self.spool.leases("the scheduler"),
             jobs={name: self.job(root, name) for name in ("train", "rollout")},
             most_starts=most_starts,
-            tell=self.said.append,
+            notify=self.said.append,
         )
 
     def job(self, root: Path, name: str) -> Job:
@@ -106,7 +106,7 @@ def test_a_wish_to_stop_reaches_all_jobs(tmp_path: Path) -> None:
 
     with pytest.raises(StopRequestedError):
         scheduled.scheduler.run(at_looks(3, do=stop))
-    assert scheduled.spool.heard("stop")
+    assert scheduled.spool.has_signal("stop")
     scheduled.scheduler.end(grace_seconds=5)
     assert not scheduled.spool.leases("a test").living("train")
 

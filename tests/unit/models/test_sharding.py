@@ -21,7 +21,7 @@ from mindrl.models.placement import index_of
 from mindrl.models.sharding import (
     Sharding,
     elsewhere,
-    whole_sharding,
+    full_sharding,
 )
 from mindrl.rollout.vllm.sharding import kv_bytes_per_token, vllm_sharding
 from mindrl.rollout.vllm.sharding import padded_vocab_size as padded_rollout_vocab_size
@@ -219,7 +219,7 @@ def test_sides_in_a_larger_world_and_sides_of_whole_tensors() -> None:
     moved = elsewhere(sharding, first_rank=1, world_size=4)
     assert [len(held) for held in moved.held_by] == [0, 1, 1, 0]
     assert moved.table(2) == sharding.table(1)
-    whole = whole_sharding(QWEN2, world_size=3, holders=(1,), dtype="float32")
+    whole = full_sharding(QWEN2, world_size=3, holders=(1,), dtype="float32")
     assert whole.table(0) == {}
     assert {name: entry.shape for name, entry in whole.table(1).items()} == logical_shapes(QWEN2)
 

@@ -14,7 +14,7 @@ from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.sharding import whole_sharding
+from mindrl.models.sharding import full_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
 MakeModel = Callable[[bool], Path]
@@ -42,7 +42,7 @@ def test_one_row_takes_the_place_of_the_vocabulary(tied: bool) -> None:
     assert valued["score.weight"] == (1, 4)
     assert valued.keys() - ordinary.keys() == {"score.weight"}
     assert ordinary.keys() - valued.keys() == (set() if tied else {"lm_head.weight"})
-    sharding = whole_sharding(model, world_size=1, holders=[0], dtype="float32", head="value")
+    sharding = full_sharding(model, world_size=1, holders=[0], dtype="float32", head="value")
     assert {name: entry.shape for name, entry in sharding.table(0).items()} == valued
 
 

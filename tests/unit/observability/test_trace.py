@@ -167,7 +167,7 @@ def test_the_first_steps_and_those_that_are_asked_for_have_a_file_each(tmp_path:
         with TRACE.span("learn"):
             pass
         if step in (4, 7):
-            traces.ask()
+            traces.request()
     files = sorted(path.name for path in (tmp_path / "trace").iterdir())
     assert files == [f"step-{step}.json" for step in (1, 2, 5, 7, 8)]
     for step in (1, 2, 5, 7, 8):

@@ -15,7 +15,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import (
     Seat,
     hold_store,
-    join_beside,
+    join_extra_group,
     join_process_group,
     leave_group,
     listen,
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     else:
         store = reach_store((address[0], int(address[1])), LIMIT)
     seat = Seat(rank=rank, world_size=2, local_device=0)
-    group = join_beside(PLATFORMS["cpu"], store, seat, "both", LIMIT)
+    group = join_extra_group(PLATFORMS["cpu"], store, seat, "both", LIMIT)
     received, default = swap(group, rank), torch.ones(1)
     dist.all_reduce(default)
     ranks = dist.distributed_c10d._world.pg_group_ranks.pop(group)

@@ -129,7 +129,7 @@ def test_a_callback_sees_metrics_that_it_cannot_change_and_may_stop_the_run() ->
     callbacks = Callbacks([seen.append, lambda view: view.step == 2 and view.stop()])
     for step in (1, 2, 3):
         callbacks.log(step, {"reward/mean": 0.5})
-        assert (callbacks.stopped_behind is None) == (step == 1)
+        assert (callbacks.stopped_after is None) == (step == 1)
     assert [each.step for each in seen] == [1, 2, 3]
     with pytest.raises(TypeError):
         seen[0].metrics["reward/mean"] = 1.0  # type: ignore[index]

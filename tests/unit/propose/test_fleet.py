@@ -8,8 +8,8 @@ from mindrl.propose.fleet import Fleet
 RATES = Rates(engine_step=0.01, sequence_more=0.01)
 
 
-def drawing(group: int, left: int, context: int = 10, *, is_begun: bool = False) -> Drawing:
-    return Drawing(group=group, left=left, context=context, is_begun=is_begun)
+def drawing(group: int, left: int, context: int = 10, *, is_started: bool = False) -> Drawing:
+    return Drawing(group=group, left=left, context=context, is_started=is_started)
 
 
 def held(fleet: Fleet) -> list[list[int]]:
@@ -45,7 +45,7 @@ def test_who_is_stopped_ends_its_round_and_gives_back_what_is_not_whole() -> Non
     assert seen.at == pytest.approx(64 * 0.02)
     assert [each.group for each in seen.whole] == [1]
     (left,) = seen.left
-    assert (left.group, left.left, left.context, left.is_begun) == (0, 36, 94, True)
+    assert (left.group, left.left, left.context, left.is_started) == (0, 36, 94, True)
     assert held(fleet) == [[], [], []]
 
 
@@ -68,7 +68,7 @@ def test_in_a_partial_rollout_all_wait_for_the_slowest_of_each_round() -> None:
 
 def test_in_a_partial_rollout_what_goes_on_is_dealt_in_turn() -> None:
     fleet = Fleet(RATES, 2, "rounds", 32)
-    old = [drawing(group, 9, is_begun=True) for group in (0, 1)]
+    old = [drawing(group, 9, is_started=True) for group in (0, 1)]
     fleet.add([*old, *(drawing(group, 9) for group in (2, 3))], 0.0)
     assert held(fleet) == [[0, 2], [1, 3]]
 

@@ -5,12 +5,12 @@ from proposal_tasks import asked
 
 from mindrl.config.finding import Finding
 from mindrl.propose.candidates import Task, refusals
-from mindrl.propose.lengths import drawn_groups
+from mindrl.propose.lengths import sampled_groups
 from mindrl.propose.orders import PlacedOrder, placed_orders
 from mindrl.propose.search import Proposal, search
 from mindrl.propose.step_orders import Load
 
-LOAD = Load(groups=drawn_groups(600, 2000, 2048, 8), prompts=32, prompt_tokens=300)
+LOAD = Load(groups=sampled_groups(600, 2000, 2048, 8), prompts=32, prompt_tokens=300)
 
 
 def laid_out(task: Task) -> tuple[Proposal, list[PlacedOrder]]:

@@ -21,7 +21,7 @@ from mindrl.propose.candidates import (
     legal_rollout,
     legal_training,
 )
-from mindrl.propose.figures import behind, figures_of
+from mindrl.propose.figures import figures_of, slowdown
 from mindrl.propose.fitting import (
     Fit,
     Sizes,
@@ -133,8 +133,8 @@ def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
     assert isinstance(theirs, Fit)
     (ours,) = search(task, 1, said).proposals
     assert ours.fit.step_seconds <= theirs.step_seconds
-    assert behind(theirs, theirs) == "0.0 s behind the first: in hardly anything"
-    assert behind(ours.fit, theirs).endswith("s")
+    assert slowdown(theirs, theirs) == "0.0 s behind the first: in hardly anything"
+    assert slowdown(ours.fit, theirs).endswith("s")
 
 
 def test_words_and_figures_of_a_proposal_agree() -> None:

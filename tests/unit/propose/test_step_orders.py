@@ -10,7 +10,7 @@ import pytest
 from mindrl.config.rl import RLConfig
 from mindrl.errors import DataError
 from mindrl.propose.decoding import Rates
-from mindrl.propose.lengths import described, drawn_groups, stored_groups
+from mindrl.propose.lengths import described, sampled_groups, stored_groups
 from mindrl.propose.step_orders import Arrangement, Load, best_ways, ways, worth_of
 
 RATES = Rates(engine_step=0.01, trained_token=0.001, switch=0.5, publish=0.25, at_a_time=64)
@@ -150,12 +150,12 @@ def test_every_order_is_tried_with_every_split_and_the_best_comes_first() -> Non
 
 
 def test_lengths_have_the_mean_and_the_tail_that_were_asked_for() -> None:
-    mean, p99, longest = described(drawn_groups(1000, 5000, 100_000, 8))
+    mean, p99, longest = described(sampled_groups(1000, 5000, 100_000, 8))
     assert mean == pytest.approx(1000, rel=0.03)
     assert p99 == pytest.approx(5000, rel=0.1)
     assert longest > 10_000
-    assert described(drawn_groups(1000, 1000, 100_000, 8)) == (1000, 1000, 1000)
-    assert described(drawn_groups(1000, 5000, 2000, 8))[2] == 2000
+    assert described(sampled_groups(1000, 1000, 100_000, 8)) == (1000, 1000, 1000)
+    assert described(sampled_groups(1000, 5000, 2000, 8))[2] == 2000
 
 
 def test_lengths_of_stored_responses_are_read_group_by_group(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mindrl.checkpoint.export import ExportedModel, TensorFile
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.sharding import whole_sharding
+from mindrl.models.sharding import full_sharding
 from mindrl.resharding.exchange import Message, Staging, messages_of
 from mindrl.resharding.plan import Topology, Transfer, plan_reshard
 from mindrl.training.megatron.sharding import megatron_sharding
@@ -33,7 +33,7 @@ MODEL = ModelDescription(
     attention_bias=True,
 )
 TRAINED = megatron_sharding(MODEL, TrainLayout(tp=2), dtype="float32")
-WHOLE = whole_sharding(MODEL, world_size=2, holders=[0], dtype="float32")
+WHOLE = full_sharding(MODEL, world_size=2, holders=[0], dtype="float32")
 
 
 PLAN = plan_reshard(TRAINED, WHOLE, Topology(ranks_per_node=2), bucket_bytes=64 << 20)

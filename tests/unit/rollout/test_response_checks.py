@@ -20,7 +20,7 @@ SOUND: dict[str, Any] = {
 
 def found(*, whole: bool = True, most: tuple[int, ...] = (3, 3), **fields: Any) -> str:
     responses = Responses.of(**SOUND | fields)
-    return response_error(responses, most, 10, are_whole=whole)
+    return response_error(responses, most, 10, are_complete=whole)
 
 
 def test_sound_responses_have_no_fault_whole_or_not() -> None:
@@ -28,7 +28,7 @@ def test_sound_responses_have_no_fault_whole_or_not() -> None:
     assert (
         found(token_ids=[[], [5]], logprobs=[[], [-1.0]], finished=[False] * 2, whole=False) == ""
     )
-    assert response_error(Responses.of([], [], []), [], 10, are_whole=True) == ""
+    assert response_error(Responses.of([], [], []), [], 10, are_complete=True) == ""
 
 
 @pytest.mark.parametrize(

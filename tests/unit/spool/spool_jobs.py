@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from mindrl.spool.duties import Duties
-from mindrl.spool.files import sealed, unsealed, when_there_is_room, write_over
-from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.files import sealed, unsealed, wait_for_room, write_over
+from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
 from mindrl.spool.reader import StepReader
 from mindrl.spool.records import Place, Record
 
@@ -28,7 +28,7 @@ SECONDS = 0.03
 """That drawing a record takes, and learning a step."""
 LIMITS = SpoolLimits(lease_seconds=30.0, poll_seconds=0.01)
 LAG = 1
-tell = partial(print, flush=True)
+notify = partial(print, flush=True)
 """What is said is in a file at once, whatever Python is told of its buffers."""
 
 
@@ -67,15 +67,15 @@ def train(spool: Spool, own: Path, steps: int) -> None:
         done, model, trained = found["step"], bytes.fromhex(found["model"]), found["trained"]
     with spool.leases("the train job") as leases:
         assert leases.take("train") is None, "there is one"
-        reader = StepReader(spool=spool, leases=leases, parts=PARTS, tell=tell)
+        reader = StepReader(spool=spool, leases=leases, parts=PARTS, notify=notify)
 
         def publish(step: int) -> None:
             def export(folder: Path) -> None:
                 folder.mkdir()
                 (folder / "model").write_bytes(model)
 
-            when_there_is_room(
-                lambda: spool.weights.publish(step, export), tell, lambda: time.sleep(0.01)
+            wait_for_room(
+                lambda: spool.weights.publish(step, export), notify, lambda: time.sleep(0.01)
             )
 
         publish(done)
@@ -93,7 +93,7 @@ def train(spool: Spool, own: Path, steps: int) -> None:
                 state = {"step": step, "model": model.hex(), "trained": trained}
                 write_over(saved, sealed(json.dumps(state).encode()))
                 reader.confirm(step, version_of(step + 1))
-        spool.note(HowFar(gathering=steps, confirmed=steps, done=True))
+        spool.note(SpoolProgress(gathering=steps, confirmed=steps, done=True))
 
 
 def rollout(spool: Spool, own: Path, steps: int) -> None:
@@ -117,8 +117,8 @@ def rollout(spool: Spool, own: Path, steps: int) -> None:
                 ids=ids_of(duty.place),
                 content=drawn(model, duty.place),
             )
-            when_there_is_room(
-                lambda record=record: spool.records.put(record), tell, lambda: time.sleep(0.01)
+            wait_for_room(
+                lambda record=record: spool.records.put(record), notify, lambda: time.sleep(0.01)
             )
             duties.finish(duty)
 

@@ -11,8 +11,8 @@ import pytest
 from mindrl.errors import SpoolError, StopRequestedError
 from mindrl.observability.holder import Holder, this_process
 from mindrl.spool.duties import Duties
-from mindrl.spool.files import forget_building, sealed, unsealed, when_there_is_room, write_new
-from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.files import forget_building, sealed, unsealed, wait_for_room, write_new
+from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
 from mindrl.spool.header import FORMAT
 from mindrl.spool.leases import Leases
 from mindrl.spool.reader import StepReader
@@ -42,7 +42,7 @@ def record(place: Place, weights: str, ids: tuple[tuple[int, int], ...] = IDS) -
 
 def reader(found: Spool, told: list[str], **how: bool) -> StepReader:
     leases = found.leases("the train job")
-    return StepReader(spool=found, leases=leases, parts=1, tell=told.append, **how)
+    return StepReader(spool=found, leases=leases, parts=1, notify=told.append, **how)
 
 
 def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_other_weights_drew_is_set_aside(tmp_path: Path) -> None:
     found.records.put(record(Place(1, 0), ours))
     (read,) = reader(found, told).take(1, IDS, ours, lambda: None)
     assert read.ids == IDS
-    assert found.progress() == HowFar(gathering=1)
+    assert found.progress() == SpoolProgress(gathering=1)
 
 
 def test_other_responses_than_the_trainers_are_refused(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: 
     assert others.take() is None
     assert others.why_none.startswith("step 2 waits: the records")
     # What the trainer waits for is drawn all the same.
-    found.note(HowFar(gathering=2))
+    found.note(SpoolProgress(gathering=2))
     third = others.take()
     assert third is not None
     assert third.place == Place(2, 0)
@@ -273,4 +273,4 @@ def test_any_other_error_of_a_disk_is_not_waited_for(tmp_path: Path) -> None:
         return write_new(tmp_path / "none/file", b"")
 
     with pytest.raises(FileNotFoundError):
-        when_there_is_room(write, pytest.fail, pytest.fail)
+        wait_for_room(write, pytest.fail, pytest.fail)

@@ -205,7 +205,7 @@ def test_a_run_that_is_to_stop_does_so_and_the_checkpoint_before_is_whole(
     trainer, _ = build(tmp_path, roles, "stop")
     with roles.now, pytest.raises(OutputError, match=case.said):
         trainer.run()
-    newest, problems = Commits(disk).newest_whole()
+    newest, problems = Commits(disk).newest_complete()
     assert newest is not None
     assert (newest.step, problems) == (2, [])
     assert not [*disk.glob(".*")]

@@ -27,7 +27,7 @@ from mindrl.config.spool_rules import spool_findings
 from mindrl.config.validate import findings
 from mindrl.errors import LogprobGapError, OutputError, SpoolError, StopRequestedError
 from mindrl.spool.duties import Duties
-from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
 from mindrl.spool.reader import StepReader
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import unpacked
@@ -95,7 +95,7 @@ def groups_of(
         spool=spool,
         leases=spool.leases("the train job"),
         parts=records_per_step(trainer.config),
-        tell=trainer.run_log.warn,
+        notify=trainer.run_log.warn,
     )
     return SpoolGroups(
         config=trainer.config, reader=reader, answering=trainer.answering, committed=committed
@@ -113,7 +113,7 @@ def rollouts_of(root: Path, spool: Spool, chosen: RunConfig) -> tuple[SpoolRollo
     )
     written = Counter[str]()
     return SpoolRollouts(
-        duties=duties, trainer=trainer, tell=lambda _: None, records=written
+        duties=duties, trainer=trainer, notify=lambda _: None, records=written
     ), roles
 
 
@@ -127,7 +127,7 @@ def test_both_jobs_go_through_all_steps_and_a_response_is_as_old_as_its_weights(
     other = Thread(target=loop.run, args=(nothing,))
     other.start()
     trainer.run()
-    spool.note(HowFar(done=True))
+    spool.note(SpoolProgress(done=True))
     other.join()
     assert "generate" not in learning.calls
     assert "score" not in learning.calls
@@ -165,7 +165,7 @@ def test_an_engine_that_keeps_old_weights_ends_the_train_job(
     other.start()
     with pytest.raises(LogprobGapError, match=r"^step 4: .*for 2 step\(s\) in a row"):
         trainer.run()
-    spool.note(HowFar(done=True))
+    spool.note(SpoolProgress(done=True))
     other.join()
     warned = [record.message for record in caplog.records if "log-probs" in record.message]
     assert [message.split(":")[0] for message in warned] == ["step 3"]

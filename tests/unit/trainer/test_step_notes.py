@@ -24,9 +24,9 @@ STEP = {
 def test_each_note_is_given_once_with_its_number(
     metrics: dict[str, float], name: str, words: str
 ) -> None:
-    [(found, text)] = step_notes(STEP | metrics, told=[])
+    [(found, text)] = step_notes(STEP | metrics, shown=[])
     assert (found, words in text) == (name, True)
-    assert [*step_notes(STEP | metrics, told=[name])] == []
+    assert [*step_notes(STEP | metrics, shown=[name])] == []
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_each_note_is_given_once_with_its_number(
     ],
 )
 def test_a_step_that_teaches_something_in_time_gets_none(metrics: dict[str, float]) -> None:
-    assert [*step_notes(STEP | metrics, told=[])] == []
+    assert [*step_notes(STEP | metrics, shown=[])] == []

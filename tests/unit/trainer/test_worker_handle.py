@@ -173,8 +173,8 @@ def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in
     actor = dealing_actor(group, train=1, rollout=2)
     lengths, drawn = [9, 2, 7, 3, 1, 6, 8], [4, 0, 4, 0, 0, 0, 4]
     requests = [
-        Request(token_ids=(5, place), drawn=begun, seed=length)
-        for place, (length, begun) in enumerate(zip(lengths, drawn, strict=True))
+        Request(token_ids=(5, place), drawn=started, seed=length)
+        for place, (length, started) in enumerate(zip(lengths, drawn, strict=True))
     ]
     seen: list[list[int]] = []
 
@@ -210,8 +210,8 @@ def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
 
     found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
 
-    begun, *rounds, _ = group.given
-    assert [[each.token_ids[1] for each in begun[rank][0]] for rank in (0, 2)] == [[0, 1], [4, 5]]
+    started, *rounds, _ = group.given
+    assert [[each.token_ids[1] for each in started[rank][0]] for rank in (0, 2)] == [[0, 1], [4, 5]]
     # Of those that wait, 2, 3, 6 and 7, the second replica gets all: the first is still at 0.
     more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
     assert more == [[[], []], [[], [2, 3]], [[], [6, 7]]]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mindrl.models.description import read_description
-from mindrl.models.sharding import Sharding, dtype_of, whole_sharding
+from mindrl.models.sharding import Sharding, dtype_of, full_sharding
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, call_off, join_process_group, link_name, listen
 from mindrl.resharding.plan import Topology, plan_reshard
@@ -54,7 +54,7 @@ def main() -> None:
         alone, limit = Seat(rank=0, world_size=1, local_device=0), timedelta(seconds=60)
         join_process_group(CPU, alone, address, timeout=limit, listener=listener)
     described = read_description(folder)
-    whole = whole_sharding(described, world_size=1, holders=[0], dtype="float32")
+    whole = full_sharding(described, world_size=1, holders=[0], dtype="float32")
     tensors = load_file(Path(folder) / "model.safetensors")
     model = cast("Any", Loaded(whole, tensors))
     # Rounds of few tensors, in an order of their own.

@@ -12,7 +12,7 @@ from nightly import most_at_night
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.placement import Bounds, index_of
-from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.resharding.plan import Topology
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.archon.sharding import archon_sharding
@@ -145,7 +145,7 @@ def test_whole_files_are_made_of_what_the_writer_lacks(
     model, layout, shards = drawn
     source = archon_sharding(model, layout, fsdp_size=shards)
     world = layout.world_size
-    target = whole_sharding(model, world_size=world, holders=[world - 1], dtype="bfloat16")
+    target = full_sharding(model, world_size=world, holders=[world - 1], dtype="bfloat16")
     check(source, target, shapes_of(model), Topology(ranks_per_node=2), 4096)
 
 

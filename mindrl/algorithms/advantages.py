@@ -38,8 +38,8 @@ def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
     """
     if rewards_B.ndim != 1 or rewards_B.shape != group_B.shape:
         raise ValueError(
-            f"rewards_B has shape {list(rewards_B.shape)} and group_B {list(group_B.shape)}; "
-            "both must be the same [B]"
+            f"rewards_B has shape {list(rewards_B.shape)} and group_B "
+            f"{list(group_B.shape)}; both must have the same shape [B]"
         )
     ids_P, index_B = torch.unique(group_B, return_inverse=True)
     zeros_P = rewards_B.new_zeros(ids_P.shape)

@@ -122,7 +122,7 @@ def remax(rated: RatedResponses) -> Tensor:
 
     With a KL penalty a token gets its own penalty and those of the tokens after it.
     """
-    assert rated.baseline_B is not None, "the trainer makes it"
+    assert rated.baseline_B is not None, "the trainer provides it"
     return (_rewards_to_go(rated, gamma=1.0) - rated.baseline_B[:, None]) * rated.mask_BT
 
 
@@ -151,7 +151,7 @@ def reinforce_plus_plus_baseline(rated: RatedResponses) -> Tensor:
 def gae(rated: RatedResponses) -> Estimate:
     """Use a critic's values, and whiten over the step: PPO (arXiv 1707.06347)."""
     mask_BT, values_BT = rated.mask_BT, rated.values_BT
-    assert values_BT is not None, "validated: there is a critic"
+    assert values_BT is not None, "validated: the run has a critic"
     advantages_BT, returns_BT = gae_advantages(
         rated.token_rewards(), values_BT, mask_BT, gamma=rated.gamma, lam=rated.lam
     )

@@ -50,8 +50,8 @@ def sequence_sum_weights(mask_BT: Tensor, longest: int) -> Tensor:
 
 def _require_token(mask_BT: Tensor) -> None:
     if mask_BT.dtype != torch.bool:
-        raise ValueError(f"mask_BT has dtype {mask_BT.dtype}; it must be torch.bool")
+        raise ValueError(f"mask_BT has dtype {mask_BT.dtype}; must be torch.bool")
     if not mask_BT.any():
         raise ValueError(
-            f"mask_BT of shape {list(mask_BT.shape)} holds no token; an update needs at least one"
+            f"mask_BT of shape {list(mask_BT.shape)} selects no token; an update needs at least one"
         )

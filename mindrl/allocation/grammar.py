@@ -42,8 +42,8 @@ AS_AREAL = ""
 or experts are divided."""
 _MISSING = {
     "NAME": "a name is missing, as in [actor]",
-    "RSQB": "']' is missing behind the name, as in [actor]",
-    "JOINT": "':' is missing behind the name, as in [actor]:d4t2",
+    "RSQB": "']' is missing after the name, as in [actor]",
+    "JOINT": "':' is missing after the name, as in [actor]:d4t2",
     "_ATTN": "'attn:' is missing, as in (attn:d4t2|ffn:d2e4)",
     "_FFN": "'ffn:' is missing, as in (attn:d4t2|ffn:d2e4)",
 }
@@ -105,7 +105,7 @@ class _Words(Transformer[Token, Any]):
     """Turns leaves into `Word`s and most rules into tuples."""
 
     def __default_token__(self, token: Token) -> Word:
-        assert token.start_pos is not None, "every token of a text has its place"
+        assert token.start_pos is not None, "every token has a position"
         return Word(str(token), token.start_pos)
 
     def __default__(self, _rule: object, children: list[Any], _meta: object) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ def _refusal(text: str, error: UnexpectedInput, suggested: str) -> AllocationErr
     at, expected = _where(text, error)
     if "BARE" in expected:
         if text[at : at + 1].isspace():
-            return AllocationError(text, at, "a space has no place here; leave it out")
+            return AllocationError(text, at, "remove the space")
         return missing_backend(text, at, suggested)
     if "LSQB" in expected:
         return _missing_joint(text, at, suggested)
@@ -182,13 +182,13 @@ def unknown_backend(text: str, at: int, backend: str) -> AllocationError:
     fix = f"known: {', '.join(BACKENDS)}"
     if near:
         fix = f"write {text[:at]}{near[0]}{text[at + len(backend) :]}"
-    return AllocationError(text, at, f"{backend!r} is no backend; {fix}")
+    return AllocationError(text, at, f"{backend!r} is not a backend; {fix}")
 
 
 def unknown_dimension(text: str, at: int, place: str, letters: str) -> AllocationError:
     """Return the error for a letter that is no dimension of a backend, of attn or of ffn."""
     instead = f"; {TRAINING_BACKEND} has it" if place == "fsdp" and text[at] in "pev" else ""
-    what = f"{text[at]!r} is no dimension of {place}; known: {', '.join(letters)}{instead}"
+    what = f"{text[at]!r} is not a dimension of {place}; known: {', '.join(letters)}{instead}"
     return AllocationError(text, at, what)
 
 
@@ -196,7 +196,7 @@ def _where(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
     """Return where the parser stopped, and the terminals that it accepts there."""
     if isinstance(error, UnexpectedToken):
         at = len(text) if error.token.type == "$END" else error.token.start_pos
-        assert at is not None, "every token of a text has its place"
+        assert at is not None, "every token has a position"
         return at, error.expected
     assert isinstance(error, UnexpectedCharacters), "a text that ends is a token $END"
     assert error.pos_in_stream is not None, "it stopped somewhere"
@@ -225,7 +225,7 @@ def _bad_sizes(text: str, at: int, expected: Collection[str], suggested: str) ->
     if "SIZE" in expected:
         return _missing_size(text, at)
     if text[at - 1] in ":." and found in ("", *"|+)"):
-        return AllocationError(text, at, f"{place} needs a dimension, as in d2t2")
+        return AllocationError(text, at, f"{place} needs a dimension, such as d2t2")
     if found and found not in "|+()[]:.":
         split = BACKENDS[_with_experts(text, at)]
         letters = {"attn": split.attn, "ffn": split.ffn}
@@ -237,10 +237,10 @@ def _missing_size(text: str, at: int) -> AllocationError:
     start = at - 1
     if text.startswith(("attn:", "ffn:"), start):
         backend = _with_experts(text, at)
-        what = f"attn and ffn stand in brackets; write {backend}:(attn:d4t2|ffn:d2e4)"
+        what = f"attn and ffn need brackets; write {backend}:(attn:d4t2|ffn:d2e4)"
         return AllocationError(text, start, what)
     letter = text[start]
-    return AllocationError(text, at, f"{letter} needs a size of 1 to 99999, as in {letter}2")
+    return AllocationError(text, at, f"{letter} needs a size from 1 to 99999, such as {letter}2")
 
 
 def _unexpected(text: str, at: int) -> AllocationError:
@@ -251,9 +251,9 @@ def _unexpected(text: str, at: int) -> AllocationError:
     if at == len(text):
         return AllocationError(text, at, f"the end is missing; write {example}")
     if text[at:].lstrip(" ")[:1] == "+":
-        what = "'+' joins engines; write one here, and each other one in a backend of its own"
+        what = "'+' joins engines; write one engine here, and the others in their own backend keys"
         return AllocationError(text, text.index("+", at), what)
-    return AllocationError(text, at, f"{text[at]!r} is not expected; write {example}")
+    return AllocationError(text, at, f"unexpected {text[at]!r}; write {example}")
 
 
 def _with_experts(text: str, at: int) -> str:

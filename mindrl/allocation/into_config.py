@@ -118,14 +118,14 @@ def read_engines(
     for engine in backends:
         if engine not in ENGINES:
             near = ", ".join(get_close_matches(engine, ENGINES, n=1) or ENGINES)
-            raise ConfigError(f"{engine}.backend: there is no such engine; known: {near}")
+            raise ConfigError(f"{engine}.backend: unknown engine; known: {near}")
     fields = {engine: f"{(sections or {}).get(engine, engine)}.backend" for engine in ENGINES}
     read = {}
     for engine in (each for each in ENGINES if each in backends):
         source = "actor" if engine in FOLLOWERS and not backends[engine] else engine
         text, field = backends.get(source, ""), fields[source]
         if source != engine and not text:
-            raise ConfigError(f"{fields[engine]} is empty and takes {field}; write that")
+            raise ConfigError(f"{fields[engine]} is empty; move {field} there")
         with _errors_of(field):
             read[engine] = _read_engine(text, engine, source)
     return read
@@ -140,7 +140,7 @@ def _read_engine(text: str, engine: str, source: str) -> ModelAllocation:
         what = f"{allocation.backend} does not {does}; write {', '.join(names)} or {last}"
         raise AllocationError(text, 0, what)
     if allocation.name not in (None, engine) and source == engine:
-        what = f"the field says {engine} already; leave [{allocation.name}] out"
+        what = f"the field already names {engine}; remove [{allocation.name}]"
         raise AllocationError(text, text.index("["), what)
     return replace(allocation, name=None)
 
@@ -200,12 +200,11 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
     for role, allocation in mode.backends.items():
         section = SECTIONS.get(role, "")
         if not isinstance(sections.get(section), dict):
-            raise ConfigError(f"{_MODE}={mode}: this run has no {role}; leave it out")
+            raise ConfigError(f"{_MODE}={mode}: this run has no {role}; remove it")
         own, said = sections[section].get(_BACKEND), str(allocation)
         if own and own != said:
             raise ConfigError(
-                f"{section}.{_BACKEND}={own} and {_MODE}={mode} say different things; "
-                f"leave {_MODE} out"
+                f"{section}.{_BACKEND}={own} and {_MODE}={mode} differ; remove {_MODE}"
             )
         sections[section][_BACKEND] = said
 
@@ -216,8 +215,9 @@ def _write_places(sections: Sections, mode: AllocationMode) -> None:
     if len(mode.groups) == 1:
         if rl.get("use_integrated_worker") is False and len(mode.backends) > 1:
             raise ConfigError(
-                f"{_MODE}={mode} shares the devices, and rl_config.use_integrated_worker=false "
-                f"gives the rollout its own; write {'+'.join(map(str, mode))}"
+                f"{_MODE}={mode} shares the devices, but "
+                "rl_config.use_integrated_worker=false gives the rollout its own; write "
+                f"{'+'.join(map(str, mode))}"
             )
         return
     apart = [group for group in mode.groups if {each.role for each in group} == {"rollout"}]
@@ -225,8 +225,8 @@ def _write_places(sections: Sections, mode: AllocationMode) -> None:
         others = "|".join(str(each) for each in mode if each.role != "rollout")
         rollout = mode.backends.get("rollout", f"{ROLLOUT_BACKEND}:d4")
         raise ConfigError(
-            f"{_MODE}={mode}: the rollout alone can have devices of its own, all else shares the "
-            f"others; write {rollout}+{others}, with as many ranks on both sides of each |"
+            f"{_MODE}={mode}: only the rollout can have its own devices; write "
+            f"{rollout}+{others}, with equal numbers of ranks on both sides of each |"
         )
     rl["use_integrated_worker"] = False
     resource = rl.get("rollout_resource")
@@ -241,7 +241,7 @@ def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -
     if not allocation.trains and allocation.backend != runs and not is_served:
         nearest, served = replace(allocation, backend=runs), ", ".join(SERVED_BACKENDS)
         raise ConfigError(
-            f"{field}: a run starts engines of {runs} alone, and {served} needs "
+            f"{field}: a run starts only {runs} engines, and {served} needs "
             f"generate_config.servers; nearest: {nearest}"
         )
     own_keys = _separate_sizes(allocation)
@@ -251,8 +251,8 @@ def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -
             continue
         if given not in (None, size):
             raise ConfigError(
-                f"{section}.{key}={given} and {field}, which says {size}, differ; "
-                f"leave {section}.{key} out, or set it to null"
+                f"{section}.{key}={given} differs from {size} in {field}; remove "
+                f"{section}.{key} or set it to null"
             )
         sections[section][key] = size
 

@@ -118,7 +118,7 @@ def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
         ConfigError: The text is not a training layout, or not one with `world_size` ranks.
     """
     spec = _read_one(text, TRAINING_BACKEND, TRAINING_BACKENDS)
-    assert spec.backend is not None, "it is refused without one"
+    assert spec.backend is not None, "mappings without one are refused"
     return _training_layout(text, spec, spec.backend.text, world_size)
 
 
@@ -152,7 +152,7 @@ def parse_mode(text: str) -> AllocationMode:
         if spec.backend is None and not old:
             raise missing_backend(text, spec.at, AS_AREAL)
         if spec.name is None and len(specs) > 2:
-            what = "of three engines or more each has a name, as in fsdp[critic]:d4"
+            what = "three or more engines need names, as in fsdp[critic]:d4"
             raise AllocationError(text, spec.at, what)
     # Specs have different positions, so no two are equal.
     engines = {spec: _allocation(text, spec) for spec in specs}
@@ -196,10 +196,10 @@ def _read_one(text: str, suggested: str, only: Collection[str] = ()) -> EngineSp
         raise missing_backend(text, spec.at, suggested)
     before, tail = text[: spec.joint.at], text[spec.joint.at + 1 :]
     if only and spec.backend.text not in only:
-        what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{tail}"
+        what = f"{spec.backend.text!r} cannot be used on this side; write {suggested}:{tail}"
         raise AllocationError(text, spec.at, what)
     if only and spec.name:
-        what = f"a name has no place here; write {spec.backend.text}:{tail}"
+        what = f"remove the name; write {spec.backend.text}:{tail}"
         raise AllocationError(text, spec.name.at - 1, what)
     if spec.joint.text == ".":
         what = f"'.' is the old form; write {before}:{tail}"
@@ -237,7 +237,7 @@ def _check_sharing(text: str, at: int, allocation: ModelAllocation, other: Model
     if needed % of_a_replica:
         fix = f"{of_a_replica} ranks of a replica do not divide {needed}; change the sizes"
     elif isinstance(layout, TrainLayout) and layout.etp > 1:
-        fix = f"write d{needed // of_a_replica} behind attn and no d behind ffn"
+        fix = f"write d{needed // of_a_replica} after attn and no d after ffn"
     else:
         fix = f"write d{needed // of_a_replica}"
     what = f"this engine has {ranks} ranks and {other.role}, on the same devices, has {needed}"
@@ -255,7 +255,7 @@ def _training_layout(
         sizes = _sizes(text, spec.sizes, rules.attn, "attn")
         expert = _sizes(text, spec.expert_sizes, rules.ffn, "ffn")
     else:
-        what = f"{backend} has one list of sizes; write {TRAINING_BACKEND}{text[spec.joint.at :]}"
+        what = f"{backend} takes one list of sizes; write {TRAINING_BACKEND}{text[spec.joint.at :]}"
         raise AllocationError(text, spec.joint.at + 1, what)
     tp, cp, pp = sizes["t"], sizes["c"], sizes["p"]
     if world_size is None and "d" in expert.of and "d" not in sizes.of:
@@ -269,7 +269,7 @@ def _rollout_layout(
     text: str, spec: EngineSpec, backend: str, world_size: int | None = None
 ) -> RolloutLayout:
     if spec.expert_sizes is not None:
-        what = f"the rollout side has one list; write {backend}:d2t4"
+        what = f"the rollout side takes one list of sizes; write {backend}:d2t4"
         raise AllocationError(text, spec.joint.at + 1, what)
     sizes = _sizes(text, spec.sizes, BACKENDS[backend].letters, backend)
     dp = _replicas(sizes, "pt", world_size)
@@ -305,11 +305,11 @@ def _sizes(text: str, written: WrittenSizes, letters: str, place: str) -> _Sizes
         if letter not in letters and (letter not in LETTERS or digits != "1"):
             raise unknown_dimension(text, where, place, letters)
         if letter in of:
-            raise AllocationError(text, where, f"{letter} is given twice; leave one out")
+            raise AllocationError(text, where, f"{letter} is given twice; remove one")
         plain = digits.lstrip("0")
         if plain != digits or len(digits) > _MOST_DIGITS:
             example = plain if 0 < len(plain) <= _MOST_DIGITS else "2"
-            what = f"{letter} needs a size of 1 to 99999, as in {letter}{example}"
+            what = f"{letter} needs a size from 1 to 99999, such as {letter}{example}"
             raise AllocationError(text, tail, what)
         of[letter], at[letter] = int(digits), where
     return _Sizes(text=text, of=of, at=at)

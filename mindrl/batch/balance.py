@@ -36,7 +36,7 @@ class MicroBatching:
             indices = list(range(len(lengths)))
             return [indices[at : at + self.sequences] for at in indices[:: self.sequences]]
         if max(lengths, default=0) > budget:
-            raise ValueError(f"a sequence of {max(lengths)} tokens is over the budget of {budget}")
+            raise ValueError(f"a sequence of {max(lengths)} tokens exceeds the budget of {budget}")
         fitted = _first_fit(lengths, budget)
         balanced = partition(lengths, len(fitted)) if fitted else []
         fits = all(sum(lengths[index] for index in group) <= budget for group in balanced)
@@ -51,7 +51,7 @@ def partition(costs: Sequence[float], parts: int) -> list[list[int]]:
     group is empty if there are at least as many costs as groups. Groups are sorted by first index,
     and so are the indices of each: equal input gives equal output.
     """
-    assert parts >= 1, "there is no way to deal to nobody"
+    assert parts >= 1, "at least one replica is needed"
     groups = [list(indices) for _, indices in _differencing(costs, parts)]
     groups += [[] for _ in range(parts - len(groups))]
     _swap(groups, costs)

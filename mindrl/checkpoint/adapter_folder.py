@@ -35,7 +35,7 @@ def open_adapters(
     names = [*file.keys()]
     check_shapes(str(path), shapes_in(dict.fromkeys(names, file)), shapes, _ASKER)
     for name in sorted(set(names) - shapes.keys()):
-        raise ModelError(f"{path}: tensor {name} is of no layer that {_ASKER} names")
+        raise ModelError(f"{path}: tensor {name} belongs to no layer in {_ASKER}")
     return file
 
 
@@ -52,15 +52,18 @@ def check_adapters(folder: str, low_rank: LowRank, shapes: Mapping[str, Shape]) 
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; {_no_folder(path.parent)}") from None
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"cannot read {path}: {error}") from error
     asked = {"r": low_rank.r, "lora_alpha": low_rank.alpha}
     for (name, wanted), found in zip(asked.items(), (rank, alpha), strict=True):
         if found != wanted:
             key = name.removeprefix("lora_")
-            raise ModelError(f"{path} has {name}={found}: {_ASKER}.{key}={wanted:g} must be equal")
+            raise ModelError(
+                f"{path} has {name}={found}, but {_ASKER}.{key}={wanted:g}; set both to the "
+                "same value"
+            )
     for name in _OTHER_KINDS:
         if values.get(name):
-            raise ModelError(f"{path}: {name}={values[name]} is not read here")
+            raise ModelError(f"{path}: {name}={values[name]} is not supported")
     with ExitStack() as stack:
         open_adapters(folder, shapes, stack, framework="np")
 
@@ -69,8 +72,8 @@ def _no_folder(folder: Path) -> str:
     """Return the error text for a folder without an adapter config."""
     within = folder / ADAPTER_FOLDER
     if (within / CONFIG_FILE).is_file():
-        return f"the folder of a model whose adapter is in {within}: name that"
-    return "it is no folder of a PEFT adapter"
+        return f"this is a model folder; its adapter is in {within}"
+    return "the folder has no PEFT adapter"
 
 
 def adapter_config(low_rank: LowRank, model: str) -> dict[str, Any]:

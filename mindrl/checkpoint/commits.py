@@ -114,8 +114,8 @@ class Commits:
         if free < nbytes:
             self.abandon(step)
             raise OutputError(
-                f"the checkpoint {self.root / step_name(step)} was not begun: it takes "
-                f"{mib_text(nbytes)}, and its disk has {mib_text(free)} free"
+                f"the checkpoint {self.root / step_name(step)} was not started: it needs "
+                f"{mib_text(nbytes)}, and the disk has {mib_text(free)} free"
             )
         return building
 
@@ -149,8 +149,8 @@ class Commits:
                 found = (building / each.name).stat().st_size
                 if found != each.nbytes:
                     raise OutputError(
-                        f"{building / each.name} has {found} bytes, {each.nbytes} were written: "
-                        "all nodes must see one folder"
+                        f"{building / each.name} has {found} bytes, but {each.nbytes} "
+                        "were written; all nodes must share this folder"
                     )
             for report in building.glob(_REPORT.format("*")):
                 report.unlink()
@@ -186,7 +186,7 @@ class Commits:
             return [step for step in reversed(found) if (self.root / step_name(step)).is_dir()]
         except OSError as error:
             why = error.strerror or error
-            raise CheckpointError(f"{self.root} cannot be listed: {why}") from error
+            raise CheckpointError(f"cannot list {self.root}: {why}") from error
 
     def read(self, step: int) -> Checkpoint:
         """Read the manifest of a checkpoint, and check the sizes of its files.
@@ -236,14 +236,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         step = int(values["step"])
         files = tuple(WrittenFile(**each) for each in values["files"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is no manifest: {error}") from error
+        raise CheckpointError(f"{path} is not a manifest: {error}") from error
     if _text(_manifest(step, files)) != text:
-        raise CheckpointError(f"{path} is damaged: its checksum is not that of its text")
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its text")
     if step_of(folder) not in (None, step):
-        raise CheckpointError(f"{path}: step={step} is not the folder's")
+        raise CheckpointError(f"{path}: step={step} does not match the folder")
     for each in files:
         if Path(each.name).name != each.name:
-            raise CheckpointError(f"{path}: {each.name!r} must be a file of its folder")
+            raise CheckpointError(f"{path}: {each.name!r} must be a file in its folder")
         _check_size(folder, each)
     return Checkpoint(step=step, folder=folder, files=files)
 
@@ -264,11 +264,10 @@ def _verify_one(folder: Path, file: WrittenFile) -> None:
     try:
         found = checksum_of(path)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {error}") from error
     if found != file.checksum:
         raise CheckpointError(
-            f"{path} is damaged: its checksum is {found}, that of what was written is "
-            f"{file.checksum}"
+            f"{path} is damaged: its checksum is {found}, expected {file.checksum}"
         )
 
 
@@ -323,9 +322,9 @@ def _check_size(folder: Path, file: WrittenFile) -> None:
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {error}") from error
     if found != file.nbytes:
-        raise CheckpointError(f"{path} has {found} bytes, {file.nbytes} were written")
+        raise CheckpointError(f"{path} has {found} bytes, but {file.nbytes} were written")
 
 
 def _read_object(path: Path) -> tuple[str, dict[str, Any]]:
@@ -334,9 +333,9 @@ def _read_object(path: Path) -> tuple[str, dict[str, Any]]:
         text = read_regular_text(path)
         values = json.loads(text)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
+        raise CheckpointError(f"{path} must contain a JSON object")
     return text, values
 
 
@@ -377,4 +376,4 @@ def writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"the checkpoint {target} could not be written: {error}") from error
+        raise OutputError(f"cannot write the checkpoint {target}: {error}") from error

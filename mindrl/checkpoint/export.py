@@ -71,7 +71,7 @@ def writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"the model could not be exported to {target}: {error}") from error
+        raise OutputError(f"cannot export the model to {target}: {error}") from error
 
 
 def keep_folder(folder: Path, target: Path) -> None:
@@ -87,7 +87,7 @@ def keep_folder(folder: Path, target: Path) -> None:
             shutil.copytree(folder, building, copy_function=_link_or_copy)
             _take_place(building, target)
     except OSError as error:
-        raise OutputError(f"{folder} could not be kept as {target}: {error}") from error
+        raise OutputError(f"cannot keep {folder} as {target}: {error}") from error
 
 
 def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
@@ -244,7 +244,7 @@ def exported_model(
         model = ExportedModel(target, files, building)
         yield model
         missing = len(files.keys() - model.complete)
-        assert not missing, f"{missing} tensors never came"
+        assert not missing, f"{missing} tensors were not sent"
 
 
 def _new_files(

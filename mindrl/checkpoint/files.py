@@ -48,16 +48,16 @@ def check_files(
     check_shapes(folder, found, wanted, f"the table of {own.spec}" if own else "config.json")
     if own:
         for name in sorted(found.keys() - logical_shapes(model).keys() - {VALUE_HEAD}):
-            raise ModelError(f"{folder}: tensor {name} is in no row of the table of {own.spec}")
+            raise ModelError(f"{folder}: tensor {name} is not in the table of {own.spec}")
 
 
 def missing_tensor(
     place: str, name: str, shape: Sequence[int] | None = None, asker: str = "config.json"
 ) -> ModelError:
     """Return the error about a tensor that a folder or file lacks."""
-    asked = "" if shape is None else f"; {asker} asks for {list(shape)}"
+    asked = "" if shape is None else f"; {asker} needs {list(shape)}"
     if name == VALUE_HEAD:
-        asked = "; a reward model needs this head, a causal language model has none"
+        asked = "; a reward model needs this head, and a causal language model lacks it"
     return ModelError(f"{place}: no tensor {name}{asked}")
 
 
@@ -77,8 +77,7 @@ def check_shapes(
             raise missing_tensor(place, name, shape, asker)
         if found[name] != shape:
             raise ModelError(
-                f"{place}: tensor {name} has shape {list(found[name])}; "
-                f"{asker} asks for {list(shape)}"
+                f"{place}: tensor {name} has shape {list(found[name])}; {asker} needs {list(shape)}"
             )
 
 
@@ -155,18 +154,18 @@ def _open_indexed(
         path = folder / file_name
         if not path.is_file():
             raise ModelError(
-                f"{path} is missing; {INDEX_FILE} places {len(tensors)} tensors in it, "
-                f"the first is {tensors[0]}"
+                f"{path} is missing; {INDEX_FILE} lists {len(tensors)} tensors in it, the "
+                f"first is {tensors[0]}"
             )
         file = stack.enter_context(open_file(path, framework))
         held = set(file.keys())
         for tensor in tensors:
             if tensor not in held:
-                raise ModelError(f"{path}: no tensor {tensor}; {INDEX_FILE} places it there")
+                raise ModelError(f"{path}: no tensor {tensor}, which {INDEX_FILE} lists there")
         # A tensor that the index does not list is ignored.
         for tensor in sorted((held & index.keys()) - set(tensors)):
             raise ModelError(
-                f"{path}: tensor {tensor} is there; {INDEX_FILE} places it in {index[tensor]}"
+                f"{path}: unexpected tensor {tensor}; {INDEX_FILE} lists it in {index[tensor]}"
             )
         files |= dict.fromkeys(tensors, file)
     return files
@@ -179,13 +178,13 @@ def _read_index(path: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"cannot read {path}: {error}") from error
     places = values.get("weight_map") if isinstance(values, dict) else None
     if not isinstance(places, dict) or not places:
-        raise ModelError(f"{path} has no weight_map, which gives each tensor its file")
+        raise ModelError(f"{path} has no weight_map, which maps each tensor to its file")
     for tensor, name in places.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise ModelError(f"{path}: weight_map.{tensor}={name!r} must be a file of its folder")
+            raise ModelError(f"{path}: weight_map.{tensor}={name!r} must be a file in its folder")
     return places
 
 
@@ -200,7 +199,7 @@ def open_file(path: Path, framework: Framework) -> Any:
         check_regular(path)
         return safe_open(path, framework=framework)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} cannot be read: {_damage(path) or error}") from error
+        raise ModelError(f"cannot read {path}: {_damage(path) or error}") from error
 
 
 def _damage(path: Path) -> str | None:
@@ -213,11 +212,11 @@ def _damage(path: Path) -> str | None:
             header = file.read(header_bytes) if header_bytes <= _MOST_HEADER_BYTES else None
         before = _LENGTH_BYTES + header_bytes
         if start == b"version ":
-            return "it is no weight file but a pointer of Git LFS; fetch it with git lfs pull"
+            return "it is a Git LFS pointer; fetch the file with git lfs pull"
         if len(start) < _LENGTH_BYTES:
-            return f"it is cut off: {found_bytes} bytes, no header"
+            return f"it is truncated: {found_bytes} bytes, no header"
         if header is not None and found_bytes < before:
-            return f"it is cut off inside the header: {found_bytes} bytes of {before}"
+            return f"it is truncated inside the header: {found_bytes} of {before} bytes"
         stops = _stops(json.loads(header or b""))
     except (OSError, ValueError):
         return None
@@ -225,8 +224,8 @@ def _damage(path: Path) -> str | None:
     if not cut:
         return None
     return (
-        f"it is cut off: {found_bytes} bytes of {before + stops[-1][0]}; "
-        f"the first tensor that is not whole is {cut[0]}"
+        f"it is truncated: {found_bytes} of {before + stops[-1][0]} bytes; the first "
+        f"incomplete tensor is {cut[0]}"
     )
 
 

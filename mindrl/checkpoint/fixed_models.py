@@ -26,9 +26,9 @@ def replaced_models(before: dict[str, str], config: RunConfig) -> Iterator[str]:
     for key, found in fixed_models(config).items():
         if key in before and key not in allowed and before[key] != found:
             yield (
-                f"{key}={config.value_of(key)} holds another model than the run that is resumed "
-                f"had: its fingerprint is {found}, that one's {before[key]}; put it back, or name "
-                "the key in megatron_training.resume_allow to go on all the same"
+                f"{key}={config.value_of(key)} differs from the model of the resumed run: "
+                f"its fingerprint is {found}, expected {before[key]}. Restore that model, "
+                "or list the key in megatron_training.resume_allow to continue anyway"
             )
 
 

@@ -65,13 +65,17 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
     try:
         values = json.loads(read_regular_text(path))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"cannot read {path}: {error}") from error
     values = values if isinstance(values, dict) else {}
     known, dtype, chunks = get_args(DType), values.get("dtype"), values.get("layers_per_chunk")
     for key, is_met, need in (
         ("version", values.get("version") == _VERSION, _VERSION),
         ("dtype", dtype in known, f"one of {', '.join(known)}"),
-        ("layers_per_chunk", chunks is None or _are_counts(chunks), "null or numbers of layers"),
+        (
+            "layers_per_chunk",
+            chunks is None or _are_counts(chunks),
+            ("null or a list of numbers of layers"),
+        ),
     ):
         if not is_met:
             raise ModelError(f"{path}: {key}={values.get(key)!r} must be {need}")
@@ -97,7 +101,7 @@ def open_rank_files(
     for rank in writing_ranks(sharding):
         path = Path(folder) / names[rank]
         if not path.is_file():
-            raise ModelError(f"{path} is missing; {LAYOUT_FILE} asks for it")
+            raise ModelError(f"{path} is missing; {LAYOUT_FILE} requires it")
         file = stack.enter_context(open_file(path, framework))
         wanted = {name: entry.shape for name, entry in sharding.table(rank).items()}
         check_shapes(str(path), shapes_in(dict.fromkeys(file.keys(), file)), wanted)

@@ -55,7 +55,8 @@ def folder_reader(
             stop > size for size, (_, stop) in zip(shape, box, strict=True)
         ):
             raise ModelError(
-                f"{folder}: tensor {name} has shape {shape}, config.json asks for more"
+                f"{folder}: tensor {name} has shape {shape}, which is smaller than "
+                "config.json requires"
             )
         part: Tensor = source[index_of(box)]
         return part

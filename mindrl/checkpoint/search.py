@@ -27,8 +27,8 @@ def find_checkpoints(path: Path) -> tuple[Commits, list[int]]:
         return commits, [step]
     if step is not None and steps:
         near = min(steps, key=lambda each: (abs(each - step), -each))
-        raise CheckpointError(f"there is none of step {step}; the nearest is that of step {near}")
-    what = "it holds none" if folder.is_dir() else "there is no such folder"
+        raise CheckpointError(f"no checkpoint of step {step}; the nearest is of step {near}")
+    what = "it holds none" if folder.is_dir() else "no such folder"
     near_run = _nearest_run(folder)
     raise CheckpointError(f"{what}; did you mean {near_run}?" if near_run else what)
 

@@ -77,7 +77,7 @@ class StateReader:
             for name in file.keys():  # noqa: SIM118 - no mapping
                 found = _NAME.fullmatch(name)
                 if found is None:
-                    raise CheckpointError(f"{path}: {name!r} names no slice of a tensor")
+                    raise CheckpointError(f"{path}: {name!r} is not the name of a tensor slice")
                 box = tuple(
                     (int(start), int(stop))
                     for start, stop in (each.split(":") for each in found["box"].split(","))
@@ -102,6 +102,6 @@ class StateReader:
                 missing -= volume(common)
         if missing:
             raise CheckpointError(
-                f"{kind} {tensor} {list(box)}: {missing} of {found.numel()} elements are in no file"
+                f"{kind} {tensor} {list(box)}: no file has {missing} of {found.numel()} elements"
             )
         return found

@@ -23,7 +23,10 @@ from mindrl.config.section import (
 def _is_name(text: str) -> str:
     """Refuse text that cannot be part of file names and metric names."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", text, re.ASCII):
-        need = "must be a name: 1 to 100 letters, digits, dots, - and _, the first no sign"
+        need = (
+            "must be a name of 1 to 100 letters, digits, dots, - and _ that starts with a "
+            "letter or digit"
+        )
         raise PydanticCustomError("name", need)
     return text
 
@@ -33,7 +36,7 @@ def _are_paths(value: Any) -> Any:
     is_list = isinstance(value, (list, tuple)) and value
     for each in value if is_list else [value]:
         if not isinstance(each, str):
-            raise PydanticCustomError("paths", "must be a path, or a list of paths")
+            raise PydanticCustomError("paths", "must be a path or a list of paths")
         is_path(each)
     return tuple(value) if is_list else value
 

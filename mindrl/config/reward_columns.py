@@ -68,7 +68,8 @@ def made_reward(
         return made_by(found, given)
     except Exception as error:
         raise ConfigError(
-            f"{field}={name!r} cannot be made with {dict(given)}: {type(error).__name__}: {error}"
+            f"{field}={name!r} cannot be created with {dict(given)}: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

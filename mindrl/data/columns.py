@@ -31,5 +31,5 @@ def columns_of(training: MegatronTrainingConfig, first: Row) -> Columns:
         prompt="prompt",
         answer="reward_model.ground_truth",
         source="data_source" if "data_source" in first.values else None,
-        note=", rows as verl has them",
+        note=", verl's row format",
     )

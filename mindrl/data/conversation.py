@@ -33,10 +33,10 @@ class Conversation:
             rendered.encode()
         except TemplateError as error:
             self.take_back()
-            raise DataError(f"the chat template refuses the prompt: {error}") from error
+            raise DataError(f"the chat template rejects the prompt: {error}") from error
         except UnicodeEncodeError as error:
             self.take_back()
-            raise DataError(f"the prompt is no text ({error})") from error
+            raise DataError(f"the prompt is not valid text ({error})") from error
         # Tokenised like the prompts of a training run.
         first = plain_prefix(self.tokenizer) if self.is_plain else []
         token_ids: list[int] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]

@@ -104,13 +104,15 @@ class Lesson:
             DataError: It ends otherwise, or the target tokens cannot be determined.
         """
         if messages[-1]["role"] != "assistant":
-            need = f"needed an answer of the assistant, or its column in {_FIELD}"
+            need = f"add an answer of the assistant, or name its column in {_FIELD}"
             raise DataError(f"{place}: the conversation ends with a question; {need}")
         text = "".join(each["content"] for each in messages)
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{place}: half of a surrogate pair is no text ({error})") from error
+            raise DataError(
+                f"{place}: half of a surrogate pair is not valid text ({error})"
+            ) from error
         if self.is_plain:
             token_ids, targets = self._plain(messages, place)
         else:
@@ -131,7 +133,7 @@ class Lesson:
     def _plain(self, messages: list[ChatMessage], place: str) -> tuple[list[int], list[bool]]:
         """Tokenise question and answer separately, as in rollouts; targets are answer and end."""
         if len(messages) != 2:
-            need = f"megatron_training.chat_template={PLAIN} needs text, or one message"
+            need = f"megatron_training.chat_template={PLAIN} needs text or one message"
             raise DataError(f"{place}: {len(messages) - 1} messages; {need}")
         question, answer = (
             self.tokenizer(each["content"], add_special_tokens=False)["input_ids"]
@@ -150,7 +152,7 @@ class Lesson:
                 messages, add_generation_prompt=asks, tokenize=False
             )
         except TemplateError as error:
-            wrong = f"the chat template refuses the conversation: {error}"
+            wrong = f"the chat template rejects the conversation: {error}"
             raise DataError(f"{place}: {wrong}") from error
         return text
 
@@ -166,8 +168,13 @@ class Lesson:
     ) -> tuple[list[int], list[bool]]:
         """Mark the text that each answer adds to the rendered conversation before it."""
         if not self.tokenizer.is_fast:
-            need = "needed a fast one, which says where its tokens lie, or {% generation %} marks"
-            raise DataError(f"{place}: {type(self.tokenizer).__name__} is slow; {need}")
+            need = (
+                "use a fast tokenizer, which reports token positions, or a chat template "
+                "with {% generation %} marks"
+            )
+            raise DataError(
+                f"{place}: the tokenizer {type(self.tokenizer).__name__} is slow; {need}"
+            )
         answers = [at for at, each in enumerate(messages) if each["role"] == "assistant"]
         spans = [
             self._span(messages, at, text, place)
@@ -187,11 +194,11 @@ class Lesson:
         answered = self._rendered(messages[: at + 1], place)
         if not (text.startswith(answered) and answered.startswith(asked)):
             last = at == len(messages) - 1
-            hint = "" if last else "; sft_config.turns=last learns the last answer alone"
+            hint = "" if last else "; or set sft_config.turns=last to train on the last answer only"
             raise DataError(
-                f"{place}, message {at + 1}: the chat template renders what comes before it "
-                "otherwise when more follows, so its tokens cannot be told from others; needed a "
-                f"template with {{% generation %}} marks, or one that only appends{hint}"
+                f"{place}, message {at + 1}: the chat template changes earlier text when "
+                "a message follows, so the answer's tokens are unknown; use a template "
+                f"with {{% generation %}} marks or one that only appends{hint}"
             )
         return len(asked), len(answered)
 
@@ -206,12 +213,13 @@ class Lesson:
             if not ends:
                 names = self.tokenizer.convert_ids_to_tokens(sorted(self.stop_token_ids))
                 raise DataError(
-                    f"{place}: the chat template writes no token behind an answer that ends it; "
-                    f"needed {' or '.join(map(str, names))}: without it a model learns not to stop"
+                    f"{place}: the chat template writes no end token after an answer, so "
+                    "the model would not learn to stop; needs "
+                    f"{' or '.join(map(str, names))}"
                 )
             targets[first : ends[-1] + 1] = [True] * (ends[-1] + 1 - first)
         if targets[0] or not runs:
-            raise DataError(f"{place}: nothing comes before the answer, or there is none")
+            raise DataError(f"{place}: the prompt or the answer is empty")
         return targets
 
 

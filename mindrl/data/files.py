@@ -23,7 +23,7 @@ def files_of(paths: DataPath | None) -> tuple[str, ...]:
     """
     found = tuple(chain.from_iterable(map(_files_at, paths_of(paths))))
     if twice := [path for path in dict.fromkeys(found) if found.count(path) > 1]:
-        raise DataError(f"data file {twice[0]} is named more than once in {', '.join(found)}")
+        raise DataError(f"data file {twice[0]} is listed more than once in {', '.join(found)}")
     return found
 
 
@@ -42,17 +42,17 @@ def _files_at(path: str) -> Sequence[str]:
         pattern = path.removeprefix(anchor)
         found = sorted(each for each in Path(anchor or ".").glob(pattern) if _is_data(each))
         if not found:
-            raise DataError(f"{path}: the pattern finds no {_suffixes()} file")
+            raise DataError(f"{path}: the pattern matches no {_suffixes()} file")
         return [*map(str, found)]
     if not Path(path).is_dir():
         return [path]
     found = sorted(each for each in Path(path).iterdir() if _is_data(each))
     if not found:
-        raise DataError(f"folder {path} holds no {_suffixes()} file{_below(Path(path))}")
+        raise DataError(f"folder {path} has no {_suffixes()} file{_below(Path(path))}")
     splits = {split: each.name for each in found if (split := _split_of(each))}
     if len(splits) > 1:
         names = " beside ".join(splits.values())
-        raise DataError(f"folder {path} holds {names}: name its files, or {path}/train*")
+        raise DataError(f"folder {path} has {names}; list its files, or write {path}/train*")
     return [*map(str, found)]
 
 

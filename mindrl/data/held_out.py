@@ -27,7 +27,7 @@ def hold_out(
         if count >= len(texts):
             raise DataError(
                 f"{each.path}: data_config.held_out_fraction={fraction:g} of {len(texts)} "
-                "different prompts leaves none to train on"
+                "different prompts leaves none for training"
             )
         trained.append(each.without({*texts[:count]}))
         held_out = each.without({*texts[count:]})
@@ -49,7 +49,9 @@ def without_tests(
     if data.test_overlap_policy == "drop":
         left = tuple(each.without(texts) for each in train)
         if empty := [each.path for each in left if not each.prompts]:
-            raise DataError(f"{empty[0]}: no prompt is left, all of them are test prompts too")
+            raise DataError(
+                f"{empty[0]}: no prompts are left, because all of them are also test prompts"
+            )
         return left
     if data.test_overlap_policy == "error":
         trained_on = {prompt.text for each in train for prompt in each.prompts}
@@ -62,10 +64,10 @@ def _refuse_overlap(name: str, test: PromptSet, trained_on: set[str]) -> None:
     again = [prompt for prompt in test.prompts if prompt.text in trained_on]
     if again:
         raise DataError(
-            f"{test.path}: {len(again)} of the {len(test.prompts)} {name} prompts are training "
-            f"prompts too, the first is row {again[0].uid} counted from 0: accuracy would count "
-            "what is trained on. data_config.test_overlap_policy=drop leaves them out of training, "
-            "allow lets them be"
+            f"{test.path}: {len(again)} of the {len(test.prompts)} {name} prompts are "
+            f"also training prompts, the first in row {again[0].uid} (from 0). Set "
+            "data_config.test_overlap_policy=drop to remove them from training, or allow "
+            "to keep them"
         )
 
 

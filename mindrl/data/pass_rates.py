@@ -28,7 +28,7 @@ def check_new_file(data: str, output: str) -> None:
     if Path(output).suffix.lower() != suffix:
         raise ConfigError(f"--output {output} must end in {suffix}, as --data {data} does")
     if Path(output).exists():
-        raise ConfigError(f"--output {output}: there is a file already")
+        raise ConfigError(f"--output {output}: file exists already")
 
 
 def write_pass_rates(data: str, output: str, column: str, rates: Mapping[int, float]) -> None:

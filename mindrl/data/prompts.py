@@ -194,14 +194,15 @@ def _limit_length(
         return prompts
     if not longest.drops:
         raise DataError(
-            f"{places[too_long[0]]}: {what} of {lengths[too_long[0]]} tokens is longer than {key}; "
-            f"{len(too_long)} of {len(prompts)} {what}s are, the longest has {max(lengths)}. "
-            "Raise the limit, or set rl_config.overlong_prompt_policy=drop"
+            f"{places[too_long[0]]}: {what} of {lengths[too_long[0]]} tokens is longer "
+            f"than {key}; so are {len(too_long)} of {len(prompts)} {what}s, up to "
+            f"{max(lengths)} tokens. Raise the limit, or set "
+            "rl_config.overlong_prompt_policy=drop"
         )
     if len(too_long) == len(prompts):
         raise DataError(
-            f"data file {path}: no {what} is left, all {len(prompts)} are longer than {key}; "
-            f"the longest has {max(lengths)} tokens"
+            f"data file {path}: all {len(prompts)} {what}s are longer than {key}; the "
+            f"longest has {max(lengths)} tokens"
         )
     _LOGGER.warning(
         "%s: dropped %d of %d %ss longer than %s tokens",
@@ -223,7 +224,9 @@ def _render(
     try:
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{row.place}: half of a surrogate pair is no text ({error})") from error
+        raise DataError(
+            f"{row.place}: half of a surrogate pair is not valid text ({error})"
+        ) from error
     _, prompt = column_of(row, columns.prompt, "megatron_training.prompt_column")
     given = reading.row_of(row, messages, is_chat=not isinstance(prompt, str))
     return _Rendered(place=row.place, text=text, answer=answer, row=given)
@@ -236,13 +239,13 @@ def _chat(row: Row, messages: list[ChatMessage], tokenizer: PreTrainedTokenizerB
             messages, add_generation_prompt=True, tokenize=False
         )
     except TemplateError as error:
-        raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
+        raise DataError(f"{row.place}: the chat template rejects the prompt: {error}") from error
     return text
 
 
 def _plain(row: Row, messages: list[ChatMessage]) -> str:
     if len(messages) > 1:
-        need = f"megatron_training.chat_template={PLAIN} needs text, or one message"
+        need = f"megatron_training.chat_template={PLAIN} needs text or one message"
         raise DataError(f"{row.place}: {len(messages)} messages; {need}")
     return messages[0]["content"]
 

@@ -43,9 +43,9 @@ class Reading:
         chosen = {at: rows[at] for at, rate in enumerate(rates) if low <= rate <= high}
         if not chosen:
             raise DataError(
-                f"data file {path}: no row is left: data_config.pass_rate_low={low:g} and "
-                f"data_config.pass_rate_high={high:g} keep none of {len(rows)} rows, whose "
-                f"{column!r} goes from {min(rates):g} to {max(rates):g}"
+                f"data file {path}: data_config.pass_rate_low={low:g} and "
+                f"data_config.pass_rate_high={high:g} keep none of {len(rows)} rows; "
+                f"{column!r} ranges from {min(rates):g} to {max(rates):g}"
             )
         return chosen
 

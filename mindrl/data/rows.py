@@ -49,7 +49,7 @@ def read_rows(path: str) -> Iterator[Row]:
     try:
         yield from reader(file)
     except OSError as error:
-        raise DataError(f"data file {path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"data file {path}: cannot read it ({error.strerror or error})") from error
 
 
 def count_rows(path: str) -> int:
@@ -98,7 +98,7 @@ def _parsed(place: str, content: bytes, what: str = "line") -> Any:
         if what == "line":
             wrong = f"{error.msg} at character {error.pos + 1} of the line"
         if content.strip() in (b"{", b"["):
-            wrong = "an object has to stand on one line; a list of objects is a .json file"
+            wrong = "write one object per line; a list of objects needs the suffix .json"
         raise DataError(f"{place}: not JSON: {wrong}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON: {error}") from error
@@ -111,7 +111,7 @@ def _columns(place: str, value: Any) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _read_csv(file: Path) -> Iterator[Row]:

@@ -157,8 +157,8 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
         for source in counts.keys() - {*rewarded, ""}:
             raise ConfigError(
                 f"{found.path}: {counts[source]} of {len(found.prompts)} prompts have "
-                f"data_source={source!r}, for which data_config.rewards has no entry; it has "
-                f"{', '.join(rewarded)}{did_you_mean(source, rewarded)}"
+                f"data_source={source!r}, which has no entry in data_config.rewards "
+                f"({', '.join(rewarded)}){did_you_mean(source, rewarded)}"
             )
 
 
@@ -199,8 +199,8 @@ def data_lines(data: RunData) -> Iterator[str]:
         prompts = test.prompts
         if again := sum(prompt.text in trained_on for prompt in prompts):
             yield (
-                f"{again} of the {len(prompts)} {name} prompts are training prompts too: "
-                "the accuracy counts what is trained on"
+                f"{again} of the {len(prompts)} {name} prompts are also training prompts, "
+                "which raises the accuracy"
             )
     tokens = data.tokenizer.convert_ids_to_tokens(list(data.stop_token_ids))
     stops = [f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True)]
@@ -225,7 +225,7 @@ def _target_notes(data: RunData) -> Iterator[str]:
         all_tokens = sum(len(each.token_ids) for each in found)
         learned = sum(sum(each.targets) for each in found)
         text = data.tokenizer.decode([*compress(first.token_ids, first.targets)])
-        yield f"{learned:,} of {all_tokens:,} tokens are learned, of the first row {shown(text)}"
+        yield f"{learned:,} of {all_tokens:,} tokens are targets; in the first row: {shown(text)}"
 
 
 def _described(found: PromptSet) -> str:
@@ -235,9 +235,9 @@ def _described(found: PromptSet) -> str:
     repeated = len(found.prompts) - len({prompt.text for prompt in found.prompts})
     counts = {
         "longer ones dropped": found.dropped,
-        "left out for their pass rate": found.filtered,
-        "left out for they are tests": found.tests,
-        "equal to an earlier prompt": repeated,
+        "dropped by pass rate": found.filtered,
+        "dropped as test prompts": found.tests,
+        "duplicate prompts": repeated,
     }
     note = "".join(f", {count} {what}" for what, count in counts.items() if count)
     return f"{found.rows} rows, {what} of up to {longest} tokens{note}{found.note}"

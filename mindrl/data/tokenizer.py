@@ -38,7 +38,7 @@ def load_tokenizer(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
-        wrong = f"cannot be read ({type(error).__name__}: {error})"
+        wrong = f"cannot load it ({type(error).__name__}: {error})"
         raise ModelError(f"tokenizer folder {path}: {wrong}") from error
     if chat_template == PLAIN:
         tokenizer.chat_template = None
@@ -47,9 +47,10 @@ def load_tokenizer(
         tokenizer.chat_template = _template(Path(chat_template))
     if not tokenizer.chat_template:
         raise ModelError(
-            f"tokenizer folder {path}: no chat template; needed chat_template.jinja, or "
-            "chat_template in tokenizer_config.json. megatron_training.chat_template names a file "
-            f"with one, and {PLAIN} takes prompts as they stand, as base models read them"
+            f"tokenizer folder {path} has no chat template (chat_template.jinja or "
+            "chat_template in tokenizer_config.json). Set "
+            f"megatron_training.chat_template to a template file, or to {PLAIN} for a "
+            "base model, which reads prompts unchanged"
         )
     return tokenizer
 
@@ -59,7 +60,7 @@ def _template(file: Path) -> str:
         return read_regular_text(file)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"megatron_training.chat_template={file}: cannot be read ({error})"
+            f"megatron_training.chat_template={file}: cannot read it ({error})"
         ) from error
 
 
@@ -79,16 +80,16 @@ def stop_token_ids(
     for each in more:
         if each >= len(tokenizer):
             raise ModelError(
-                f"generate_config.sampling_config.stop_token_ids: {each} is no token of "
-                f"{model_path}, which has {len(tokenizer)}"
+                f"generate_config.sampling_config.stop_token_ids: {each} is not a token "
+                f"of {model_path}, which has {len(tokenizer)}"
             )
     found = {tokenizer.eos_token_id, _end_of_turn(tokenizer), *_named_for_generation(model_path)}
     ids = sorted((found | {*more}) - {None})
     if not ids:
         raise ModelError(
-            f"tokenizer of {model_path}: no token ends a response; needed eos_token in "
-            "tokenizer_config.json, eos_token_id in generation_config.json, or a chat template "
-            "with a special token behind an answer"
+            f"tokenizer of {model_path} has no token that ends a response; add eos_token "
+            "to tokenizer_config.json, eos_token_id to generation_config.json, or a "
+            "special token after an answer in the chat template"
         )
     return tuple(ids)
 
@@ -116,7 +117,7 @@ def _named_for_generation(model_path: str) -> list[int]:
     try:
         value: Any = json.loads(read_regular_text(file)).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{file} cannot be read ({error})") from error
+        raise ModelError(f"cannot read {file} ({error})") from error
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(each) is not int for each in ids):
         raise ModelError(f"{file}: eos_token_id is {value!r}; needed a number or a list of numbers")

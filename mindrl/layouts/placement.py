@@ -34,5 +34,5 @@ def placed(sizes: Sequence[int], per_node: int) -> NodeMap:
             shares[fitting[0]] += size
         else:
             shares += [min(per_node, size - begin) for begin in range(0, size, per_node)]
-    assert sum(shares) == sum(sizes), "every rank has a device of its own"
+    assert sum(shares) == sum(sizes), "every rank has its own device"
     return NodeMap(per_node=per_node, shares=tuple(shares), first_nodes=tuple(first_nodes))

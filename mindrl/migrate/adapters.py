@@ -17,7 +17,7 @@ _OF_LATENT = {
 }
 """Additional layer names of a model with latent attention (MLA) that compresses its queries too."""
 _A_OF_A_MATRIX = "a fused layer has one A there; here each matrix in it has its own, as PEFT's have"
-_CRITIC_LEARNS = "the critic learns all of its weights here"
+_CRITIC_LEARNS = "mindrl trains all weights of the critic"
 
 
 def adapter_rules(theirs: TheirRun) -> Iterator[Mapped]:
@@ -44,7 +44,7 @@ def _of_actor(actor: TheirModel, names: list[str]) -> Iterator[Mapped]:
         note = f"{', '.join(unknown)}: known are {', '.join(known)}; left out, adapters are {left}"
         yield Mapped(place, "refused", sets, note)
     elif actor.run.has_critic and critic.place(_TARGETS) == place:
-        note = f"the critic's too there; {_CRITIC_LEARNS}: left out, the actor alone has adapters"
+        note = f"the critic's too there; {_CRITIC_LEARNS}, so only the actor has adapters"
         yield Mapped(place, "refused", sets, note)
     else:
         yield Mapped(place, "renamed", sets, _A_OF_A_MATRIX)
@@ -97,7 +97,7 @@ def _of_critic(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for the LoRA keys of `critic_config`."""
     targets = f"critic_config.{_TARGETS}"
     if theirs.given.get(targets):
-        note = f"{_CRITIC_LEARNS}, and the actor alone has adapters; left out, it does"
+        note = f"{_CRITIC_LEARNS}, and only the actor has adapters; remove the key"
         yield Mapped(targets, "refused", note=note)
     for key in _OTHERS:
         if f"critic_config.{key}" in theirs.given:

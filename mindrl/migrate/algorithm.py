@@ -66,7 +66,7 @@ def _batch(theirs: TheirRun) -> Iterator[Mapped]:
     if theirs.stage == "dapo" and theirs.given.get("rl_config.filter_groups_enable"):
         trained = theirs.value("rl_config.filter_groups_train_batch_size", 1)
         yield from _filtered(theirs, prompts or 1, trained)
-        note = "drawn at a time there; here at most as many as a step trains, and as are likely"
+        note = "prompts per round there; here as many as are likely needed, at most those of a step"
         yield Mapped(place, "ignored", note=note)
         prompts = trained
     elif prompts is not None:
@@ -109,8 +109,9 @@ def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
         yield Mapped(most, "derived", {most: 0}, "no limit there; here every prompt of the data")
     else:
         note = (
-            f"{batches} times {drawn} prompts there, in units of the {trained} of a step here; "
-            "behind them groups without a signal fill the step, where theirs ends the run"
+            f"{batches} times {drawn} prompts there, in units of the {trained} of a step "
+            "here; after that, groups without a signal fill the step, where theirs ends "
+            "the run"
         )
         yield Mapped(most, "derived", {most: -(-batches * drawn // trained)}, note)
 
@@ -121,7 +122,7 @@ def _loss(theirs: TheirRun) -> Iterator[Mapped]:
     if theirs.stage == "dapo":
         yield from same(theirs, "rl_config.token_level_loss")
     if theirs.stage == "dapo" and theirs.given.get(enabled):
-        yield Mapped(enabled, "derived", note="clip_ratio_low and clip_ratio_high say it")
+        yield Mapped(enabled, "derived", note="replaced by clip_ratio_low and clip_ratio_high")
         yield from same(theirs, "rl_config.clip_ratio_low")
         yield from same(theirs, "rl_config.clip_ratio_high")
     else:
@@ -193,8 +194,8 @@ def _partial(theirs: TheirRun) -> Iterator[Mapped]:
     if splits > 1:
         sets = {"rl_config.partial_rollout": True, "rl_config.max_staleness": splits - 1}
         note = (
-            f"a response is drawn in up to {splits} parts of a fixed length there; here a step "
-            f"ends when its groups are whole, and none takes more than {splits} steps"
+            f"a response is generated in up to {splits} parts of a fixed length there; "
+            f"here a step ends when its groups are complete, within {splits} steps"
         )
         yield Mapped(key, "renamed", sets, note)
 

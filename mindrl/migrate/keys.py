@@ -100,7 +100,7 @@ the model is exported into the run folder; actor_config.save names another place
 all rows train, as here = split
 AdamW, as here = optimizer
 a run starts with step 1 from the weights alone, as here; of a run folder of mindrl
-    megatron_training.resume and the key of this name say so = finetune no_load_optim
+    use megatron_training.resume and the key of this name = finetune no_load_optim
 none, as here = attention_dropout hidden_dropout
 the model has no experts = expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm
     moe_aux_loss_coeff@2.2 moe_router_load_balancing_type
@@ -124,7 +124,7 @@ only DAPO's loss reads it, with clip_higher_enable = rl_config: clip_ratio_low@2
     clip_ratio_high@2.2
 only DAPO's loss reads it there; tokens weigh equally = rl_config: token_level_loss@2.2
 only with overlong_buffer_enable = rl_config: overlong_buffer@2.2 overlong_buffer_penalty_factor@2.2
-sampling_config.max_tokens says it = rl_config: rollout_max_tokens@2.2
+replaced by sampling_config.max_tokens = rl_config: rollout_max_tokens@2.2
 only with filter_groups_enable = rl_config: filter_groups_metric@2.2 filter_groups_max_batches@2.2
     filter_groups_train_batch_size@2.2
 no KL enters the loss or the reward = rl_config: kl_penalty
@@ -134,8 +134,8 @@ only with partial_rollout_max_split = rl_config: require_max_age_all_finished@2.
 only with multi_turn_enable = rl_config: tool_config_path@new max_tool_calls@new
     max_parallel_calls@new max_total_response_length@new max_tool_response_length@new
     tool_response_truncate_side@new tool_parser_format@new
-the other sizes say where the experts lie = generate_config: enable_expert_parallel@2.1
-the model's config.json says it = spec use_rotary_position_embeddings rope_scaling_type
+derived from the other sizes = generate_config: enable_expert_parallel@2.1
+read from the model's config.json = spec use_rotary_position_embeddings rope_scaling_type
     rope_scaling_factor low_freq_factor high_freq_factor original_max_position_embeddings
     max_position_embeddings beta_fast@2.3 beta_slow@2.3 rope_scaling_mscale
     rope_scaling_mscale_all_dim rope_scaling_original_max_position_embeddings num_layers hidden_size
@@ -164,8 +164,8 @@ the engine and the kernels of this version decide; no result depends on it = use
 speed only; no result depends on it = moe_alltoall_overlap_comm overlap_grad_reduce
     overlap_param_gather ddp_bucket_size use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1
     coc_mode@2.1 coc_parallel_num@2.1 coc_fused_kernel@2.1 num_workers use_tp_pp_dp_mapping
-memory only; `plan.py memory` says whether the run fits without it = reuse_fp32_param swap_attention
-    recompute_activation_function
+memory only; check with `mindrl plan memory` that the run fits without it = reuse_fp32_param
+    swap_attention recompute_activation_function
 packed sequences need no such switch: use_remove_padding is enough = no_pad_to_seq_lengths@2.3
     variable_seq_lengths variable_seq_length@2.3-2.3 reset_position_ids reset_attention_mask@2.2
     pad_to_multiple_of
@@ -186,9 +186,9 @@ random numbers follow from seed and step; a checkpoint has a line for those that
     no_load_rng no_save_rng
 a tensor that is missing or left over is an error here = load_checkpoint_loosely
 actor_config.load is the one folder that weights come from = pretrained_checkpoint
-a run that loses a worker goes on from its newest checkpoint: rl_config.max_restarts =
+a run that loses a worker continues from its newest checkpoint: rl_config.max_restarts =
     enable_high_availability
-megatron_training.on_nonfinite says what a NaN does = no_check_for_nan_in_loss_and_grad
+megatron_training.on_nonfinite handles NaNs = no_check_for_nan_in_loss_and_grad
 only with lora_target_modules = lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
 it never had an effect in MindSpeed-RL: documented, read by no code = rl_config:
     num_samples_per_step advantage_whiten verifier_parallel verifier_timeout tp_split_expert beta
@@ -207,9 +207,9 @@ use_dynamic_bsz deals sequences by their work; no gradient depends on it = rl_co
     actor_dynamic_max_batch_size@2.2 update_dynamic_max_batch_size@2.2
 only with use_wandb = rl_config: wandb_project wandb_exp_name
 only with use_swanlab = rl_config: swanlab_mode@new swanlab_project@new swanlab_exp_name@new
-what a tracker keeps lies in the run folder = rl_config: wandb_save_dir swanlab_save_dir@new
+trackers write to the run folder = rl_config: wandb_save_dir swanlab_save_dir@new
 throughput is a metric of every step = rl_config: log_max_throughput@2.1
-there are no images in a run here = rl_config: vit_resource.num_npus@2.2
+images are not supported = rl_config: vit_resource.num_npus@2.2
     vit_forward_micro_batch_size@2.2 actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2
     colocate_actor_and_vit@2.2
     generate_config: limit_mm_image_per_prompt@2.2 limit_mm_video_per_prompt@2.2
@@ -221,20 +221,20 @@ no family that is trained here needs code of its own; set it where yours does = 
 the log-prob of each sampled token is always kept, and text is made for rewards alone =
     generate_config: sampling_config.logprobs sampling_config.detokenize
 megatron_training.seed seeds the sampling too = generate_config: sampling_config.seed
-off; profiler_config.trace_steps says which steps have a timeline of as light marks =
+off; set profiler_config.trace_steps for a light timeline =
     profiler_config: integrated.mstx
-no such tool here; log-prob gaps and bad numbers are metrics of every step =
+not supported; log-prob gaps and bad numbers are metrics of every step =
     msprobe_config: msprobe dump_path key_data_dump configurations_dump actor_train_dump
     actor_infer_dump reference_dump critic_train_dump@2.2 step_start step_end token_range_start@2.2
     token_range_end@2.2
-in files of 2.0, read by none of its code: micro_batch_size and the keys of
-    *_forward_micro_batch_size are what it reads = rl_config: experience_count@-2.0
+in files of 2.0, but unused there: it reads micro_batch_size and the keys of
+    *_forward_micro_batch_size = rl_config: experience_count@-2.0
     actor_micro_batch_size@-2.0 ref_micro_batch_size@-2.0 rew_micro_batch_size@-2.0
     adv_micro_batch_size@-2.0 update_micro_batch_size@-2.0
     generate_config: gen_micro_batch_size@-2.0
 an option of vllm-ascend that MindSpeed-RL had for a day in September 2025 and vllm-ascend has
     dropped; no result depends on it = generate_config: chunked_prefill_for_mla@2.2-2.2
-in files of 2.0, read by none of its code: shuffle_mini_batch is what it reads = rl_config:
+in files of 2.0, but unused there: it reads shuffle_mini_batch = rl_config:
     shuffle_minibatch@-2.0
 """
 """Lines `reason = keys`: keys without effect, or keys for which no rule returned an entry."""

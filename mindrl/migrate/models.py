@@ -57,8 +57,8 @@ def _of_critic(model: TheirModel) -> Iterator[Mapped]:
         if place not in model.run.given:
             yield default(place, f"critic_config.{size}_size", 1)
     note = (
-        f"{_FORMAT}: give critic_config.load, or the critic starts from the actor's weights with a "
-        "value head drawn at random"
+        f"{_FORMAT}: set critic_config.load, or the critic starts from the actor's "
+        "weights with a random value head"
     )
     yield of_model(model, "load", "open", note=note)
 
@@ -69,8 +69,8 @@ def _folders(model: TheirModel) -> Iterator[Mapped]:
     note = f"{_FORMAT}: name one"
     if tokenizer is not None:
         note = (
-            f"{found} there, {_FORMAT}: the tokenizer's folder, which must hold the weights too; "
-            "name another one if training went on from it"
+            f"{found} there, {_FORMAT}: the tokenizer's folder, which must also contain "
+            "the weights; choose another if training continued from it"
         )
     yield of_model(model, "load", "open", found if tokenizer is None else tokenizer, note)
     if target is not None and target not in (found, tokenizer):

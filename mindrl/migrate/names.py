@@ -129,7 +129,7 @@ class OtherName:
     def __str__(self) -> str:
         """Return the trainer's name and the override to write."""
         if not self.sets:
-            return f"it is {self.trainer}'s name; nothing to set here: {self.note}"
+            return f"it is {self.trainer}'s name and has no equivalent: {self.note}"
         ours = " ".join(
             key if value is MISSING else f"{key}={spelled_value(value)}"
             for key, value in self.sets.items()

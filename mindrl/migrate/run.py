@@ -85,17 +85,19 @@ def _saving(theirs: TheirRun) -> Iterator[Mapped]:
     actor = theirs.actor
     place, interval = actor.place("save_interval"), actor.given("save_interval")
     if actor.given("finetune") is False:
-        note = "false there: steps go on from those of load; here they begin with 1"
+        note = "false there: steps continue from those of load; here they start at 1"
         yield Mapped(actor.place("finetune"), "open", note=note)
     if actor.given("no_save_optim"):
         # A checkpoint in mindrl always holds the optimizer; without it the folder is an export.
-        note = "weights alone are exported; with megatron_training.save_interval a run can go on"
+        note = (
+            "only weights are exported; set megatron_training.save_interval to make a run resumable"
+        )
         off = {"megatron_training.save_interval": 0}
         yield Mapped(actor.place("no_save_optim"), "derived", off, note)
         if interval is not None:
             yield Mapped(place, "renamed", {"megatron_training.export_interval": interval})
     elif interval is not None:
-        note = "all stay there; here the newest, as keep_last and keep_every say"
+        note = "all are kept there; here the newest, as set by keep_last and keep_every"
         yield Mapped(place, "honoured", {"megatron_training.save_interval": interval}, note)
 
 
@@ -119,22 +121,24 @@ def _data(theirs: TheirRun) -> Iterator[Mapped]:
         note = f"{split} there; here as many rows, but not the same, are held out"
         yield Mapped(actor.place("split"), "derived", held_out, note)
     if template is not None:
-        note = f"{template}: the tokenizer's own chat template is used here; see that it says the "
+        note = (
+            f"{template}: the tokenizer's own chat template is used here; check that it writes the "
+        )
         yield Mapped(actor.place("prompt_type"), "open", note=f"{note}same")
 
 
 def _devices(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     sets = {"rl_config.actor_resource.npus_per_node": devices_per_node, "rl_config.device": "npu"}
     if DEVICES in theirs.given:
-        note = "a node has 8 NPUs on Atlas A2 and 16 on A3; --devices-per-node says which"
+        note = "a node has 8 NPUs on Atlas A2 and 16 on A3; set --devices-per-node"
         yield Mapped(DEVICES, "derived", sets, note)
     else:
-        note = "not in the file: say how many devices the run has"
+        note = "not in the file: set the number of devices of the run"
         yield Mapped(DEVICES, "open", {DEVICES: devices_per_node, **sets}, note)
     sizes = [model.value("tensor_model_parallel_size", 1) for model in theirs.learners]
     place, ours = theirs.actor.place("sequence_parallel"), "sequence_parallel"
     if theirs.given.get(place) and max(sizes) == 1:
-        note = "true there, which does nothing at tensor_model_parallel_size 1"
+        note = "true there, which has no effect with tensor_model_parallel_size 1"
         yield Mapped(place, "derived", {f"megatron_training.{ours}": False}, note)
     else:
         yield from same(theirs, place, f"megatron_training.{ours}")
@@ -190,8 +194,8 @@ def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:
         yield from same(theirs, key)
         return
     note = (
-        "there the state stays on the host and streams through an update; here it is on the "
-        "device for the update alone: `plan.py memory` says whether it fits"
+        "there the state stays on the host and streams through an update; here it is on "
+        "the device during the update: check with `mindrl plan memory` that it fits"
     )
     yield Mapped(swapped, "derived", {key: True}, note)
     if key in theirs.given:

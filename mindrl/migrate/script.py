@@ -71,13 +71,12 @@ def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:
     loose = [arguments[0].text for program, arguments in starts if not program]
     if loose and len(starts) > 1:
         raise ConfigError(
-            f"{loose[0]} stands in a command of its own; the line before it needs a backslash at "
-            "its end, with nothing after it"
+            f"{loose[0]} is a separate command; end the line before it with a backslash"
         )
     if len(starts) != 1:
         raise ConfigError(
             f"{len(starts) or 'no'} commands with overrides of verl, such as "
-            "algorithm.adv_estimator=grpo; needed is one"
+            "algorithm.adv_estimator=grpo; must be one"
         )
     return starts[0][1]
 

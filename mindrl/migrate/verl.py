@@ -191,7 +191,7 @@ def _left(key: str, value: Any, has_critic: bool) -> Mapped:
         if any(key == place or (place.endswith(".") and key.startswith(place)) for place in places):
             return Mapped(key, "ignored", note=reason)
     if "profiler" in key:
-        return Mapped(key, "ignored", note="profiler_config says what is profiled here")
+        return Mapped(key, "ignored", note="set profiler_config to profile a run here")
     if key.endswith("._target_"):
         return Mapped(key, "ignored", note="of verl's own classes")
     return Mapped(key, "open", note=f"{value!r} there: not understood; see what it is here")
@@ -242,7 +242,7 @@ def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         if theirs.get("algorithm.kl_ctrl.type", "fixed") != "fixed":
             yield Mapped("algorithm.kl_ctrl.type", "refused", note="the coefficient is constant")
     for key in {in_loss, in_reward} & theirs.keys():
-        yield Mapped(key, "derived", note="rl_config.init_kl_coef and use_kl_in_reward say it")
+        yield Mapped(key, "derived", note="replaced by rl_config.init_kl_coef and use_kl_in_reward")
     asked = theirs.get(weight, 0.001) if loss or reward else 0.0
     yield Mapped(weight, "derived", {"rl_config.init_kl_coef": asked}, "0 without a KL term")
     if not (loss or reward):
@@ -272,7 +272,7 @@ def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         note = f"{theirs[most]} times {at_a_time} prompts there, in units of {trained}; 0: no limit"
         yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": batches}, note)
     if drawn in theirs:
-        note = "drawn at a time there; here as many as are likely to be needed"
+        note = "prompts per round there; here as many as are likely needed"
         yield Mapped(drawn, "ignored", note=note)
 
 
@@ -285,5 +285,5 @@ def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
             name = f"{place}.rollout_is_threshold"
             yield Mapped(name, "renamed", {f"{ours}.max_weight": bound}, "the same")
     elif f"{place}.rollout_is" not in theirs:
-        note = "none there, where it is not asked for"
+        note = "none there by default"
         yield Mapped(f"{place}.rollout_is", "derived", {f"{ours}.level": "off"}, note)

@@ -35,7 +35,7 @@ _NO_RESULT: Mapping[str, str] = {
     **dict.fromkeys(("merge", "a2a_experimental", "fully_sharded_loras"), _MERGED),
     **{f"freeze_{part}": _NO_IMAGES for part in ("vision_model", "vision_projection")},
     "freeze_language_model": "as here",
-    "lora_A_init_method": "A is drawn as PEFT draws it",
+    "lora_A_init_method": "A is initialised as in PEFT",
 }
 _AS_HERE: Mapping[str, object] = {"dropout_position": "pre", "lora_B_init_method": "zero"}
 _BASE = "the reference is the actor without its adapters, as there"
@@ -73,13 +73,13 @@ def _unused(theirs: Mapping[str, Any], rank: str, keys: list[str]) -> Iterator[M
 def _of_peft(theirs: Mapping[str, Any], rank: int, folder: str | None) -> Iterator[Mapped]:
     """Yield the entries for the PEFT keys; verl reads the rest from an adapter folder itself."""
     if folder is not None:
-        note = "a folder of PEFT, as there; r, alpha and layers are given beside it"
+        note = "a PEFT folder, as there; r, alpha and layers are separate keys"
         sets = {f"{_OURS}.load": folder}
         yield Mapped(f"{_MODEL}.lora_adapter_path", "renamed", sets, note)
     if rank > 0:
         yield Mapped(f"{_MODEL}.lora_rank", "renamed", {f"{_OURS}.r": rank}, _BASE)
     else:
-        note = "adapter_config.json in that folder says it there; write it here: 8 stands here"
+        note = "taken from adapter_config.json there; write it here: now 8"
         yield Mapped(f"{_MODEL}.lora_rank", "open", {f"{_OURS}.r": 8}, note)
     alpha = f"{_MODEL}.lora_alpha"
     if alpha in theirs:
@@ -161,7 +161,7 @@ def _of_critic(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     for rank in ("lora_rank", "lora.rank"):
         key = f"critic.model.{rank}"
         if has_critic and theirs.get(key, 0) > 0:
-            note = "the critic learns all of its weights here; left out, it does"
+            note = "mindrl trains all weights of the critic; remove it"
             yield Mapped(key, "refused", note=note)
         elif key in theirs:
             note = "all weights of a critic train, as here"

@@ -71,8 +71,9 @@ def _ends(tensors: Mapping[str, Shape], matrix: tuple[Any, Any]) -> tuple[str, s
     outside = [name for name in found if name not in inside]
     if len(inside) != 1 or len(outside) > 1:
         raise ValueError(
-            f"vocab_size x hidden_size={matrix[0]} x {matrix[1]} must be the shape of one tensor "
-            f"beside the layers, and of at most one outside; found {', '.join(found) or 'none'}"
+            f"vocab_size x hidden_size={matrix[0]} x {matrix[1]} must be the shape of one "
+            "tensor of the module with the layers and of at most one other tensor; found "
+            f"{', '.join(found) or 'none'}"
         )
     return inside[0], (outside or inside)[0]
 
@@ -101,7 +102,10 @@ def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Ite
         value = values.get(name, defaults.get(name))
         if value not in (None, 0, 1):
             given = "" if name in values else ", the default of its family,"
-            yield f"{name}={value!r}{given} is not supported: logits are made by the head alone"
+            yield (
+                f"{name}={value!r}{given} is not supported; logits must come unchanged from "
+                "the head"
+            )
     if values.get("quantization_config"):
         yield "quantized weights (quantization_config) are not supported"
     if values.get("is_encoder_decoder"):
@@ -110,17 +114,17 @@ def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Ite
     yield from _unsupported_attention(values)
     for name, shape in tensors.items():
         if not shape:
-            yield f"tensor {name} is a single number, which FSDP2 cannot deal out"
+            yield f"tensor {name} is a single number, which FSDP2 cannot shard"
 
 
 def _unsupported_attention(values: Mapping[str, Any]) -> Iterator[str]:
     family = str(values.get("model_type"))
     if has_alibi(values):
-        yield f"ALiBi is not supported: in {family} attention adds a bias for each distance"
+        yield f"ALiBi, the attention bias of {family}, is not supported"
     if family in OWN_ATTENTION:
         yield (
-            f"model_type={family!r} is not supported: transformers has classes of its own for its "
-            "attention, so packs cannot be kept apart in it"
+            f"model_type={family!r} is not supported: its attention classes in "
+            "transformers cannot separate packed sequences"
         )
     caps = _DEFAULTS.get(family, {}).get("attn_logit_softcapping")
     if values.get("attn_logit_softcapping", caps):

@@ -18,7 +18,7 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     path = path if path.suffix == ".json" else path / "config.json"
     if path.parent.is_file():
         raise ModelError(
-            f"model folder {path.parent} is a file; name the folder that holds it and config.json, "
+            f"model folder {path.parent} is a file; use the folder with config.json, "
             f"{path.parent.parent}"
         )
     if not path.parent.is_dir():
@@ -28,9 +28,9 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     except FileNotFoundError:
         raise ModelError(f"model folder {path.parent} {_without(path)}") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"cannot read {path}: {error}") from error
     if not isinstance(values, dict):
-        raise ModelError(f"{path} must hold a JSON object")
+        raise ModelError(f"{path} must contain a JSON object")
     return path, values
 
 
@@ -47,8 +47,9 @@ def _without(path: Path) -> str:
     kind = (("r", values.get("r")), ("alpha", values.get("lora_alpha")))
     given = "".join(f" actor_config.lora.{name}={value}" for name, value in kind if value)
     return (
-        f"holds an adapter of {base or 'its base model'}, and no model: go on training it with "
-        f"actor_config.load={base or 'BASE_MODEL'} actor_config.lora.load={path.parent}{given}, or "
-        "merge it with peft, AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()."
-        "save_pretrained(new_folder), add the tokenizer of the base, and name the new folder"
+        f"contains an adapter of {base or 'its base model'}, not a model: continue "
+        f"training it with actor_config.load={base or 'BASE_MODEL'} "
+        f"actor_config.lora.load={path.parent}{given}, or merge it with peft, "
+        "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+        ".save_pretrained(new_folder), add the base model's tokenizer, and use the new folder"
     )

@@ -142,8 +142,11 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         raise ModelError(
             f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
-            + "; to add a family or a network of your own, follow docs/how-to/add-a-model.md; fsdp "
-            "trains models of any family (docs/how-to/train-with-archon.md#any-hugging-face-model)"
+            + (
+                "; fsdp trains models of any family "
+                "(docs/how-to/train-with-archon.md#any-hugging-face-model); to add a family "
+                "or your own network, see docs/how-to/add-a-model.md"
+            )
         )
     unsupported = () if to_plan else _unsupported(values)
     return described(path, _sizes, values, unsupported)
@@ -245,9 +248,10 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     # V3 ranks a group by the sum of its two best experts, V2 by its best one.
     if groups > chosen and experts // chosen != 1 + third:
         yield (
-            f"topk_group={chosen} is not supported: megatron ranks the groups of experts by their "
-            f"best num_experts_per_tok // topk_group = {experts // chosen}, {values['model_type']} "
-            f"by their best {1 + third}; archon and fsdp have no groups"
+            f"topk_group={chosen} is not supported: megatron ranks expert groups by their "
+            f"best num_experts_per_tok // topk_group = {experts // chosen}, but "
+            f"{values['model_type']} by their best {1 + third}; archon and fsdp have no "
+            "groups"
         )
 
 

@@ -74,7 +74,7 @@ def expert_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
 
 def without_experts(field: str, size: int) -> Finding:
     """Return the finding about an expert size of a model without experts."""
-    return broken(field, size, "needs a model with experts; 1 is legal", 1)
+    return broken(field, size, "needs a model with experts; use 1", 1)
 
 
 def _even_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def _even_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Findi
 def _given_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
     given, chunks = layout.layers_per_chunk or (), layout.pp * layout.vpp
     if len(given) != chunks or sum(given) != layers or min(given) < 1:
-        need = f"must be {chunks} numbers of 1 or more that add to num_hidden_layers={layers}"
+        need = f"must be {chunks} numbers from 1 with the sum num_hidden_layers={layers}"
         least, more = divmod(layers, chunks)
         even = tuple(least + (chunk < more) for chunk in range(chunks))
         yield broken(keys["layers_per_chunk"], given, need, *([even] if least else []))

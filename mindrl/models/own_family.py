@@ -108,7 +108,7 @@ def args_of(path: Path, values: Mapping[str, Any], place: str) -> Any:
 
 def raised(error: Exception) -> str:
     """Return the text that follows a user function's name when it raised an error."""
-    return f"gave {type(error).__name__}: {error}"
+    return f"raised {type(error).__name__}: {error}"
 
 
 def _installed(family: str) -> str | None:
@@ -132,7 +132,7 @@ def _faults(spec: ModelSpec) -> Iterator[str]:
     for name in ("model_type", "module", "embedding", "head", "parallelise", "sizes"):
         value = getattr(spec, name)
         if not isinstance(value, str) or not (value or name == "parallelise"):
-            yield f"{name}={value!r} must be a string that is not empty"
+            yield f"{name}={value!r} must be a non-empty string"
     for name in ("args", "table"):
         if not callable(value := getattr(spec, name)):
             yield f"{name}={value!r} must be a function"
@@ -168,7 +168,7 @@ def _bad_rows(table: Mapping[Any, Any]) -> Iterator[str]:
         elif not all(type(size) is int and size > 0 for size in row.shape):
             yield f"{name}: shape={row.shape!r} must be sizes of 1 or more"
         elif row.cut is not None and row.cut not in range(len(row.shape)):
-            yield f"{name}: cut={row.cut!r} is no dimension of shape={row.shape!r}"
+            yield f"{name}: cut={row.cut!r} is not a dimension of shape={row.shape!r}"
 
 
 def _misfits(
@@ -177,17 +177,17 @@ def _misfits(
     """Yield where a table does not match a decoder with the sizes of config.json."""
     matrix = (model.vocab_size, model.hidden_size)
     if spec.embedding not in table:
-        yield f"no {spec.embedding}, which the spec calls its embedding"
+        yield f"no tensor {spec.embedding}, the embedding of the spec"
     for name in {spec.embedding, spec.head} & table.keys():
         if table[name].shape != matrix:
             yield f"{name}: shape={table[name].shape} must be vocab_size and hidden_size, {matrix}"
     count, layers = model.num_hidden_layers, [layer_of(name) for name in table]
     if sorted({layer for layer in layers if layer is not None}) != [*range(count)]:
         yield (
-            f"num_hidden_layers={count}, so the first numbers in the names of the layers' tensors "
-            f"must be those below {count}"
+            f"num_hidden_layers={count}, so the layer numbers in tensor names must be 0 "
+            f"to {count - 1}"
         )
         return
     before = [*table][: next(at for at, layer in enumerate(layers) if layer is not None)]
     if spec.embedding not in before or spec.head in before:
-        yield f"{spec.embedding} must stand before the layers, and {spec.head} behind them"
+        yield f"{spec.embedding} must come before the layers, and {spec.head} after them"

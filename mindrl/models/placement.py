@@ -108,7 +108,7 @@ def intersect(one: Box, other: Box) -> Box | None:
 
 def part_of(count: int, parts: int, index: int) -> Bounds:
     """Return the bounds of part `index` of `parts` equal parts."""
-    assert count % parts == 0, f"{count} is not cut evenly by {parts}"
+    assert count % parts == 0, f"{count} is not divisible by {parts}"
     size = count // parts
     return index * size, (index + 1) * size
 

@@ -90,7 +90,9 @@ def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> It
     length = values.get("original_max_position_embeddings")
     if scaling and length not in (None, rope.get("original_max_position_embeddings")):
         # transformers would use it for the scaling, the rollout engine would not.
-        yield f"original_max_position_embeddings={length!r} beside rope scaling is not supported"
+        yield (
+            f"original_max_position_embeddings={length!r} outside of rope_scaling is not supported"
+        )
     part = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     if part != 1.0:
         yield f"partial_rotary_factor={part!r} is not supported; only 1.0"

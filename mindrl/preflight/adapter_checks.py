@@ -27,7 +27,7 @@ def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[
     for name in lora.target_modules:
         if name in LINEARS and name not in has:
             left = tuple(each for each in lora.target_modules if each in has)
-            text = f"{_TARGETS}: the model has no layer {name}; it has {', '.join(has)}"
+            text = f"{_TARGETS}: the model has no layer {name}; its layers: {', '.join(has)}"
             yield Finding(text, _TARGETS, lora.target_modules, (left,) if left else ())
     factors = factor_shapes(model, low_rank)
     if any(_EXPERTS in name for name in factors):
@@ -44,12 +44,14 @@ def _on_experts(config: RunConfig, has: list[str]) -> Iterator[Finding]:
     others = [name for name in has if name not in ("gate_proj", "up_proj", "down_proj")]
     asked = config.actor_config.lora.target_modules
     named = ",".join([name for name in others if name in asked] or others)
-    hint = f"or name {_TARGETS}=[{named}], without those of the experts"
+    hint = f"or exclude the expert layers: {_TARGETS}=[{named}]"
     actor = config.actor_config
     if actor.moe_grouped_gemm:
-        need = f": adapters lie on experts that are multiplied by themselves; needs false, {hint}"
+        need = (
+            f"must be false, because adapters need experts that are multiplied one by one; {hint}"
+        )
         yield broken("actor_config.moe_grouped_gemm", True, need, False)
     if actor.expert_tensor_parallel_size > 1:
-        need = f": adapters lie on whole experts; needs 1, {hint}"
+        need = f"must be 1, because adapters need whole experts; {hint}"
         size = actor.expert_tensor_parallel_size
         yield broken("actor_config.expert_tensor_parallel_size", size, need, 1)

@@ -32,12 +32,12 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     found = {
         "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
         **({"placement": placement_text(config)} if config.is_apart else {}),
-        **({"order of steps": order} if (order := order_text(config)) else {}),
+        **({"step order": order} if (order := order_text(config)) else {}),
         **({"roles": roles_text(config)} if config.is_spread else {}),
         "training": _role_sizes(config, "actor"),
         "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
         "prompts per step": str(training.global_batch_size),
-        "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
+        "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} per prompt)",
         "sequences per update": str(config.sequences_per_update),
         "sequences per update and replica": str(
             config.sequences_per_update // config.layout("actor").dp
@@ -45,7 +45,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "micro-batch": _micro_batch(config),
         "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
         "steps": str(training.train_iters),
-        "updates in all": str(config.total_updates("actor")),
+        "total updates": str(config.total_updates("actor")),
         "longest sequence": (
             f"{rl.max_prompt_length} prompt + {generate.sampling_config.max_tokens} response "
             f"of {training.seq_length} tokens"
@@ -97,17 +97,20 @@ def placement_text(config: RunConfig) -> str:
 def order_text(config: RunConfig) -> str:
     """Describe the order of rollout and training, and token ages; empty if in turns and shared."""
     rl, prompts = config.rl_config, config.megatron_training.global_batch_size
-    age, ahead = f"tokens of up to {rl.max_staleness} step(s) ago", (1 + rl.max_staleness) * prompts
+    age, ahead = (
+        f"tokens from up to {rl.max_staleness} step(s) ago",
+        (1 + rl.max_staleness) * prompts,
+    )
     if rl.debug is not None:
-        return f"{rl.debug}: one half of each step alone"
+        return f"{rl.debug}: one half of each step"
     if (job := config.spool_config.job) is not None:
-        return f"{job} job of two, {age}"
+        return f"{job} job (one of two), {age}"
     if rl.partial_rollout:
-        return f"partial rollout, {ceil(rl.groups_in_flight * prompts)} prompts under way, {age}"
+        return f"partial rollout, {ceil(rl.groups_in_flight * prompts)} prompts in flight, {age}"
     orders = {
         "in_turns": "in turns" if config.is_apart else "",
-        "one_step_off": "one step off, tokens of 1 step ago",
-        "asynchronous": f"asynchronous, {ahead} prompts under way, {age}",
+        "one_step_off": "one step off, tokens from 1 step ago",
+        "asynchronous": f"asynchronous, {ahead} prompts in flight, {age}",
     }
     return orders[rl.step_order]
 
@@ -227,10 +230,12 @@ def logprob_gap_text(config: RunConfig) -> str:
     dense, experts = (logprob_gap_limit(config, has_experts=each) for each in (False, True))
     cuts = config.generate_config.sampling_config.cuts
     if dense is None:
-        return f"not judged: {cuts} (rl_config.max_logprob_gap sets a limit)"
-    floor = f"; with {cuts} the engine's log-probs are those of a part" if cuts else ""
+        return f"not checked: {cuts} (rl_config.max_logprob_gap sets a limit)"
+    floor = f"; with {cuts} the engine's log-probs are of a truncated distribution" if cuts else ""
     probe = (
-        "; tokens drawn after each sync count" if config.rl_config.step_order != "in_turns" else ""
+        "; only tokens generated after each sync count"
+        if config.rl_config.step_order != "in_turns"
+        else ""
     )
     mixture = "" if experts == dense else f" ({experts:g} with experts)"
     steps = config.rl_config.logprob_gap_steps

@@ -41,13 +41,14 @@ def with_local_folders(config: RunConfig, *, downloads: bool) -> RunConfig:
 def hub_hint(path: str, kind: HubKind) -> str:
     """Return advice about a name that is neither here nor in the cache; empty for other paths."""
     if path.startswith("~"):
-        return "; ~ is not read as your home folder here: write it out"
+        return "; ~ is not expanded: write your home folder in full"
     if _split(path, kind) is None or Path(path.partition("/")[0]).exists():
         return ""
     return (
-        f", nor is there a {kind} of that name in the hub's cache on this machine; "
-        f"{_ALLOW}=true downloads it, and so does `hf download"
-        f"{' --repo-type dataset' if kind == 'dataset' else ''} {'/'.join(path.split('/')[:2])}`"
+        f", and the hub cache of this machine has no {kind} of this name; download it "
+        f"with {_ALLOW}=true or `hf "
+        f"download{' --repo-type dataset' if kind == 'dataset' else ''} "
+        f"{'/'.join(path.split('/')[:2])}`"
     )
 
 
@@ -89,5 +90,5 @@ def _found(key: str, path: str, kind: HubKind, *, fetches: bool) -> str:
         if not fetches:
             return path
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{key}={path}: cannot be downloaded from the hub: {first}") from error
+        raise ConfigError(f"{key}={path}: download from the hub failed: {first}") from error
     return str(Path(folder, inside)) if inside else folder

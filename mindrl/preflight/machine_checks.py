@@ -24,13 +24,13 @@ def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     present, kind = platform.local_devices(), config.rl_config.device
     if not present:
         best = choose_platform("auto").kind
-        need = f": this machine has no such device; rl_config.device=auto would take {best}"
+        need = f": this machine has no such device; rl_config.device=auto selects {best}"
         yield broken("rl_config.device", kind, need, "auto", best)
     elif ray_address() is None and config.devices > present:
         need = (
-            f": the run takes {config.devices}, and this machine has {present} "
-            f"{platform.ray_resource} device(s); use {present} or fewer, or set RAY_ADDRESS to "
-            "join a larger cluster"
+            f": the run needs {config.devices} devices, and this machine has {present} "
+            f"{platform.ray_resource}; use {present} or fewer, or set RAY_ADDRESS to join "
+            "a larger cluster"
         )
         yield broken(DEVICES, config.rl_config.actor_resource.num_npus, need, present)
 
@@ -54,9 +54,8 @@ def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
     trusts = config.generate_config.trust_remote_code
     if not has_vocabulary(path, trust_remote_code=trusts):
         need = (
-            f": the folder has no tokenizer, of which it needs one of "
-            f"{', '.join(VOCABULARY_FILES)}; name another folder with "
-            "megatron_training.tokenizer_name_or_path"
+            f": the folder has no tokenizer ({', '.join(VOCABULARY_FILES)}); set "
+            "megatron_training.tokenizer_name_or_path to a folder with one"
         )
         yield broken(key, path, need)
 
@@ -81,10 +80,13 @@ def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]
     there, mib = memory_bound(), config.generate_config.kv_cache_mib
     if needed <= there:
         return
-    text = f"the workers of this machine take {mib_text(needed)}, and it has {mib_text(there)}"
+    text = (
+        f"the workers of this machine need {mib_text(needed)} of memory, and it has "
+        f"{mib_text(there)}"
+    )
     left = 0 if mib is None else mib - -(-(needed - there) // MIB) // config.rollout_devices
     if mib is not None and 0 < left < mib:
         yield broken(_KV_CACHE, mib, f": {text}", left)
     else:
         path = config.actor_config.load
-        yield broken("actor_config.load", path, f": {text}; take a smaller model or fewer devices")
+        yield broken("actor_config.load", path, f": {text}; use a smaller model or fewer devices")

@@ -71,8 +71,8 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
     least, sequence = one_sequence(config, per_token)
     if left < least:
         raise DeviceMemoryError(
-            f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} of "
-            f"{mib_text(plan.capacity_bytes)} is {mib_text(share)}; what else lies on "
+            f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} "
+            f"of {mib_text(plan.capacity_bytes)} is {mib_text(share)}; everything else on "
             f"the device during rollout takes {mib_text(others)}, which leaves "
             f"{left / MIB:,.0f} MiB for the KV cache; {sequence}"
         )
@@ -92,7 +92,7 @@ def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
     least = per_token * length
     return least, (
         f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{mib_text(least)} ({per_token:,} bytes a token)"
+        f"{mib_text(least)} ({per_token:,} bytes per token)"
     )
 
 
@@ -134,12 +134,12 @@ def plan_without_kv_cache(
 
 def too_small(plan: MemoryPlan) -> str:
     """Describe by how much a device is too small, and when."""
-    assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
+    assert plan.capacity_bytes is not None, "an unknown size is never too small"
     return (
-        f"rl_config.check_memory=true: the run is predicted to need {mib_text(plan.peak_bytes)} "
-        f"of device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
-        f"device has {mib_text(plan.capacity_bytes)}; mindrl plan memory shows each "
-        "phase and which switch would help"
+        f"rl_config.check_memory=true: the run needs about {mib_text(plan.peak_bytes)} of "
+        f"device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
+        f"device has {mib_text(plan.capacity_bytes)}; `mindrl plan memory` shows each "
+        "phase and the switches that help"
     )
 
 
@@ -286,16 +286,16 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
     if plan.capacity_bytes is not None and needs[phase] > plan.capacity_bytes:
         there = plan.capacity_bytes // MIB
         text = (
-            f"{_CAPACITY}={there}: by estimate {phase.value} needs {needs[phase] / MIB:,.0f} MiB, "
-            f"{estimates[phase] / MIB:,.0f} of them for activations; smaller micro-batches or "
-            f"{models.plan.planning(PHASE_ROLES[phase]).recomputation} take less"
+            f"{_CAPACITY}={there}: {phase.value} needs about {needs[phase] / MIB:,.0f} "
+            f"MiB, {estimates[phase] / MIB:,.0f} of them for activations; use smaller "
+            f"micro-batches or {models.plan.planning(PHASE_ROLES[phase]).recomputation}"
         )
         yield Finding(text, _CAPACITY, there, page=_PAGE)
 
 
 def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
     """Return the one key that makes the run fit, or else the memory that it needs."""
-    assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
+    assert plan.capacity_bytes is not None, "an unknown size is never too small"
     for advice in advice_on(plan, models):
         if advice.peak_bytes <= plan.capacity_bytes:
             field, _, setting = advice.setting.partition("=")
@@ -332,8 +332,8 @@ def _host(models: RunShardings, plan: MemoryPlan, capacity: Capacity) -> Iterato
     fixes = [region for region, smaller in without if capacity.holds(smaller, per_node)]
     field = offload_keys(models.plan.config)[(fixes or regions)[0]]
     text = (
-        f"{field}=true: what the workers of one machine keep on the host is predicted to take "
-        f"{mib_text(needed)}, and the host has {mib_text(there)}"
+        f"{field}=true: the workers of one machine keep about {mib_text(needed)} on the "
+        f"host, which has {mib_text(there)}"
     )
     yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)
 

@@ -91,12 +91,12 @@ def _too_long(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     longest, window = actor.max_position_embeddings, actor.sliding_window
     for field, each in sequence_limits(config).items():
         if each > longest:
-            need = f"is beyond the model's max_position_embeddings={longest}"
+            need = f"exceeds the model's max_position_embeddings={longest}"
             yield broken(field, each, need, longest)
         if window is not None and each > window:
             need = (
-                f"is beyond the model's sliding_window={window}: here every token sees all before "
-                "it, which is the same up to that length only"
+                f"exceeds the model's sliding_window={window}; mindrl applies full "
+                "attention, which is equal only up to the window"
             )
             yield broken(field, each, need, window)
 
@@ -129,7 +129,7 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
     }
     for switch, off in switches.items() if model.moe is None else ():
         if (asked := getattr(learning, switch)) != off:
-            need = f"needs a model with experts; {spelled(off)} is legal"
+            need = f"needs a model with experts; use {spelled(off)}"
             yield broken(f"{section}.{switch}", asked, need, off)
     if not found:
         yield from _recomputed_runs(section, learning, config.layout(role), model)
@@ -142,11 +142,14 @@ def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -
     engine = planning_of(config.training_backend(role)).name
     if model.moe and not found:
         need = (
-            f": with {key}={config.layout(role).tp} {engine} trains experts only where it is true"
+            f"must be true: with {key}={config.layout(role).tp} {engine} needs it to train experts"
         )
         yield broken(field, False, need, True)
     if other and not other.own and found:
-        need = f": {engine} cuts {other.architecture} by transformers' plan, which has no such part"
+        need = (
+            f"is not supported: {engine} splits {other.architecture} by the plan of "
+            "transformers, which does not include it"
+        )
         yield broken(field, True, need, False)
 
 
@@ -158,7 +161,10 @@ def training_findings(config: RunConfig, role: Role, model: ModelDescription) ->
         # torch's grouped products require rows of whole 16 bytes.
         multiple = 8 if config.megatron_training.bf16 else 4
         if (width := model.moe.intermediate_size // config.layout(role).etp) % multiple:
-            need = f"multiplies experts {width} wide on a rank; a multiple of {multiple} is needed"
+            need = (
+                f"needs experts with a width per rank that is a multiple of {multiple}, found "
+                f"{width}"
+            )
             legal = text.replace(backend, TRAINING_BACKEND, 1)
             yield Finding(f"{key}={text}: {backend} {need}", key, text, (legal,))
     for found in planning_of(backend).findings(model, config.layout(role), keys):
@@ -190,16 +196,19 @@ def _compared_with_actor(
     key, path = config.model_key(role), config.model_path(role)
     ours, theirs = actor.vocab_size, model.vocab_size
     if ours != theirs:
-        yield broken(key, path, f": vocabulary of {theirs} tokens, the actor has {ours}")
+        yield broken(key, path, f"has a vocabulary of {theirs} tokens; the actor's has {ours}")
     elif role == "ref" and config.rl_config.ref_update_interval and model != actor:
-        need = ": with rl_config.ref_update_interval it takes over the weights of another model"
+        need = (
+            "must be the actor's model with rl_config.ref_update_interval, which copies the "
+            "actor's weights into it"
+        )
         yield broken(key, path, need)
     field, length = "megatron_training.seq_length", config.megatron_training.seq_length
     longest = model.max_position_embeddings
     if longest < length <= actor.max_position_embeddings:
-        text = f"{key}={path}: {field}={length} is beyond its max_position_embeddings={longest}"
+        text = f"{key}={path}: {field}={length} exceeds its max_position_embeddings={longest}"
         yield Finding(text, field, length, (longest,))
     window = model.sliding_window
     if window is not None and window < length and window != actor.sliding_window:
-        text = f"{key}={path}: {field}={length} is beyond its sliding_window={window}"
+        text = f"{key}={path}: {field}={length} exceeds its sliding_window={window}"
         yield Finding(text, field, length, (window,))

@@ -48,13 +48,13 @@ def try_network(folder: str, model: ModelDescription) -> None:
 def _faults(network: nn.Module, wanted: Mapping[str, Shape]) -> Iterator[str]:
     found = {name: tuple(each.shape) for name, each in network.named_parameters()}
     for name, _ in network.named_buffers():
-        yield f"buffer {name}: no file has it; make it in the forward pass"
+        yield f"buffer {name} is in no file; create it in the forward pass"
     for name in sorted(found.keys() ^ wanted.keys()):
         lacks = "the table has no" if name in found else "it has no"
         yield f"{lacks} {name}"
     for name in found.keys() & wanted.keys():
         if found[name] != wanted[name]:
-            yield f"{name} has shape {list(found[name])}, in the table {list(wanted[name])}"
+            yield f"{name} has shape {list(found[name])}, but {list(wanted[name])} in the table"
 
 
 def _unshared(model: ModelDescription, network: nn.Module) -> Iterator[str]:
@@ -67,6 +67,6 @@ def _unshared(model: ModelDescription, network: nn.Module) -> Iterator[str]:
     for (name, _), cut in zip(other.tensors, other.cuts, strict=True):
         holder, _ = holder_of(network, name)
         if cut is not None and name not in ends and holder not in inside:
-            yield f"{name} is cut, and lies in no module that ranks share"
+            yield f"{name} is split, but its module is not shared by ranks"
     if not isinstance(holder_of(network, other.embedding)[0], nn.Embedding):
         yield f"{other.embedding} must be the weight of a torch.nn.Embedding"

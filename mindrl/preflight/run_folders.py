@@ -45,7 +45,7 @@ def export_findings(places: Places) -> Iterator[Finding]:
         for folder in _written(place):
             if trouble := _trouble(folder):
                 which = f": {folder} " if folder != Path(place).resolve() else ""
-                yield broken(key, place, f"{which}{trouble}; name a new folder", None)
+                yield broken(key, place, f"{which}{trouble}; choose a new folder", None)
                 break
     if len(places) > 1:
         # Each export replaces its whole folder, including subfolders.
@@ -55,8 +55,8 @@ def export_findings(places: Places) -> Iterator[Finding]:
             ours.is_relative_to(theirs) or theirs.is_relative_to(ours) for ours, theirs in pairs
         ):
             need = (
-                f"beside actor_config.save={actor}: the export of one model would "
-                "replace the other; name two folders of which neither lies in the other"
+                f"and actor_config.save={actor} would replace each other's files; choose "
+                "two folders, neither inside the other"
             )
             yield broken("critic_config.save", critic, need, None)
 
@@ -187,5 +187,5 @@ def _trouble(folder: Path) -> str | None:
     if not there.is_dir():
         return "is a file" if there == folder else f"cannot be made: {there} is a file"
     if there == folder and any(folder.iterdir()):
-        return "holds files already, and an export would replace them"
+        return "is not empty, and an export would replace its files"
     return None

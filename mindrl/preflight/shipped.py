@@ -114,10 +114,10 @@ def unknown_sizes(config: RunConfig) -> list[Finding]:
         if not Path(sizes_path(config, role)).exists():
             key, path = config.model_key(role), config.model_path(role)
             is_actor = path == config.actor_config.load
-            way = "name it with actor_config.sizes" if is_actor else "put it there"
+            way = "name it in actor_config.sizes" if is_actor else "put it there"
             text = (
-                f"{key}={path}: not here, and no sizes of that name are shipped, so the model is "
-                f"not checked and cannot be planned; its config.json says them: {way}"
+                f"{key}={path}: not found, and no shipped sizes have this name, so the "
+                f"model is not checked or planned; provide its config.json: {way}"
             )
             found.append(Finding(text, key, path))
     return once(found)
@@ -141,4 +141,4 @@ def shipped_sizes(config: RunConfig) -> dict[str, str]:
 def note_shipped_sizes(config: RunConfig) -> None:
     """Print a note for each folder in `shipped_sizes`."""
     for folder, shipped in shipped_sizes(config).items():
-        note(f"{folder} is not here: sizes of {shipped}")
+        note(f"{folder} not found; using the sizes of {shipped}")

@@ -31,5 +31,5 @@ def tracker_findings(config: RunConfig) -> Iterator[Finding]:
         try:
             socket.create_server((HOST, port)).close()
         except OSError as error:
-            need = f"must be a free port of {HOST}: {os.strerror(error.errno or 0)}"
+            need = f"must be a free port on {HOST}: {os.strerror(error.errno or 0)}"
             yield broken("rl_config.tracking.prometheus_port", port, need, None)

@@ -70,8 +70,8 @@ def slowdown(first: Fit, other: Fit) -> str:
     more = {name: seconds - first.seconds[name] for name, seconds in other.seconds.items()}
     names = sorted(more, key=lambda name: -more[name])
     parts = [f"{name} {more[name]:+.1f} s" for name in names if abs(more[name]) >= LEAST_SECONDS]
-    text = ", ".join(parts) or "in hardly anything"
-    return f"{gap:.1f} s behind the first: {text}"
+    text = ", ".join(parts) or "almost equal"
+    return f"{gap:.1f} s slower than the first: {text}"
 
 
 def reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
@@ -80,7 +80,7 @@ def reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
     yield _tensor(task, found, training)
     if training.cp > 1:
         where = _where(task, training.tp * training.cp)
-        yield f"cp {training.cp} shares the tokens of a sequence, {where}"
+        yield f"cp {training.cp} splits the tokens of a sequence, {where}"
     yield _pipeline(task, proposal)
     if task.model.moe:
         yield _experts(task, training, task.model.moe.num_experts)
@@ -97,46 +97,49 @@ def _tensor(task: Task, found: Search, layout: TrainLayout) -> str:
     if model.mla is None:
         heads += f" and {model.num_key_value_heads} KV heads"
     text = f"tp {layout.tp} of {legal}, which {heads} on {task.devices} devices allow"
-    return f"{text}; its sums stay {_where(task, layout.tp)}" if layout.tp > 1 else text
+    return f"{text}; its all-reduces stay {_where(task, layout.tp)}" if layout.tp > 1 else text
 
 
 def _pipeline(task: Task, proposal: Proposal) -> str:
     layout, settings = proposal.candidate.training, proposal.fit.settings
     batches = micro_batches_of(task, layout, settings)
-    batch = f"dp {layout.dp} gives a replica {batches} micro-batches of {settings.micro_batch_size}"
+    batch = f"dp {layout.dp}: {batches} micro-batches of {settings.micro_batch_size} per replica"
     if layout.pp == 1:
         return f"{batch}; no pipeline, so no stage waits"
     waits = f"{bubble_share(task, layout, settings):.1%}"
     layers = _listed(sorted({len(chunk) for chunk in layout.chunks(task.model.num_hidden_layers)}))
-    return f"{batch}; pp {layout.pp}, stages of {layers} layers, waits {waits} of its work"
+    return f"{batch}; pp {layout.pp}, stages of {layers} layers, idle for {waits} of the work"
 
 
 def _experts(task: Task, layout: TrainLayout, experts: int) -> str:
     if layout.ep * layout.etp == 1:
-        return f"ep 1: a rank holds all {experts} experts of a layer, and no token travels"
-    cut = f", each cut over {layout.etp}" if layout.etp > 1 else ""
+        return f"ep 1: each rank has all {experts} experts of a layer; no tokens are exchanged"
+    cut = f", each split over {layout.etp}" if layout.etp > 1 else ""
     where = _where(task, layout.ep * layout.etp)
     held = experts // layout.ep
-    return f"ep {layout.ep}: a rank holds {held} experts of a layer{cut}; tokens travel {where}"
+    return (
+        f"ep {layout.ep}: each rank has {held} experts of a layer{cut}; tokens are exchanged "
+        f"{where}"
+    )
 
 
 def _activations(task: Task, proposal: Proposal) -> str:
     layout, settings = proposal.candidate.training, proposal.fit.settings
     kept = max(activations_of(task, layout, replace(settings, recomputes=False)).values())
     if not settings.recomputes:
-        return f"no recompute: activations take {memory_text(kept)} by estimate and fit"
+        return f"no recompute: activations take about {memory_text(kept)} and fit"
     again = max(activations_of(task, layout, settings).values())
     less = f"{memory_text(again)} instead of {memory_text(kept)}"
-    return f"full recompute: activations take {less} by estimate, for one more forward pass"
+    return f"full recompute: activations take about {less}, for one more forward pass"
 
 
 def _offloads(fit: Fit) -> str:
     leaving = [f"the {part}" for part in PARTS if part in fit.settings.offloads]
     if not leaving:
-        return "nothing but gradients leaves the device: there is room for all else"
+        return "only gradients leave the device; the rest fits"
     seconds, host = f"{fit.seconds['copies']:.1f} s", memory_text(fit.host_bytes)
     leave = "leave" if len(leaving) > 1 or "training weights" in fit.settings.offloads else "leaves"
-    return f"{_listed(leaving)} {leave} the device: {seconds} of copies a step, {host} on a host"
+    return f"{_listed(leaving)} {leave} the device: {seconds} of copies per step, {host} on a host"
 
 
 def _rollout(task: Task, proposal: Proposal) -> str:
@@ -155,12 +158,12 @@ def _rollout(task: Task, proposal: Proposal) -> str:
 def _reshard(proposal: Proposal) -> str:
     moved = proposal.moved
     if moved is None:
-        text = "not planned here, it would take minutes; counted as the longest planned one"
+        text = "not planned, because it takes minutes; assumed to be the longest planned one"
     elif moved.received == 0:
-        text = "every rank holds what it needs, nothing travels"
+        text = "every rank has what it needs; no messages"
     else:
         across = f"{moved.across_nodes / moved.received:.0%} of it across nodes"
-        text = f"{memory_text(moved.received)} travel, {across}"
+        text = f"{memory_text(moved.received)} are sent, {across}"
     return f"reshard: {text}"
 
 

@@ -30,7 +30,7 @@ def stored_groups(folder: Path) -> tuple[list[list[int]], float]:
     files = sorted(folder.glob("*.parquet"))
     if not files:
         need = "the folder `rollouts` of a run with megatron_training.keep_rollouts"
-        raise DataError(f"{folder} has no .parquet files; name {need}")
+        raise DataError(f"{folder} has no .parquet files; use {need}")
     groups: dict[tuple[Path, int], list[int]] = defaultdict(list)
     prompts: list[int] = []
     names = ["group", "prompt_token_ids", "response_token_ids"]
@@ -40,7 +40,7 @@ def stored_groups(folder: Path) -> tuple[list[list[int]], float]:
             asked, answered = (pc.list_value_length(table[name]).to_pylist() for name in names[1:])
             numbers = table["group"].to_pylist()
         except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error
+            raise DataError(f"cannot read the responses of a step from {path}: {error}") from error
         prompts += asked
         for group, length in zip(numbers, answered, strict=True):
             groups[path, group].append(length)

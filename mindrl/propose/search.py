@@ -81,7 +81,7 @@ def search(task: Task, top: int, notify: Notify, *, most_pieces: int = MOST_PIEC
     Raises:
         ConfigError: The rules of a run allow no layout at all.
     """
-    notify("laying the model out")
+    notify("planning layouts of the model")
     training, rollout = legal_training(task), legal_rollout(task)
     if not training or not rollout:
         raise ConfigError(_nothing_legal(task))
@@ -243,14 +243,14 @@ def remedies(task: Task, found: Search, notify: Notify) -> Iterator[str]:
     """Yield how much memory is missing, and options that would fit; one line each."""
     name = f"{task.load} on {task.devices} x {task.device.name}"
     if found.nearest is None:
-        yield f"{name}: no layout passes the rules of a run"
+        yield f"{name}: no layout is valid for a run"
         return
     candidate, miss = found.nearest
     where = "the host of a node" if miss.moment == "host" else f"a device in {miss.moment}"
     training, rollout = task.texts(candidate)
     yield (
-        f"{name}: nothing fits; the nearest is {training} -> {rollout}, which needs "
-        f"{memory_text(miss.need_bytes)} of {where}, where it may take "
+        f"{name}: no layout fits; the nearest is {training} -> {rollout}, which needs "
+        f"{memory_text(miss.need_bytes)} of {where} and may use "
         f"{memory_text(miss.available_bytes)}"
     )
     yield from _more_devices(task, notify)
@@ -269,7 +269,7 @@ def _more_devices(task: Task, notify: Notify) -> Iterator[str]:
             yield f"it fits with --devices {devices}: {' -> '.join(more.texts(found.candidate))}"
             return
         devices *= 2
-    yield f"doubling the devices does not help, up to {MOST_DEVICES}"
+    yield f"more devices do not help, up to {MOST_DEVICES}"
 
 
 def _changes(task: Task) -> Iterator[tuple[str, Task]]:

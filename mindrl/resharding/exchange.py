@@ -222,8 +222,8 @@ class Channel:
         others = [rank for rank in ranks if plans[rank] != plans[0]]
         if others:
             raise ReshardError(
-                f"{self._ranks_text(others)} made another reshard plan than {self.name_of(0)}; "
-                "no weights were moved"
+                f"{self._ranks_text(others)} and {self.name_of(0)} have different reshard "
+                "plans; no weights were moved"
             )
 
     def _failure(
@@ -247,10 +247,10 @@ class Channel:
                 if rank not in complaining
             }
         except RuntimeError:
-            return ReshardError(f"{text}; {self.name_of(0)} is gone")
+            return ReshardError(f"{text}; {self.name_of(0)} has ended")
         behind = [rank for rank, at in reached.items() if at == min(reached.values())]
         return ReshardError(
-            f"{text}; {self._ranks_text(behind)} did not come so far" if behind else text
+            (f"{text}; {self._ranks_text(behind)} did not get this far") if behind else text
         )
 
     def note_runs(self, count: int) -> None:

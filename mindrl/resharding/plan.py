@@ -33,7 +33,7 @@ class Topology:
     def nodes(self, world_size: int) -> Integers:
         """Return the node of each rank."""
         if self.placed is not None:
-            assert len(self.placed) == world_size, "the topology is of this world"
+            assert len(self.placed) == world_size, "the topology has this world's size"
             return np.array(self.placed, dtype=np.int64)
         nodes: Integers = np.arange(world_size) // self.ranks_per_node
         return nodes
@@ -179,7 +179,7 @@ def plan_reshard(
         ReshardError: The source side lacks a part that the target side needs.
     """
     world_size = len(source.held_by)
-    assert len(target.held_by) == world_size, "both sides speak of the same world"
+    assert len(target.held_by) == world_size, "both sides have the same world"
     if slices is None:
         slices = slices_for_bucket(source, target, bucket_bytes)
     nodes, per_round = topology.nodes(world_size).tolist(), _bytes_of_round(bucket_bytes)

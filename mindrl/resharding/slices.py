@@ -208,8 +208,8 @@ def _parts(
         having = tuple([at for at in touching if intersect(piece, holders[at].source) == piece])
         if not having:
             raise ReshardError(
-                f"no rank of the source side holds {show(wanted.tensor, piece)}, which the target "
-                f"side needs in {name}"
+                f"no source rank has {show(wanted.tensor, piece)}, which a target rank "
+                f"needs in {name}"
             )
         for box in _split(piece, largest):
             sources = tuple([holders[at].local_part(box) for at in having])

@@ -68,8 +68,10 @@ class Checksums:
         if local is not None:
             theirs[rank] = local
         found = [
-            f"{show(transfer.slice.tensor, transfer.slice.box)} on {channel.name_of(rank)} differs "
-            f"from what {channel.name_of(peer)} has"
+            (
+                f"{show(transfer.slice.tensor, transfer.slice.box)} differs between "
+                f"{channel.name_of(rank)} and {channel.name_of(peer)}"
+            )
             for peer, pairs in sorted(self.written.items())
             for (transfer, value), expected in zip(pairs, theirs[peer].tolist(), strict=True)
             if int(value) != expected
@@ -77,5 +79,7 @@ class Checksums:
         if found:
             more = f", and {len(found) - 5} more slices" if len(found) > 5 else ""
             raise ReshardError(
-                "the rollout weights are not the training weights: " + "; ".join(found[:5]) + more
+                ("the rollout weights differ from the training weights: ")
+                + "; ".join(found[:5])
+                + more
             )

@@ -100,7 +100,7 @@ class RewardService:
             code = self._process.returncode
             how = ending(_SHELL - code if code > _SHELL else code)
             memory = OutOfMemoryKills.read().since(self._kills)
-            why = memory or "its stderr may say why"
+            why = memory or "see its stderr for the reason"
             raise HostLostError(f"the reward host {how}; {why}") from error
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class RewardService:
     def _ready(self) -> Ready:
         if not self._connection.poll(START_SECONDS):
             raise RewardError(
-                f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
+                f"rl_config.verifier_function: imports took more than {START_SECONDS:.0f} s"
             )
         reply: Ready | MindrlError = self._connection.recv()
         if isinstance(reply, MindrlError):

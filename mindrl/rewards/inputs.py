@@ -63,7 +63,7 @@ class BatchTexts:
         if name in (RESPONSE, REFERENCE):
             return self.responses if name == RESPONSE else self.answers
         answered = self.answered
-        assert answered is not None, "whoever names more gives the whole batch"
+        assert answered is not None, "callers that use more columns pass the whole batch"
         match name:
             case "token_ids":
                 return answered.token_ids

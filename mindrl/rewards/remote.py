@@ -55,7 +55,7 @@ class RemoteReward:
         self._headers = {"Content-Type": "application/json"}
         if token_variable is not None:
             if not (token := variable_named(token_variable)):
-                raise ValueError(f"the environment has no variable {token_variable}")
+                raise ValueError(f"the environment variable {token_variable} is not set")
             self._headers["Authorization"] = f"Bearer {token}"
 
     async def __call__(
@@ -90,7 +90,7 @@ class RemoteReward:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ValueError(f"answered {quoted(text[:60])}, which is no JSON") from error
+            raise ValueError(f"answered {quoted(text[:60])}, which is not JSON") from error
 
 
 def _error_text(error: Exception) -> str:

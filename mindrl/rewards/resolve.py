@@ -36,7 +36,7 @@ def resolve_reward(
             return cast(Callable[..., object], found(*at, **kwargs))
         except Exception as error:
             raise ConfigError(
-                f"{_source_text(field, name, found)} cannot be made with {dict(kwargs)}: "
+                f"{_source_text(field, name, found)} cannot be created with {dict(kwargs)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     return update_wrapper(partial(found, **kwargs), found) if kwargs else found

@@ -46,8 +46,8 @@ def _number(value: object) -> float:
         raise ValueError(f"returned {quoted(value)}; {NEED}")
     if abs(number) > LARGEST_SCORE:
         raise ValueError(
-            f"returned {quoted(value)}; {NEED} of at most {LARGEST_SCORE:g} in size, whose square "
-            "fits into float32"
+            f"returned {quoted(value)}; {NEED} of at most {LARGEST_SCORE:g} in size, so "
+            "that its square fits into float32"
         )
     return number
 
@@ -62,7 +62,7 @@ def scores_of(value: object, count: int) -> Sequence[object]:
         value = value.tolist()  # type: ignore[attr-defined]
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(  # noqa: TRY004 - of a foreign value
-            f"returned {quoted(value)}; need a list of {count} numbers, for it takes lists"
+            f"returned {quoted(value)}; need a list of {count} numbers, because it takes lists"
         )
     if len(value) != count:
         raise ValueError(f"returned {len(value)} scores; need {count}, one for each response")
@@ -77,7 +77,7 @@ def hint_of(value: object, *, is_batch: bool) -> str:
     if is_batch:
         return ""
     if value is None:
-        return "; a way through the function ends without `return`"
+        return "; a path through the function ends without `return`"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "; a function that takes lists names them: responses, references"
+        return "; a function that takes lists needs the parameters responses, references"
     return ""

@@ -146,7 +146,7 @@ class RewardScorer:
                 if self._service is not service or not service.is_up or not tries_left:
                     raise
                 self._service = None
-                note(f"{error}; it is started again, and scores the batch anew")
+                note(f"{error}; restarting it to score the batch again")
             except BaseException:  # Ctrl-C too: a late reply must not answer the next request
                 service.kill()
                 self._service = None

@@ -247,7 +247,7 @@ def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list
         return {}, [Chunk(function=chunk.function, indices=(index,)) for index in chunk.indices]
     if _is_late(result) and not chunk.is_last:
         return {}, [_last(chunk, chunk.indices[0])]
-    broken = f"the scoring processes broke {chunk.times_lost + 1} times"
+    broken = f"the scoring processes ended {chunk.times_lost + 1} times"
     return {chunk.indices[0]: result or Failure(kind="crash", detail=broken)}, []
 
 

@@ -27,7 +27,7 @@ def remarks(outcomes: Outcomes, responses: Sequence[str], ranges: Ranges) -> Ite
         scores = [each for each in map(_score, column) if each is not None]
         yield from _outside(function, scores, ranges[function])
         if len({*scores}) == 1 and len(scores) == len(column):
-            text = f"scores {scores[0]:g} for a right answer and for an empty response alike"
+            text = f"scores {scores[0]:g} for both a right answer and an empty response"
             yield Remark(function=function, text=text, refuses=False)
 
 

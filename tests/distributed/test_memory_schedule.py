@@ -279,7 +279,7 @@ def test_without_the_switches_the_plan_refuses_the_run_and_the_device_does(
 def test_a_device_of_one_mebibyte_less_is_refused_before_the_start(
     configured: Callable[..., RunConfig],
 ) -> None:
-    with pytest.raises(ConfigError, match=r"need 7.3 MiB .* at 'rollout', .* has 7.0 MiB"):
+    with pytest.raises(ConfigError, match=r"needs about 7.3 MiB .* at 'rollout', .* has 7.0 MiB"):
         check(configured({"rl_config.device_memory_mib": CAPACITY_MIB - 1}), PLATFORMS["cpu"])
 
 

@@ -123,12 +123,20 @@ def test_training_and_rollout_may_be_on_different_ranks(forked_workers: ForkedWo
 @pytest.mark.parametrize(
     ("kind", "speaker", "message"),
     [
-        ("other plan", 0, "rank 2 made another reshard plan than rank 0; no weights were moved"),
-        ("other plan", 3, "rank 2 made another reshard plan than rank 0; no weights were moved"),
-        ("silent from the start", 0, "rank 1 did not answer within 3 s; no weights were moved"),
-        ("silent from the start", 3, "rank 1 did not answer within 3 s; no weights were moved"),
+        ("other plan", 0, "rank 2 and rank 0 have different reshard plans; no weights were moved"),
+        ("other plan", 3, "rank 2 and rank 0 have different reshard plans; no weights were moved"),
+        (
+            "silent from the start",
+            0,
+            ("rank 1 did not answer within 3 shave different reshard plans; no weights were moved"),
+        ),
+        (
+            "silent from the start",
+            3,
+            ("rank 1 did not answer within 3 shave different reshard plans; no weights were moved"),
+        ),
         ("silent later", 0, "waited 3 s for bucket"),
-        ("silent later", 0, "; rank 1 did not come so far"),
+        ("silent later", 0, "; rank 1 did not get this far"),
         (
             "damaged",
             1,

@@ -39,4 +39,4 @@ def test_a_full_disk_costs_a_run_its_checkpoint_or_ends_it(
     assert (newest.step, problems) == (1, [])
     summary = program.summary()
     assert summary["skipped_checkpoints"] == (3 if policy == "skip" else 0)
-    assert "step-00000002 was not begun: it takes 1" in " ".join(program.text().split())
+    assert "step-00000002 was not started: it needs 1" in " ".join(program.text().split())

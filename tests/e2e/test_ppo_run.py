@@ -132,7 +132,7 @@ def test_without_offload_the_run_is_refused_before_anything_starts(
 ) -> None:
     program = start(tmp_path / "run", tiny_model, *NO_OFFLOAD)
     assert program.process.wait(timeout=60) == 2
-    assert "rl_config.check_memory=true: the run is predicted to need" in program.text()
+    assert "rl_config.check_memory=true: the run needs about" in program.text()
     assert "starting 2 worker(s)" not in program.text()
 
 

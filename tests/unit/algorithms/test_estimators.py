@@ -186,9 +186,9 @@ def test_a_function_of_ones_own_gives_a_number_a_response_or_all_there_is(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("too_many", r"ValueError: advantages have shape \[3\]; need \[4\] or \[4, 5\]"),
-        ("no_tensor", "TypeError: advantages are a list; need a tensor"),
-        ("broken", "AttributeError: 'RatedResponses' object has no attribute 'rewards'"),
+        ("too_many", r"ValueError .*: advantages have shape \[3\]; need \[4\] or \[4, 5\]"),
+        ("no_tensor", "TypeError .*: advantages are a list; need a tensor"),
+        ("broken", "AttributeError .*: 'RatedResponses' object has no attribute 'rewards'"),
         ("absent", "has no 'absent'"),
     ],
 )
@@ -197,4 +197,4 @@ def test_what_does_not_estimate_is_refused_before_a_run(
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         resolve_estimator(own(name))
-    assert str(caught.value).startswith(f"rl_config.adv_estimator={own(name)!r}: ")
+    assert str(caught.value).startswith(f"rl_config.adv_estimator={own(name)!r}")

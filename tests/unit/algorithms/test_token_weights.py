@@ -57,7 +57,7 @@ def test_a_sum_over_a_constant_weighs_a_token_alike_in_whatever_company() -> Non
 def test_an_update_without_any_token_is_refused(
     weights: Callable[[Tensor], Tensor],
 ) -> None:
-    with pytest.raises(ValueError, match=r"shape \[2, 3\] holds no token"):
+    with pytest.raises(ValueError, match=r"shape \[2, 3\] selects no token"):
         weights(torch.zeros(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"dtype torch.float32; it must be torch.bool"):
+    with pytest.raises(ValueError, match=r"dtype torch.float32; must be torch.bool"):
         weights(torch.ones(2, 3))

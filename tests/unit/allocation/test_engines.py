@@ -32,13 +32,13 @@ def test_a_name_that_the_field_says_already_is_dropped() -> None:
     [
         (
             {"actr": "fsdp:d8"},
-            "actr.backend: there is no such engine; known: actor",
+            "actr.backend: unknown engine; known: actor",
         ),
         (
             {"planner": "fsdp:d8"},
             (
-                "planner.backend: there is no such engine; "
-                "known: rollout, actor, critic, ref, reward, teacher"
+                "planner.backend: unknown engine; known: rollout, actor, critic, ref, "
+                "reward, teacher"
             ),
         ),
         (
@@ -55,15 +55,13 @@ def test_a_name_that_the_field_says_already_is_dropped() -> None:
         ),
         (
             {"ref": ""},
-            "ref.backend is empty and takes actor.backend; write that",
+            "ref.backend is empty; move actor.backend there",
         ),
         (
             {"actor": "fsdp:d8p2"},
             (
-                "actor.backend=fsdp:d8p2, character 8: 'p' is no dimension of fsdp; "
-                "known: d, t, c; megatron has it\n"
-                "  fsdp:d8p2\n"
-                "         ^"
+                "actor.backend=fsdp:d8p2, character 8: 'p' is not a dimension of fsdp; "
+                "known: d, t, c; megatron has it\n  fsdp:d8p2\n         ^"
             ),
         ),
         (
@@ -87,10 +85,8 @@ def test_a_name_that_the_field_says_already_is_dropped() -> None:
         (
             {"actor": "fsdp[critic]:d8"},
             (
-                "actor.backend=fsdp[critic]:d8, character 5: the field says actor already; "
-                "leave [critic] out\n"
-                "  fsdp[critic]:d8\n"
-                "      ^"
+                "actor.backend=fsdp[critic]:d8, character 5: the field already names "
+                "actor; remove [critic]\n  fsdp[critic]:d8\n      ^"
             ),
         ),
     ],

@@ -169,8 +169,9 @@ def test_devices_of_the_rollout_are_counted_with_its_string() -> None:
     )
     said = refusal(integrated=False, mode="vllm:d4|megatron:d4")
     assert said == (
-        "rl_config.allocation_mode=vllm:d4|megatron:d4 shares the devices, and "
-        "rl_config.use_integrated_worker=false gives the rollout its own; write vllm:d4+megatron:d4"
+        "rl_config.allocation_mode=vllm:d4|megatron:d4 shares the devices, but "
+        "rl_config.use_integrated_worker=false gives the rollout its own; write "
+        "vllm:d4+megatron:d4"
     )
 
 
@@ -194,47 +195,46 @@ def test_a_string_of_a_role_with_devices_of_its_own_is_counted_with_those() -> N
         (
             {"actor": "megatron:d4tt2"},
             (
-                "actor_config.backend=megatron:d4tt2, character 13: "
-                "t needs a size of 1 to 99999, as in t2\n  megatron:d4tt2\n              ^"
+                "actor_config.backend=megatron:d4tt2, character 13: t needs a size from 1 to "
+                "99999, such as t2\n  megatron:d4tt2\n              ^"
             ),
         ),
         (
             {"actor": "fsdp:d8", "pp": 2},
             (
-                "actor_config.pipeline_model_parallel_size=2 and actor_config.backend=fsdp:d8, "
-                "which says 1, differ; leave actor_config.pipeline_model_parallel_size out, "
-                "or set it to null"
+                "actor_config.pipeline_model_parallel_size=2 differs from 1 in "
+                "actor_config.backend=fsdp:d8; remove "
+                "actor_config.pipeline_model_parallel_size or set it to null"
             ),
         ),
         (
             {"actor": "archon:d2p2v2"},
             (
-                "actor_config.backend=archon:d2p2v2, character 12: "
-                "'v' is no dimension of archon; known: d, p, t, c, e\n"
-                "  archon:d2p2v2\n             ^"
+                "actor_config.backend=archon:d2p2v2, character 12: 'v' is not a "
+                "dimension of archon; known: d, p, t, c, e\n  archon:d2p2v2\n             ^"
             ),
         ),
         (
             {"rollout": "sglang:d4t2"},
             (
-                "generate_config.backend=sglang:d4t2: a run starts engines of vllm alone, and "
-                "sglang needs generate_config.servers; nearest: vllm:d4t2"
+                "generate_config.backend=sglang:d4t2: a run starts only vllm engines, "
+                "and sglang needs generate_config.servers; nearest: vllm:d4t2"
             ),
         ),
         (
             {"actor": "megatron:d2t4", "tp": 2},
             (
-                "actor_config.tensor_model_parallel_size=2 and actor_config.backend=megatron:d2t4, "
-                "which says 4, differ; leave actor_config.tensor_model_parallel_size out, "
-                "or set it to null"
+                "actor_config.tensor_model_parallel_size=2 differs from 4 in "
+                "actor_config.backend=megatron:d2t4; remove "
+                "actor_config.tensor_model_parallel_size or set it to null"
             ),
         ),
         (
             {"actor": "megatron:d2t4", "ref": "megatron:d4t2", "ref_tp": 1},
             (
-                "ref_config.tensor_model_parallel_size=1 and ref_config.backend=megatron:d4t2, "
-                "which says 2, differ; leave ref_config.tensor_model_parallel_size out, "
-                "or set it to null"
+                "ref_config.tensor_model_parallel_size=1 differs from 2 in "
+                "ref_config.backend=megatron:d4t2; remove "
+                "ref_config.tensor_model_parallel_size or set it to null"
             ),
         ),
         (
@@ -262,10 +262,10 @@ def test_a_string_of_a_role_with_devices_of_its_own_is_counted_with_those() -> N
             {"mode": "vllm[rollout]:d4t2+megatron[actor]:d4+megatron[critic]:d4"},
             (
                 "rl_config.allocation_mode="
-                "vllm[rollout]:d4t2+megatron[actor]:d4+megatron[critic]:d4: the rollout alone can "
-                "have devices of its own, all else shares the others; write "
-                "vllm:d4t2+megatron[actor]:d4|megatron[critic]:d4, with as many ranks on both "
-                "sides of each |"
+                "vllm[rollout]:d4t2+megatron[actor]:d4+megatron[critic]:d4: "
+                "only the rollout can have its own devices; write "
+                "vllm:d4t2+megatron[actor]:d4|megatron[critic]:d4, with equal numbers of "
+                "ranks on both sides of each |"
             ),
         ),
         (
@@ -273,15 +273,15 @@ def test_a_string_of_a_role_with_devices_of_its_own_is_counted_with_those() -> N
             (
                 "rl_config.allocation_mode="
                 "vllm[rollout]:d8|megatron[actor]:d8|megatron[critic]:d8: "
-                "this run has no critic; leave it out"
+                "this run has no critic; remove it"
             ),
         ),
         (
             {"mode": "vllm:d4t2|megatron:d2t4", "actor": "megatron:d8"},
             (
                 "actor_config.backend=megatron:d8 and "
-                "rl_config.allocation_mode=vllm:d4t2|megatron:d2t4 say different things; "
-                "leave rl_config.allocation_mode out"
+                "rl_config.allocation_mode=vllm:d4t2|megatron:d2t4 differ; remove "
+                "rl_config.allocation_mode"
             ),
         ),
         (

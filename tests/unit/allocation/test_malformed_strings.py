@@ -15,7 +15,7 @@ from mindrl.allocation.meaning import parse_backend, parse_mode
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WHOLE = "write megatron:d4p2t2 or megatron:(attn:d4t2|ffn:d2e4)"
 KNOWN = "known: d, p, t, c, e, v"
-JOINED = "'+' joins engines; write one here, and each other one in a backend of its own"
+JOINED = "'+' joins engines; write one engine here, and the others in their own backend keys"
 
 WORDS = [
     "megatron",
@@ -43,97 +43,97 @@ BACKEND_ERRORS = [
     ("8", 1, "the backend is missing; write megatron:d2t2"),
     ("[actor]:d4", 1, "the backend is missing; write megatron[actor]:d4"),
     ("(attn:d4|ffn:e2)", 1, "the backend is missing; write megatron:(attn:d4|ffn:e2)"),
-    (" fsdp:d8", 1, "a space has no place here; leave it out"),
+    (" fsdp:d8", 1, "remove the space"),
     ("megatron", 9, "megatron needs its sizes; write megatron:d2t2"),
-    ("megatrn:d4", 1, "'megatrn' is no backend; write megatron:d4"),
-    ("SGLang:d4t2", 1, "'SGLang' is no backend; write sglang:d4t2"),
+    ("megatrn:d4", 1, "'megatrn' is not a backend; write megatron:d4"),
+    ("SGLang:d4t2", 1, "'SGLang' is not a backend; write sglang:d4t2"),
     (
         "deepspeed:d4",
         1,
-        "'deepspeed' is no backend; known: megatron, archon, fsdp, vllm, sglang",
+        "'deepspeed' is not a backend; known: megatron, archon, fsdp, vllm, sglang",
     ),
     (
         "deepspeed:zero3",
         1,
-        "'deepspeed' is no backend; known: megatron, archon, fsdp, vllm, sglang",
+        "'deepspeed' is not a backend; known: megatron, archon, fsdp, vllm, sglang",
     ),
     ("d4X2", 1, "the backend is missing; write megatron:d2t2"),
-    ("mega-tron:d4", 5, f"'-' is not expected; {WHOLE}"),
+    ("mega-tron:d4", 5, f"unexpected '-'; {WHOLE}"),
     ("sglang.d4t2", 7, "'.' is the old form; write sglang:d4t2"),
-    ("fsdp::d8", 6, "':' is not expected; write fsdp:d4t2"),
+    ("fsdp::d8", 6, "unexpected ':'; write fsdp:d4t2"),
     ("d4:t2", 1, "the backend is missing; write megatron:d2t2"),
-    ("fsdp[vllm]:d4X", 14, "'X' is no dimension of fsdp; known: d, t, c"),
-    ("ffn:attn:d4", 5, "attn and ffn stand in brackets; write megatron:(attn:d4t2|ffn:d2e4)"),
+    ("fsdp[vllm]:d4X", 14, "'X' is not a dimension of fsdp; known: d, t, c"),
+    ("ffn:attn:d4", 5, "attn and ffn need brackets; write megatron:(attn:d4t2|ffn:d2e4)"),
     # The sizes.
-    ("fsdp:", 6, "fsdp needs a dimension, as in d2t2"),
-    ("fsdp:8", 6, "'8' is no dimension of fsdp; known: d, t, c"),
-    ("fsdp:d", 7, "d needs a size of 1 to 99999, as in d2"),
-    ("fsdp:d0", 7, "d needs a size of 1 to 99999, as in d2"),
-    ("fsdp:d08", 7, "d needs a size of 1 to 99999, as in d8"),
-    ("fsdp:d-8", 7, "d needs a size of 1 to 99999, as in d2"),
-    ("fsdp:d2.5", 8, "'.' is not expected; write fsdp:d4t2"),
-    ("megatron:d100000", 11, "d needs a size of 1 to 99999, as in d2"),
-    ("megatron:d4T2", 12, f"'T' is no dimension of megatron; {KNOWN}"),
-    ("megatron:d4,t2", 12, f"',' is no dimension of megatron; {KNOWN}"),
-    ("megatron:d4 t2", 12, f"' ' is no dimension of megatron; {KNOWN}"),
-    ("megatron:d4x2", 12, f"'x' is no dimension of megatron; {KNOWN}"),
-    ("megatron:tp4", 11, "t needs a size of 1 to 99999, as in t2"),
-    ("megatron:d4t2d4", 14, "d is given twice; leave one out"),
-    ("archon:d4p2v2", 12, "'v' is no dimension of archon; known: d, p, t, c, e"),
-    ("fsdp:d4p2", 8, "'p' is no dimension of fsdp; known: d, t, c; megatron has it"),
-    ("fsdp:d4e2", 8, "'e' is no dimension of fsdp; known: d, t, c; megatron has it"),
-    ("vllm:d4c2", 8, "'c' is no dimension of vllm; known: d, p, t, e"),
-    ("sglang:d4t4e4", 12, "'e' is no dimension of sglang; known: d, p, t"),
+    ("fsdp:", 6, "fsdp needs a dimension, such as d2t2"),
+    ("fsdp:8", 6, "'8' is not a dimension of fsdp; known: d, t, c"),
+    ("fsdp:d", 7, "d needs a size from 1 to 99999, such as d2"),
+    ("fsdp:d0", 7, "d needs a size from 1 to 99999, such as d2"),
+    ("fsdp:d08", 7, "d needs a size from 1 to 99999, such as d8"),
+    ("fsdp:d-8", 7, "d needs a size from 1 to 99999, such as d2"),
+    ("fsdp:d2.5", 8, "unexpected '.'; write fsdp:d4t2"),
+    ("megatron:d100000", 11, "d needs a size from 1 to 99999, such as d2"),
+    ("megatron:d4T2", 12, f"'T' is not a dimension of megatron; {KNOWN}"),
+    ("megatron:d4,t2", 12, f"',' is not a dimension of megatron; {KNOWN}"),
+    ("megatron:d4 t2", 12, f"' ' is not a dimension of megatron; {KNOWN}"),
+    ("megatron:d4x2", 12, f"'x' is not a dimension of megatron; {KNOWN}"),
+    ("megatron:tp4", 11, "t needs a size from 1 to 99999, such as t2"),
+    ("megatron:d4t2d4", 14, "d is given twice; remove one"),
+    ("archon:d4p2v2", 12, "'v' is not a dimension of archon; known: d, p, t, c, e"),
+    ("fsdp:d4p2", 8, "'p' is not a dimension of fsdp; known: d, t, c; megatron has it"),
+    ("fsdp:d4e2", 8, "'e' is not a dimension of fsdp; known: d, t, c; megatron has it"),
+    ("vllm:d4c2", 8, "'c' is not a dimension of vllm; known: d, p, t, e"),
+    ("sglang:d4t4e4", 12, "'e' is not a dimension of sglang; known: d, p, t"),
     ("vllm:d4t2e3", 10, "e must be 1, or t=2 times a divisor of d=4: 2, 4, 8"),
     ("megatron:d2t4e3", 14, "e=3 must divide the ranks of a stage=8; nearest: 2, 4"),
     # More than one engine.
     ("sglang:d4+fsdp:d4", 10, JOINED),
     ("sglang:d4 + fsdp:d4", 11, JOINED),
-    ("vllm:d4|fsdp:d4", 8, "'|' is not expected; write vllm:d2t4"),
+    ("vllm:d4|fsdp:d4", 8, "unexpected '|'; write vllm:d2t4"),
     # The name.
     ("fsdp[]:d8", 6, "a name is missing, as in [actor]"),
     ("fsdp[1]:d8", 6, "a name is missing, as in [actor]"),
-    ("fsdp[actor:d8", 11, "']' is missing behind the name, as in [actor]"),
-    ("fsdp[actor]d8", 12, "':' is missing behind the name, as in [actor]:d4t2"),
+    ("fsdp[actor:d8", 11, "']' is missing after the name, as in [actor]"),
+    ("fsdp[actor]d8", 12, "':' is missing after the name, as in [actor]:d4t2"),
     # Experts with sizes of their own.
     ("megatron:()", 11, "'attn:' is missing, as in (attn:d4t2|ffn:d2e4)"),
     ("megatron:(d4|e2)", 11, "'attn:' is missing, as in (attn:d4t2|ffn:d2e4)"),
     ("megatron:(attn:d4|e2)", 19, "'ffn:' is missing, as in (attn:d4t2|ffn:d2e4)"),
-    ("megatron:(attn:d4)", 18, f"')' is not expected; {WHOLE}"),
+    ("megatron:(attn:d4)", 18, f"unexpected ')'; {WHOLE}"),
     ("megatron:(attn:d4|ffn:e2", 25, f"the end is missing; {WHOLE}"),
-    ("megatron:(attn:d4|ffn:e2)t2", 26, f"'t' is not expected; {WHOLE}"),
-    ("megatron:(attn:|ffn:e2)", 16, "attn needs a dimension, as in d2t2"),
-    ("megatron:(attn:d4|ffn:)", 23, "ffn needs a dimension, as in d2t2"),
+    ("megatron:(attn:d4|ffn:e2)t2", 26, f"unexpected 't'; {WHOLE}"),
+    ("megatron:(attn:|ffn:e2)", 16, "attn needs a dimension, such as d2t2"),
+    ("megatron:(attn:d4|ffn:)", 23, "ffn needs a dimension, such as d2t2"),
     (
         "megatron:attn:d4|ffn:e2",
         10,
-        "attn and ffn stand in brackets; write megatron:(attn:d4t2|ffn:d2e4)",
+        "attn and ffn need brackets; write megatron:(attn:d4t2|ffn:d2e4)",
     ),
     (
         "vllm:attn:d4|ffn:e2",
         6,
-        "attn and ffn stand in brackets; write megatron:(attn:d4t2|ffn:d2e4)",
+        "attn and ffn need brackets; write megatron:(attn:d4t2|ffn:d2e4)",
     ),
     (
         "archon:(attn:d4v|ffn:e2)",
         17,
-        "v needs a size of 1 to 99999, as in v2",
+        "v needs a size from 1 to 99999, such as v2",
     ),
     (
         "fsdp:(attn:d4|ffn:t2)",
         6,
-        "fsdp has one list of sizes; write megatron:(attn:d4|ffn:t2)",
+        "fsdp takes one list of sizes; write megatron:(attn:d4|ffn:t2)",
     ),
-    ("sglang:(attn:d4|ffn:t2)", 8, "the rollout side has one list; write sglang:d2t4"),
+    ("sglang:(attn:d4|ffn:t2)", 8, "the rollout side takes one list of sizes; write sglang:d2t4"),
     (
         "megatron:(attn:d4e2|ffn:e2)",
         18,
-        "'e' is no dimension of attn; known: d, p, t, c, v",
+        "'e' is not a dimension of attn; known: d, p, t, c, v",
     ),
-    ("archon:(attn:d4v2|ffn:e2)", 16, "'v' is no dimension of attn; known: d, p, t, c"),
-    ("megatron:(attn:d4|ffn:c2)", 23, "'c' is no dimension of ffn; known: d, p, t, e"),
-    ("megatron:(attn:d4T2|ffn:e2)", 18, "'T' is no dimension of attn; known: d, p, t, c, v"),
-    ("megatron:(attn:d4|ffn:E2)", 23, "'E' is no dimension of ffn; known: d, p, t, e"),
+    ("archon:(attn:d4v2|ffn:e2)", 16, "'v' is not a dimension of attn; known: d, p, t, c"),
+    ("megatron:(attn:d4|ffn:c2)", 23, "'c' is not a dimension of ffn; known: d, p, t, e"),
+    ("megatron:(attn:d4T2|ffn:e2)", 18, "'T' is not a dimension of attn; known: d, p, t, c, v"),
+    ("megatron:(attn:d4|ffn:E2)", 23, "'E' is not a dimension of ffn; known: d, p, t, e"),
     ("megatron:(attn:d4p2|ffn:p4e2)", 25, "attn and ffn share the stages; write p2"),
     (
         "megatron:(attn:d4t2|ffn:d4e4)",
@@ -158,17 +158,21 @@ MODE_ERRORS = [
     ("sglang:d4|", 11, "the backend is missing; write fsdp:d2t2"),
     ("sglang:d4++fsdp:d4", 11, "the backend is missing; write fsdp:d2t2"),
     ("sglang:d4+fsdp", 15, "fsdp needs its sizes; write fsdp:d2t2"),
-    ("sglang:d4+fsd:d4", 11, "'fsd' is no backend; write sglang:d4+fsdp:d4"),
-    ("sglang.d4+d4x2", 13, f"'x' is no dimension of megatron; {KNOWN}"),
+    ("sglang:d4+fsd:d4", 11, "'fsd' is not a backend; write sglang:d4+fsdp:d4"),
+    ("sglang.d4+d4x2", 13, f"'x' is not a dimension of megatron; {KNOWN}"),
     ("sglang.d4+d4X2", 11, "the backend is missing; write fsdp:d2t2"),
-    ("sglang:d4&fsdp:d4", 10, "'&' is no dimension of sglang; known: d, p, t"),
-    ("sglang:d4t2+fsdp:d8p2", 20, "'p' is no dimension of fsdp; known: d, t, c; megatron has it"),
+    ("sglang:d4&fsdp:d4", 10, "'&' is not a dimension of sglang; known: d, p, t"),
+    (
+        "sglang:d4t2+fsdp:d8p2",
+        20,
+        ("'p' is not a dimension of fsdp; known: d, t, c; megatron has it"),
+    ),
     ("fsdp:d4+fsdp:d4", 9, "two engines are 'actor'; name them, as in fsdp[critic]:d4"),
     ("sglang[a]:d4+fsdp[a]:d4", 19, "two engines are 'a'; change one"),
     (
         "sglang[r]:d4+fsdp:d4+fsdp[c]:d4",
         14,
-        "of three engines or more each has a name, as in fsdp[critic]:d4",
+        "three or more engines need names, as in fsdp[critic]:d4",
     ),
     (
         "fsdp[a]:d8|fsdp[c]:d4",
@@ -187,8 +191,8 @@ MODE_ERRORS = [
         "vllm:d8|megatron:(attn:d2t2|ffn:t2)",
         9,
         (
-            "this engine has 4 ranks and rollout, on the same devices, has 8; "
-            "write d4 behind attn and no d behind ffn"
+            "this engine has 4 ranks and rollout, on the same devices, has 8; write d4 "
+            "after attn and no d after ffn"
         ),
     ),
 ]
@@ -245,7 +249,7 @@ def test_a_control_character_cannot_move_the_caret() -> None:
 
 
 def test_a_size_of_5000_digits_is_refused_as_any_other() -> None:
-    with pytest.raises(AllocationError, match="d needs a size of 1 to 99999, as in d2"):
+    with pytest.raises(AllocationError, match="d needs a size from 1 to 99999, such as d2"):
         parse_backend("fsdp:d" + "9" * 5000)
 
 

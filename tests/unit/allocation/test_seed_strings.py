@@ -118,7 +118,9 @@ def test_a_backend_takes_the_documented_dimensions_and_refuses_the_others(
         if letter in BACKENDS[backend].letters:
             assert str(parse_backend(text)) == text
         else:
-            with pytest.raises(AllocationError, match=f"'{letter}' is no dimension of {backend}"):
+            with pytest.raises(
+                AllocationError, match=(f"'{letter}' is not a dimension of {backend}")
+            ):
                 parse_backend(text)
 
 
@@ -127,7 +129,7 @@ def test_a_size_of_1_is_legal_for_every_backend(backend: str) -> None:
     for size in (1, 4):
         assert str(parse_backend(f"{backend}:d{size}p1t1c1e1v1")) == f"{backend}:d{size}"
     assert str(parse_backend(f"{backend}:d1p1t4")) == f"{backend}:d1t4"
-    with pytest.raises(AllocationError, match="'x' is no dimension"):
+    with pytest.raises(AllocationError, match="'x' is not a dimension"):
         parse_backend(f"{backend}:d4x1")
 
 

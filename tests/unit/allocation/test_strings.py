@@ -90,49 +90,49 @@ def test_whether_d_is_stated_is_seen_behind_a_colon_and_behind_a_size() -> None:
     [
         ("d4t2", "character 1: the backend is missing; write megatron:d4t2"),
         ("", "character 1: the backend is missing; write megatron:d2t2"),
-        ("vllm:d4t2", "character 1: 'vllm' cannot stand on this side; write megatron:d4t2"),
-        ("sglang:d4", "character 1: 'sglang' cannot stand on this side; write megatron:d4"),
-        ("archon[actor]:d4", "character 7: a name has no place here; write archon:d4"),
-        ("megatron[actor]:d4", "character 9: a name has no place here; write megatron:d4"),
+        ("vllm:d4t2", "character 1: 'vllm' cannot be used on this side; write megatron:d4t2"),
+        ("sglang:d4", "character 1: 'sglang' cannot be used on this side; write megatron:d4"),
+        ("archon[actor]:d4", "character 7: remove the name; write archon:d4"),
+        ("megatron[actor]:d4", "character 9: remove the name; write megatron:d4"),
         ("megatron.d4", "character 9: '.' is the old form; write megatron:d4"),
-        ("megatron:", "character 10: megatron needs a dimension, as in d2t2"),
+        ("megatron:", "character 10: megatron needs a dimension, such as d2t2"),
         (
             "megatron:d4x2",
-            "character 12: 'x' is no dimension of megatron; known: d, p, t, c, e, v",
+            "character 12: 'x' is not a dimension of megatron; known: d, p, t, c, e, v",
         ),
         (
             "megatron:D4",
-            "character 10: 'D' is no dimension of megatron; known: d, p, t, c, e, v",
+            "character 10: 'D' is not a dimension of megatron; known: d, p, t, c, e, v",
         ),
         (
             "megatron:d4 t2",
-            "character 12: ' ' is no dimension of megatron; known: d, p, t, c, e, v",
+            "character 12: ' ' is not a dimension of megatron; known: d, p, t, c, e, v",
         ),
-        ("megatron:dt2", "character 11: d needs a size of 1 to 99999, as in d2"),
-        ("megatron:d4t0", "character 13: t needs a size of 1 to 99999, as in t2"),
-        ("megatron:d123456", "character 11: d needs a size of 1 to 99999, as in d2"),
-        ("megatron:d4t2d4", "character 14: d is given twice; leave one out"),
+        ("megatron:dt2", "character 11: d needs a size from 1 to 99999, such as d2"),
+        ("megatron:d4t0", "character 13: t needs a size from 1 to 99999, such as t2"),
+        ("megatron:d123456", "character 11: d needs a size from 1 to 99999, such as d2"),
+        ("megatron:d4t2d4", "character 14: d is given twice; remove one"),
         (
             "megatron:d4|t2",
             (
-                "character 12: '|' is not expected; "
-                "write megatron:d4p2t2 or megatron:(attn:d4t2|ffn:d2e4)"
+                "character 12: unexpected '|'; write megatron:d4p2t2 or "
+                "megatron:(attn:d4t2|ffn:d2e4)"
             ),
         ),
         (
             "megatron:(attn:d4t2)",
             (
-                "character 20: ')' is not expected; "
-                "write megatron:d4p2t2 or megatron:(attn:d4t2|ffn:d2e4)"
+                "character 20: unexpected ')'; write megatron:d4p2t2 or "
+                "megatron:(attn:d4t2|ffn:d2e4)"
             ),
         ),
         (
             "megatron:(attn:d4e2|ffn:e2)",
-            "character 18: 'e' is no dimension of attn; known: d, p, t, c, v",
+            "character 18: 'e' is not a dimension of attn; known: d, p, t, c, v",
         ),
         (
             "megatron:(attn:d4|ffn:c2)",
-            "character 23: 'c' is no dimension of ffn; known: d, p, t, e",
+            "character 23: 'c' is not a dimension of ffn; known: d, p, t, e",
         ),
         (
             "megatron:(attn:d4p2|ffn:p4e2)",
@@ -164,9 +164,12 @@ def test_a_training_layout_is_refused_at_the_character_that_is_wrong(
     ("text", "message"),
     [
         ("d4t2", "character 1: the backend is missing; write vllm:d4t2"),
-        ("megatron:d4", "character 1: 'megatron' cannot stand on this side; write vllm:d4"),
-        ("vllm:d4c2", "character 8: 'c' is no dimension of vllm; known: d, p, t, e"),
-        ("vllm:(attn:d4|ffn:e2)", "character 6: the rollout side has one list; write vllm:d2t4"),
+        ("megatron:d4", "character 1: 'megatron' cannot be used on this side; write vllm:d4"),
+        ("vllm:d4c2", "character 8: 'c' is not a dimension of vllm; known: d, p, t, e"),
+        (
+            "vllm:(attn:d4|ffn:e2)",
+            ("character 6: the rollout side takes one list of sizes; write vllm:d2t4"),
+        ),
         ("vllm:d4t2e3", "character 10: e must be 1, or t=2 times a divisor of d=4: 2, 4, 8"),
         ("vllm:d2t4e2", "character 10: e must be 1, or t=4 times a divisor of d=2: 4, 8"),
     ],

@@ -119,7 +119,7 @@ def test_where_balancing_is_over_the_budget_the_groups_are_those_of_first_fit() 
 
 
 def test_a_sequence_longer_than_the_budget_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ValueError, match=r"a sequence of 12 tokens is over the budget of 10$"):
+    with pytest.raises(ValueError, match=r"a sequence of 12 tokens exceeds the budget of 10$"):
         cut_by_tokens([3, 12], 10)
 
 

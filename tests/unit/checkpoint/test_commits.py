@@ -76,18 +76,18 @@ def test_a_manifest_of_another_step_is_refused(tmp_path: Path) -> None:
     stale = save(commits, 3) / "manifest.json"
     newer = save(commits, 4) / "manifest.json"
     newer.write_text(stale.read_text())
-    with pytest.raises(CheckpointError, match="step=3 is not the folder's"):
+    with pytest.raises(CheckpointError, match="step=3 does not match the folder"):
         commits.read(4)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", "must hold a JSON object"),
+        ("[]", "must contain a JSON object"),
         ('{"version": 9}', "version=9 must be 1"),
-        ('{"version": 1, "step": 4}', "is no manifest"),
-        ('{"version": 1, "step": 4, "files": [{"name": 1}]}', "is no manifest"),
-        ("{", "cannot be read"),
+        ('{"version": 1, "step": 4}', "is not a manifest"),
+        ('{"version": 1, "step": 4, "files": [{"name": 1}]}', "is not a manifest"),
+        ("{", "cannot read"),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(text: str, said: str, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_file_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> 
     folder = commits.begin(4)
     outside = write_synced(tmp_path / "secret", [b"0"])
     folder = commits.commit(4, [replace(outside, name="../secret")], {}).folder
-    with pytest.raises(CheckpointError, match=r"'../secret' must be a file of its folder"):
+    with pytest.raises(CheckpointError, match=r"'../secret' must be a file in its folder"):
         read_checkpoint(folder)
 
 
@@ -113,10 +113,10 @@ def test_a_file_that_the_driver_cannot_see_is_an_error_that_says_what_is_needed(
     folder = commits.begin(1)
     written = write_synced(folder / RANKS[0], [b"weights"])
     (folder / RANKS[0]).write_bytes(b"less")
-    with pytest.raises(OutputError, match="all nodes must see one folder"):
+    with pytest.raises(OutputError, match="all nodes must share this folder"):
         commits.commit(1, [written], {})
     (folder / RANKS[0]).unlink()
-    with pytest.raises(OutputError, match="could not be written"):
+    with pytest.raises(OutputError, match="cannot write"):
         commits.commit(1, [written], {})
     assert commits.steps() == []
 

@@ -117,16 +117,16 @@ def test_what_cannot_be_told_apart_or_does_not_end_is_refused_in_words(
     load: Load, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     text = refused(load, [{"messages": [ASKED]}])
-    assert "ends with a question; needed an answer of the assistant, or its column in" in text
+    assert "ends with a question; add an answer of the assistant, or name its column in" in text
     text = refused(load, [{"messages": [ASKED, FIRST]}], response_column="messages")
     assert "ends with an answer of the assistant; needed a question" in text
     text = refused(load, [{"messages": TALK}], FORGETS)
-    assert "rows.jsonl:1, message 3: the chat template renders what comes before it" in text
-    assert text.endswith("sft_config.turns=last learns the last answer alone")
+    assert "rows.jsonl:1, message 3: the chat template changes earlier text" in text
+    assert text.endswith("sft_config.turns=last to train on the last answer only")
     found = load([{"messages": TALK}], FORGETS, turns="last")
     assert learned(tokenizer, found) == ["Four: 4<|im_end|>"]
     endless = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
     text = refused(load, [{"messages": [ASKED, FIRST]}], endless)
-    assert "writes no token behind an answer that ends it; needed <|im_end|>" in text
+    assert "writes no end token after an answer" in text
     text = refused(load, [{"messages": [ASKED, FIRST]}], MARKED, 8)
     assert "conversation of 16 tokens is longer than megatron_training.seq_length=8" in text

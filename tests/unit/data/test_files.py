@@ -96,8 +96,8 @@ def test_a_folder_of_what_trains_and_what_tests_is_not_trained_on_as_a_whole(
     with pytest.raises(DataError) as caught:
         files_of(str(tmp_path))
     assert str(caught.value) == (
-        f"folder {tmp_path} holds test-0.jsonl beside train-0.jsonl: name its files, or "
-        f"{tmp_path}/train*"
+        f"folder {tmp_path} has test-0.jsonl beside train-0.jsonl; list its files, or "
+        f"write {tmp_path}/train*"
     )
     assert files_of(f"{tmp_path}/train*") == (f"{tmp_path}/train-0.jsonl",)
 
@@ -113,7 +113,7 @@ def test_a_folder_whose_data_lies_deeper_says_where(tmp_path: Path) -> None:
 
 def test_a_file_is_not_read_twice(tmp_path: Path) -> None:
     file = str(written(tmp_path / "a.jsonl", [row(0)]))
-    with pytest.raises(DataError, match=r"a\.jsonl is named more than once"):
+    with pytest.raises(DataError, match=r"a\.jsonl is listed more than once"):
         files_of((file, str(tmp_path)))
 
 
@@ -172,7 +172,7 @@ def test_rows_of_verl_are_read_without_naming_a_column(load: Any, tmp_path: Path
     [prompt] = found.prompts
     assert (prompt.answer, prompt.source) == ("2", "openai/gsm8k")
     assert "1+1=?" in prompt.text
-    assert found.told == ", rows as verl has them"
+    assert found.note == ", verl's row format"
 
 
 def test_dots_lead_into_a_column_and_a_whole_name_comes_first(load: Any, tmp_path: Path) -> None:

@@ -57,12 +57,12 @@ def test_a_tenth_of_different_prompts_is_held_out_whatever_their_order(
     repeated = len(first.train.prompts) - 36
     assert [*data_lines(first)][:2] == [
         (
-            f"{tmp_path}/a.jsonl: 60 rows, prompts of up to 12 tokens, {tests} left out for they "
-            f"are tests, {repeated} equal to an earlier prompt"
+            f"{tmp_path}/a.jsonl: 60 rows, prompts of up to 12 tokens, {tests} dropped as "
+            f"test prompts, {repeated} duplicate prompts"
         ),
         (
             f"0.1 of {tmp_path}/a.jsonl: {tests} rows, prompts of up to 12 tokens"
-            + (f", {tests - 4} equal to an earlier prompt" if tests > 4 else "")
+            + (f", {tests - 4} duplicate prompts" if tests > 4 else "")
         ),
     ]
 
@@ -71,7 +71,7 @@ def test_a_share_of_one_prompt_leaves_nothing_to_train_on(read: Any, tmp_path: P
     with pytest.raises(ConfigError) as caught:
         read(rows(tmp_path / "a.jsonl", 1, 1), {FRACTION: 0.1})
     assert str(caught.value) == (
-        f"{tmp_path}/a.jsonl: {FRACTION}=0.1 of 1 different prompts leaves none to train on"
+        f"{tmp_path}/a.jsonl: {FRACTION}=0.1 of 1 different prompts leaves none for training"
     )
 
 
@@ -79,9 +79,7 @@ def test_what_is_held_out_evaluates_and_two_keys_do_not_say_it(run_config: MakeC
     held_out = {FRACTION: 0.1, "rl_config.test_freq": 10}
     assert findings(run_config(Path("model"), held_out)) == []
     [finding] = findings(run_config(Path("model"), held_out | {TEST: "test.jsonl"}))
-    assert str(finding) == (
-        f"{FRACTION}=0.1 and {TEST} both define the held-out data; remove one"
-    )
+    assert str(finding) == (f"{FRACTION}=0.1 and {TEST} both define the held-out data; remove one")
 
 
 def test_test_prompts_that_are_trained_on_are_an_error_with_two_ways_out(
@@ -92,9 +90,9 @@ def test_test_prompts_that_are_trained_on_are_an_error_with_two_ways_out(
     with pytest.raises(ConfigError) as caught:
         read(train, test)
     assert str(caught.value) == (
-        f"{tmp_path}/test.jsonl: 2 of the 3 test prompts are training prompts too, the first is "
-        "row 1 counted from 0: accuracy would count what is trained on. "
-        f"{OVERLAP}=drop leaves them out of training, allow lets them be"
+        f"{tmp_path}/test.jsonl: 2 of the 3 test prompts are also training prompts, the "
+        f"first in row 1 (from 0). Set {OVERLAP}=drop to remove them from training, or allow "
+        "to keep them"
     )
     assert numbers(read(train, test | {OVERLAP: "allow"}).train) == [1, 2, 3, 4]
     left = read(train, test | {OVERLAP: "drop"})
@@ -105,7 +103,9 @@ def test_test_prompts_that_are_trained_on_are_an_error_with_two_ways_out(
 def test_a_set_of_evaluation_counts_as_a_test(read: Any, tmp_path: Path) -> None:
     train = rows(tmp_path / "train.jsonl", 1, 2)
     same = {"data_config.eval_sets": [{"name": "same", "data_path": train}]}
-    with pytest.raises(ConfigError, match="2 of the 2 same prompts are training prompts too"):
+    with pytest.raises(ConfigError, match="2 of the 2 same prompts are also training prompts"):
         read(train, same)
-    with pytest.raises(ConfigError, match="no prompt is left, all of them are test prompts too"):
+    with pytest.raises(
+        ConfigError, match="no prompts are left, because all of them are also test prompts"
+    ):
         read(train, same | {OVERLAP: "drop"})

@@ -74,8 +74,8 @@ def test_a_model_without_a_template_is_answered_with_both_ways(base: Path, read:
     with pytest.raises(ConfigError) as caught:
         read(base, {})
     assert str(caught.value).endswith(
-        f"{TEMPLATE} names a file with one, and plain takes prompts as they stand, as base models "
-        "read them"
+        f"Set {TEMPLATE} to a template file, or to plain for a base model, which reads "
+        "prompts unchanged"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_chat_of_several_messages_is_no_plain_text(base: Path, read: Any) -> N
     with pytest.raises(ConfigError) as caught:
         read(base, PLAIN, chat)
     assert str(caught.value).endswith(
-        f"rows.jsonl:1: 2 messages; {TEMPLATE}=plain needs text, or one message"
+        f"rows.jsonl:1: 2 messages; {TEMPLATE}=plain needs text or one message"
     )
 
 
@@ -123,7 +123,9 @@ def test_tokens_and_texts_of_the_configuration_end_a_response_too(base: Path, re
     assert [*data_lines(data)][-1] == (
         r"a response ends with <|endoftext|> (256) or <|im_end|> (258) or '\nQ:'"
     )
-    with pytest.raises(ConfigError, match=r"stop_token_ids: 9999 is no token of .*, which has 264"):
+    with pytest.raises(
+        ConfigError, match=r"stop_token_ids: 9999 is not a token of .*, which has 264"
+    ):
         read(base, PLAIN | {f"{SAMPLING}.stop_token_ids": [9999]})
 
 

@@ -169,7 +169,7 @@ def test_a_file_that_is_not_parquet_is_refused(
         ('{"messages": "a"', "not JSON: Expecting ',' delimiter"),
         ("[1, 2]", "a list; needed a JSON object"),
         ("47", "a int; needed a JSON object"),
-        ('{"messages": "a", "answer": NaN}', "NaN is no JSON number"),
+        ('{"messages": "a", "answer": NaN}', "NaN is not a JSON number"),
         ('{"messages": 5, "answer": "1"}', "column 'messages' holds 5; needed text or a list"),
         ('{"messages": [], "answer": "1"}', "column 'messages' holds []; needed"),
         ('{"messages": "  ", "answer": "1"}', 'message 1: content is "  "; needed text'),
@@ -251,7 +251,7 @@ def test_a_file_without_rows_is_refused(load: Loader, text: str) -> None:
         ("train.parquet", "no such file"),
         ("train.txt", r"suffix '\.txt'; needed \.jsonl or \.json or \.parquet or \.csv"),
         ("train", r"suffix ''; needed \.jsonl or "),
-        ("folder.jsonl", r"folder .*folder\.jsonl holds no \.jsonl or .* file"),
+        ("folder.jsonl", r"folder .*folder\.jsonl has no \.jsonl or .* file"),
     ],
 )
 def test_a_path_that_cannot_be_read_is_named_with_the_reason(
@@ -270,7 +270,7 @@ def test_a_prompt_over_the_limit_ends_the_load_with_line_length_and_limit(load: 
         load.rows(ROW, LONG_ROW, LONG_ROW)
     message = str(caught.value)
     assert message.startswith(f"{load.path}:2: prompt of 68 tokens is longer than ")
-    assert "rl_config.max_prompt_length=64; 2 of 3 prompts are" in message
+    assert "rl_config.max_prompt_length=64; so are 2 of 3 prompts" in message
 
 
 def test_a_prompt_exactly_at_the_limit_is_kept(load: Loader) -> None:
@@ -290,7 +290,7 @@ def test_dropped_prompts_are_counted_and_logged_once_and_the_others_keep_their_n
 
 
 def test_nothing_left_after_dropping_is_refused(load: Loader) -> None:
-    with pytest.raises(DataError, match="no prompt is left, all 1 are longer"):
+    with pytest.raises(DataError, match="all 1 prompts are longer"):
         load.rows(LONG_ROW, overlong_prompt_policy="drop")
 
 

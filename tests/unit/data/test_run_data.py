@@ -55,7 +55,7 @@ def test_a_dry_run_counts_rows_tokens_and_test_rows_that_are_trained_on(
     assert lines[-5:] == [
         f"{tmp_path}/train.jsonl: 2 rows, prompts of up to 13 tokens",
         f"{tmp_path}/test.jsonl: 4 rows, prompts of up to 13 tokens, 1 longer ones dropped",
-        "2 of the 3 test prompts are training prompts too: the accuracy counts what is trained on",
+        "2 of the 3 test prompts are also training prompts, which raises the accuracy",
         "a response ends with <|im_end|> (258)",
         "the configuration is valid",
     ]
@@ -83,7 +83,7 @@ def test_all_that_ends_a_response_is_named_with_its_id(
         ),
         ({"megatron_training.answer_column": "answers"}, "did you mean 'answer'"),
         ({"rl_config.max_prompt_length": 12}, "train.jsonl:2: prompt of 13 tokens is longer than"),
-        ({"rl_config.max_prompt_length": 10} | DROPS, "no prompt is left, all 2 are longer"),
+        ({"rl_config.max_prompt_length": 10} | DROPS, "all 2 prompts are longer"),
     ],
     ids=["wrong prompt column", "wrong answer column", "too long", "all too long"],
 )
@@ -106,7 +106,7 @@ def test_a_dry_run_refuses_a_tokenizer_without_chat_template(
 ) -> None:
     bare = Path(shutil.copytree(tokenizer_folder, tmp_path / "bare"))
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match=r"bare: no chat template; needed chat_template\.jinja"):
+    with pytest.raises(ConfigError, match=r"bare has no chat template \(chat_template\.jinja"):
         explain(asked({"megatron_training.tokenizer_name_or_path": str(bare)}), elsewhere=True)
 
 
@@ -116,10 +116,10 @@ def test_where_the_tokenizer_is_elsewhere_a_dry_run_says_that_rows_were_not_read
     config = asked({"megatron_training.tokenizer_name_or_path": None})
     explain(config, elsewhere=True)
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        f"rows and rewards not tried: there is no tokenizer in {config.actor_config.load}",
-        "the configuration is valid but for what is not here",
+        f"rows and rewards not checked: {config.actor_config.load} has no tokenizer",
+        "the configuration is valid, except for missing files",
     ]
-    with pytest.raises(ConfigError, match="the folder has no tokenizer, of which it needs one of"):
+    with pytest.raises(ConfigError, match="the folder has no tokenizer"):
         explain(config)
 
 

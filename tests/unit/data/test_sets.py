@@ -85,8 +85,8 @@ def test_a_source_without_a_reward_is_refused_with_the_nearest(read: Read) -> No
     with pytest.raises(ConfigError) as caught:
         read(given)
     assert str(caught.value).endswith(
-        "small.jsonl: 2 of 4 prompts have data_source='odd', for which data_config.rewards has no "
-        "entry; it has even, ode; did you mean 'ode'?"
+        "small.jsonl: 2 of 4 prompts have data_source='odd', which has no entry in "
+        "data_config.rewards (even, ode); did you mean 'ode'?"
     )
 
 
@@ -104,8 +104,8 @@ def test_a_source_without_a_reward_is_refused_with_the_nearest(read: Read) -> No
         (
             {"pass_rate_column": "rate", "pass_rate_low": 0.9, "pass_rate_high": 0.95},
             (
-                "no row is left: data_config.pass_rate_low=0.9 and data_config.pass_rate_high=0.95 "
-                "keep none of 4 rows, whose 'rate' goes from 0 to 0.75"
+                "data_config.pass_rate_low=0.9 and data_config.pass_rate_high=0.95 keep none of 4 "
+                "rows; 'rate' ranges from 0 to 0.75"
             ),
         ),
     ],
@@ -130,9 +130,7 @@ def test_rows_stay_whose_pass_rate_lies_within_the_bounds(read: Read) -> None:
     bounds = {"pass_rate_column": "rate", "pass_rate_low": 0.25, "pass_rate_high": 0.75}
     _, data = read({f"{DATA}.{key}": value for key, value in bounds.items()})
     assert [prompt.uid for prompt in data.train.prompts] == [1, 2, 3, 5, 6, 7]
-    assert "4 rows, prompts of up to 11 tokens, 1 left out for their pass rate" in next(
-        data_lines(data)
-    )
+    assert "4 rows, prompts of up to 11 tokens, 1 dropped by pass rate" in next(data_lines(data))
 
 
 LEVELS = """

@@ -147,8 +147,8 @@ def test_a_critic_has_no_adapters_here() -> None:
     shared = imported(PPO | {TARGETS: FUSED})
     assert only_refused(shared).key == TARGETS
     assert only_refused(shared).note == (
-        "the critic's too there; the critic learns all of its weights here: left out, the actor "
-        "alone has adapters"
+        "the critic's too there; mindrl trains all weights of the critic, so only the actor "
+        "has adapters"
     )
     assert adapters(shared).target_modules == DENSE_LINEARS
     own = "critic_config.lora_target_modules"

@@ -269,7 +269,7 @@ def test_checkpoints_are_as_often_as_there_and_without_an_optimizer_they_are_exp
     ("key", "value", "kind", "note"),
     [
         ("finetune", True, "ignored", "from the weights alone, as here"),
-        ("finetune", False, "open", "false there: steps go on"),
+        ("finetune", False, "open", "false there: steps continue"),
         ("no_load_optim", True, "ignored", "from the weights alone, as here"),
         ("no_load_rng", True, "ignored", "follow from seed and step"),
         ("no_save_rng", True, "ignored", "follow from seed and step"),

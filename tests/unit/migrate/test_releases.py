@@ -90,7 +90,7 @@ def test_a_file_without_keys_may_be_of_any_release() -> None:
 def test_keys_of_2_0_that_no_code_read_are_ignored_with_those_that_it_reads() -> None:
     result = imported({"rl_config.shuffle_minibatch": True, "rl_config.ref_micro_batch_size": 1})
     shuffled = of(result, "rl_config.shuffle_minibatch")
-    assert (shuffled.kind, "shuffle_mini_batch is what it reads" in shuffled.note) == (
+    assert (shuffled.kind, "it reads shuffle_mini_batch" in shuffled.note) == (
         "ignored",
         True,
     )
@@ -121,4 +121,4 @@ def test_sizes_of_latent_attention_and_experts_are_known_by_their_old_and_new_na
 ) -> None:
     result = imported({}, model)
     for key in model.keys() - EXPERTS.keys():
-        assert of(result, f"model.dense.{key}").note == "the model's config.json says it"
+        assert of(result, f"model.dense.{key}").note == "read from the model's config.json"

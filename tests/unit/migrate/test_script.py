@@ -105,7 +105,7 @@ def test_a_configuration_of_its_own_is_named() -> None:
     [
         ("echo hello", "no commands with overrides of verl, such as algorithm.adv_estimator=grpo"),
         (f"{START} data.seed=1\n{START} data.seed=2", "2 commands with overrides"),
-        (f"{START} data.seed=1\n  data.x=2", "data.x=2 stands in a command of its own; the line"),
+        (f"{START} data.seed=1\n  data.x=2", "data.x=2 is a separate command; end the line"),
         ("torchrun -m verl.trainer.sft_trainer data.seed=1", "it starts verl.trainer.sft_trainer;"),
         ("a=1\nb='x\ny", "line 2: ' has no end"),
         ('a=1\n\nb="x', 'line 3: " has no end'),

@@ -28,7 +28,7 @@ def test_trackers_of_mindspeed_rl_come_by_their_names_with_project_and_name() ->
     assert tracking(found) == Tracking(trackers=("wandb",), project="maths", experiment="first")
     assert of(found, "rl_config.use_tensorboard").kind == "honoured"
     assert (
-        of(found, "rl_config.wandb_save_dir").note == "what a tracker keeps lies in the run folder"
+        of(found, "rl_config.wandb_save_dir").note == "trackers write to the run folder"
     )
 
 

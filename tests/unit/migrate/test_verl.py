@@ -215,5 +215,5 @@ def test_a_script_is_imported_in_one_go_with_the_steps_of_its_data(tmp_path: Pat
     # 5 epochs of 70 // 16 steps.
     for line in ("train_iters: 20", "load: models/Qwen3-8B", "num_npus: 4", "seed: 3"):
         assert f"  {line}\n" in text
-    assert "--config-name\n      the keys of mine.yaml are not read" in ended.stdout
+    assert "--config-name\n      the script does not contain the keys of mine.yaml" in ended.stdout
     assert "trainer.project_name\n      needs $PROJECT, which the script does not" in ended.stdout

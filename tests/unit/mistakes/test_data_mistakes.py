@@ -145,9 +145,8 @@ MISTAKES: dict[str, tuple[Given, str]] = {
     "an object over several lines": (
         text('{\n "messages": "1+1=?"\n}', "data/mine.jsonl"),
         (
-            "data/mine.jsonl:1: not JSON: an object has to stand on one line; a list of objects "
-            "is a "
-            ".json file"
+            "data/mine.jsonl:1: not JSON: write one object per line; a list of objects "
+            "needs the suffix .json"
         ),
     ),
     "a file without rows": (
@@ -158,22 +157,24 @@ MISTAKES: dict[str, tuple[Given, str]] = {
         rows({**ROW, "messages": "1" * 40}),
         (
             "data/mine.jsonl:1: prompt of 48 tokens is longer than "
-            "rl_config.max_prompt_length=16; 1 of "
-            "1 prompts are, the longest has 48. Raise the limit, or set "
-            "rl_config.overlong_prompt_policy=drop"
+            "rl_config.max_prompt_length=16; so are 1 of 1 prompts, up to 48 tokens. "
+            "Raise the limit, or set rl_config.overlong_prompt_policy=drop"
         ),
     ),
     "tests that are trained on": (
         rows(OTHER, ROW),
         (
-            "data/test.jsonl: 1 of the 1 test prompts are training prompts too, the first is row 0 "
-            "counted from 0: accuracy would count what is trained on. "
-            "data_config.test_overlap_policy=drop leaves them out of training, allow lets them be"
+            "data/test.jsonl: 1 of the 1 test prompts are also training prompts, the "
+            "first in row 0 (from 0). Set data_config.test_overlap_policy=drop to remove "
+            "them from training, or allow to keep them"
         ),
     ),
     "a folder with both": (
         keys(f"{DATA}=data"),
-        f"{DATA}: folder data holds test.jsonl beside train.jsonl: name its files, or data/train*",
+        (
+            f"{DATA}: folder data has test.jsonl beside train.jsonl; list its files, or write "
+            "data/train*"
+        ),
     ),
     "a format that is not read": (
         text("1+1=?", "data/train.txt"),
@@ -189,8 +190,8 @@ MISTAKES: dict[str, tuple[Given, str]] = {
     "no answers for a reward that compares": (
         keys(f"{ANSWER}=null"),
         (
-            f"rl_config.verifier_function: math_verify compares with a reference answer; {ANSWER}="
-            "null reads none"
+            "rl_config.verifier_function: math_verify needs a reference answer, and "
+            f"{ANSWER}=null reads none"
         ),
     ),
     "two ways to hold rows out": (
@@ -200,19 +201,17 @@ MISTAKES: dict[str, tuple[Given, str]] = {
     "a base model without a template": (
         base,
         (
-            "tokenizer folder model: no chat template; needed chat_template.jinja, or "
-            "chat_template in "
-            "tokenizer_config.json. megatron_training.chat_template names a file with one, and "
-            "plain "
-            "takes prompts as they stand, as base models read them"
+            "tokenizer folder model has no chat template (chat_template.jinja or "
+            "chat_template in tokenizer_config.json). Set "
+            "megatron_training.chat_template to a template file, or to plain for a base "
+            "model, which reads prompts unchanged"
         ),
     ),
     "a token beyond the vocabulary": (
         keys("generate_config.sampling_config.stop_token_ids=[151645]"),
         (
-            "generate_config.sampling_config.stop_token_ids: 151645 is no token of model, which "
-            "has "
-            "264"
+            "generate_config.sampling_config.stop_token_ids: 151645 is not a token of "
+            "model, which has 264"
         ),
     ),
 }
@@ -224,41 +223,38 @@ MISSING: dict[str, tuple[Given, str]] = {
     "a pattern that finds nothing": (
         keys(f"{DATA}=data/train-*.parquet"),
         (
-            f"{DATA}=data/train-*.parquet: the pattern finds no .jsonl or .json or .parquet or "
-            f".csv "
-            "file"
+            f"{DATA}=data/train-*.parquet: the pattern matches no .jsonl or .json or "
+            ".parquet or .csv file"
         ),
     ),
     "a home folder": (
         keys(f"{DATA}='~/train.jsonl'"),
-        f"{DATA}=~/train.jsonl: no such file; ~ is not read as your home folder here: write it out",
+        f"{DATA}=~/train.jsonl: no such file; ~ is not expanded: write your home folder in full",
     ),
     "a model of the hub": (
         keys("actor_config.load=acme/base"),
         (
-            "actor_config.load: model folder acme/base does not exist, nor is there a model of "
-            "that "
-            f"name in the hub's cache on this machine; {HUB}=true downloads it, and so does `hf "
-            "download acme/base`"
+            "actor_config.load: model folder acme/base does not exist, and the hub cache "
+            f"of this machine has no model of this name; download it with {HUB}=true or "
+            "`hf download acme/base`"
         ),
     ),
     "data of the hub": (
         keys(f"{DATA}=acme/sums"),
         (
-            f"{DATA}=acme/sums: no such file, nor is there a dataset of that name in the hub's "
-            f"cache on "
-            f"this machine; {HUB}=true downloads it, and so does `hf download --repo-type dataset "
-            "acme/sums`"
+            f"{DATA}=acme/sums: no such file, and the hub cache of this machine has no "
+            f"dataset of this name; download it with {HUB}=true or `hf download "
+            "--repo-type dataset acme/sums`"
         ),
     ),
     "an adapter": (
         adapter,
         (
-            "actor_config.load: model folder lora holds an adapter of acme/base, and no model: "
-            "go on training it with actor_config.load=acme/base actor_config.lora.load=lora, or "
-            "merge it "
-            "with peft, AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()."
-            "save_pretrained(new_folder), add the tokenizer of the base, and name the new folder"
+            "actor_config.load: model folder lora contains an adapter of acme/base, not "
+            "a model: continue training it with actor_config.load=acme/base "
+            "actor_config.lora.load=lora, or merge it with peft, "
+            "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+            ".save_pretrained(new_folder), add the base model's tokenizer, and use the new folder"
         ),
     ),
     "weights of the old format": (

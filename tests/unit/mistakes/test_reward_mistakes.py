@@ -21,8 +21,8 @@ CODE: dict[str, tuple[str, str]] = {
     "forgets to return": (
         f"{_PLAIN}right = reference in response",
         (
-            f"{_TRIED}value: returned None; need a finite number (own.py:1); a way through the "
-            f"function ends without `return`{_RIGHT}"
+            f"{_TRIED}value: returned None; need a finite number (own.py:1); a path "
+            f"through the function ends without `return`{_RIGHT}"
         ),
     ),
     "returns text": (
@@ -32,8 +32,8 @@ CODE: dict[str, tuple[str, str]] = {
     "returns a pair": (
         f"{_PLAIN}return 1.0, 'right'",
         (
-            f"{_TRIED}value: returned (1.0, 'right'); need a finite number (own.py:1); a function "
-            f"that takes lists names them: responses, references{_RIGHT}"
+            f"{_TRIED}value: returned (1.0, 'right'); need a finite number (own.py:1); a "
+            f"function that takes lists needs the parameters responses, references{_RIGHT}"
         ),
     ),
     "returns nan": (

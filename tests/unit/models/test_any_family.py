@@ -81,8 +81,8 @@ def test_tensor_parallelism_is_refused_of_what_transformers_has_no_plan_of() -> 
     model = any_description(FILE, GPT, TENSORS)
     (found,) = archon_findings(model, TrainLayout(tp=2), {"tp": "tensor_size"})
     assert str(found) == (
-        "tensor_size=2 needs to know how GPTLikeModel may be cut, which no plan of transformers "
-        "for plain matrices says; 1 is legal"
+        "tensor_size=2 needs a plan of transformers that shards GPTLikeModel as plain matrices; "
+        "1 is legal"
     )
 
 
@@ -108,7 +108,7 @@ def test_ranks_share_matrices_by_transformers_plan_and_ends_by_the_vocabulary() 
     # A norm among heads that are cut, of which the plan says nothing, may see some of them or all.
     silent = any_description(FILE, PLANNED, CUT | {f"{layer}self_attn.norm.weight": (8,)})
     (found,) = archon_findings(silent, TrainLayout(tp=2), {"tp": "t"})
-    assert str(found).startswith("t=2 needs to know how GPTLikeModel may be cut")
+    assert str(found).startswith("t=2 needs a plan of transformers that shards GPTLikeModel")
 
 
 def test_what_tensor_ranks_hold_arrives_whole_on_every_rank_of_an_engine_and_nothing_twice() -> (
@@ -159,7 +159,7 @@ def test_plans_of_experts_are_not_done() -> None:
     ("values", "tensors", "error"),
     [
         ({"n_embd": None}, {}, " has no 'hidden_size'"),
-        ({"final_logit_softcapping": 30.0}, {}, "logits are made by the head alone"),
+        ({"final_logit_softcapping": 30.0}, {}, "logits must come unchanged from the head"),
         ({"logit_scale": 0.5}, {}, "logit_scale=0.5 is not supported"),
         ({"sliding_window": 8}, {}, "sliding_window=8 is not supported; only null"),
         ({"layer_types": ["chunked"]}, {}, "layer_types with 'chunked' is not supported"),
@@ -196,10 +196,10 @@ def test_a_folder_of_a_known_family_is_described_as_ever(
     [
         ({"model_type": "cohere"}, "logit_scale=0.0625, the default of its family, is not"),
         ({"model_type": "cohere", "logit_scale": 0.5}, "logit_scale=0.5 is not supported"),
-        ({"model_type": "bloom", "n_positions": None}, "ALiBi is not supported: in bloom"),
-        ({"model_type": "mpt"}, "ALiBi is not supported: in mpt"),
-        ({"model_type": "falcon", "alibi": True}, "ALiBi is not supported: in falcon"),
-        ({"model_type": "falcon"}, "model_type='falcon' is not supported: transformers has"),
+        ({"model_type": "bloom", "n_positions": None}, "ALiBi, the attention bias of bloom"),
+        ({"model_type": "mpt"}, "ALiBi, the attention bias of mpt"),
+        ({"model_type": "falcon", "alibi": True}, "ALiBi, the attention bias of falcon"),
+        ({"model_type": "falcon"}, "model_type='falcon' is not supported: its attention"),
     ],
 )
 def test_what_a_family_adds_by_default_is_refused(values: dict[str, Any], words: str) -> None:

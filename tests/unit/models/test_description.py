@@ -16,8 +16,9 @@ from mindrl.models.description import ModelDescription, read_description
 MODELS = Path(__file__).parents[3] / "configs" / "models"
 MakeModel = Callable[[bool], Path]
 OTHERS = (
-    "; to add a family or a network of your own, follow docs/how-to/add-a-model.md; fsdp trains "
-    "models of any family (docs/how-to/train-with-archon.md#any-hugging-face-model)"
+    "; fsdp trains models of any family "
+    "(docs/how-to/train-with-archon.md#any-hugging-face-model); to add a family or your "
+    "own network, see docs/how-to/add-a-model.md"
 )
 FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"
 QWEN_7B: dict[str, Any] = {
@@ -182,9 +183,9 @@ def test_how_deepseek_chooses_experts_and_stretches_its_embedding_is_read() -> N
         (
             {"topk_group": 2},
             (
-                "topk_group=2 is not supported: megatron ranks the groups of experts by their "
-                "best num_experts_per_tok // topk_group = 4, deepseek_v3 by their best 2; "
-                "archon and fsdp have no groups"
+                "topk_group=2 is not supported: megatron ranks expert groups by their "
+                "best num_experts_per_tok // topk_group = 4, but deepseek_v3 by their "
+                "best 2; archon and fsdp have no groups"
             ),
         ),
         (
@@ -327,12 +328,12 @@ def test_a_config_json_that_is_no_json_is_refused_with_its_path(
     content: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ModelError, match=r"config\.json cannot be read: "):
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json: "):
         read_description(str(tmp_path))
 
 
 def test_a_config_json_that_holds_a_list_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json must hold a JSON object"):
+    with pytest.raises(ModelError, match=r"config\.json must contain a JSON object"):
         read_description(folder_with(tmp_path, [QWEN_7B]))
 
 
@@ -361,7 +362,8 @@ def test_an_adapter_is_told_how_it_becomes_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         read_description(str(tmp_path))
     assert str(caught.value).startswith(
-        f"model folder {tmp_path} holds an adapter of Qwen/Qwen2.5-7B, and no model: go on "
-        f"training it with actor_config.load=Qwen/Qwen2.5-7B actor_config.lora.load={tmp_path} "
-        "actor_config.lora.r=8 actor_config.lora.alpha=16, or merge it with peft, "
+        f"model folder {tmp_path} contains an adapter of Qwen/Qwen2.5-7B, not a model: "
+        "continue training it with actor_config.load=Qwen/Qwen2.5-7B "
+        f"actor_config.lora.load={tmp_path} actor_config.lora.r=8 "
+        "actor_config.lora.alpha=16, or merge it with peft, "
     )

@@ -155,10 +155,10 @@ def test_experts_that_are_cut_are_cut_evenly() -> None:
 def test_a_model_without_experts_takes_no_expert_sizes() -> None:
     model = described("Qwen2.5-7B")
     assert trains(model, tp=4, ep=2, etp=2) == [
-        "train.ep=2 needs a model with experts; 1 is legal",
-        "train.etp=2 needs a model with experts; 1 is legal",
+        "train.ep=2 needs a model with experts; use 1",
+        "train.etp=2 needs a model with experts; use 1",
     ]
-    assert rolls_out(model, tp=2, ep=2) == ["infer.ep=2 needs a model with experts; 1 is legal"]
+    assert rolls_out(model, tp=2, ep=2) == ["infer.ep=2 needs a model with experts; use 1"]
 
 
 def test_the_vocabulary_of_the_rollout_is_cut_in_its_padded_length() -> None:
@@ -186,8 +186,8 @@ def test_stages_cut_the_layers_evenly_or_by_a_list() -> None:
     for layers in ((31, 30), (16, 15, 15, 16), (61, 0, 0, 0)):
         assert trains(model, pp=4, layers_per_chunk=layers) == [
             (
-                f"train.layers={','.join(map(str, layers))} must be 4 numbers of 1 or more that "
-                "add to num_hidden_layers=61"
+                f"train.layers={','.join(map(str, layers))} must be 4 numbers from 1 with "
+                "the sum num_hidden_layers=61"
             )
         ]
 

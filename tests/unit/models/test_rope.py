@@ -113,7 +113,7 @@ def test_llama_2_leaves_the_base_of_10000_and_the_scaling_out(tmp_path: Path) ->
         ),
         (
             {"original_max_position_embeddings": 4096},
-            "original_max_position_embeddings=4096 beside rope scaling is not supported",
+            "original_max_position_embeddings=4096 outside of rope_scaling is not supported",
         ),
         (
             {"model_type": "phi3"},

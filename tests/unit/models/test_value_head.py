@@ -123,6 +123,6 @@ def test_a_causal_language_model_can_become_a_critic_and_is_no_reward_model(
     with pytest.raises(ModelError) as caught:
         check_files(folder, model, head="value")
     assert str(caught.value) == (
-        f"{folder}: no tensor score.weight; a reward model needs this head, "
-        "a causal language model has none"
+        f"{folder}: no tensor score.weight; a reward model needs this head, and a causal "
+        "language model lacks it"
     )

@@ -25,7 +25,7 @@ MIXTURE: dict[str, Any] = {
     "num_experts_per_tok": 2,
 }
 HAS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-HINT = f"or name {TARGETS}=[{{}}], without those of the experts"
+HINT = f"or exclude the expert layers: {TARGETS}=[{{}}]"
 
 
 def adapter_folder(path: Path, model: Path, low_rank: LowRank, **changes: Any) -> Path:
@@ -44,7 +44,7 @@ def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has(
 ) -> None:
     asked = overrides(tmp_path) | {R: 4, TARGETS: ["q_a_proj", "o_proj"]}
     assert refused(run_config(model_folder(tmp_path / "model"), asked)) == [
-        f"{TARGETS}: the model has no layer q_a_proj; it has {HAS}"
+        f"{TARGETS}: the model has no layer q_a_proj; its layers: {HAS}"
     ]
 
 
@@ -54,19 +54,23 @@ def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has(
         (
             {TRAIN_ETP: 2, DEVICES: 2},
             [],
-            f"{TRAIN_ETP}=2: adapters lie on whole experts; needs 1, "
+            f"{TRAIN_ETP}=2 must be 1, because adapters need whole experts; "
             + HINT.format("q_proj,k_proj,v_proj,o_proj"),
         ),
         (
             {TRAIN_ETP: 2, DEVICES: 2},
             ["up_proj", "o_proj"],
-            f"{TRAIN_ETP}=2: adapters lie on whole experts; needs 1, " + HINT.format("o_proj"),
+            (f"{TRAIN_ETP}=2 must be 1, because adapters need whole experts; ")
+            + HINT.format("o_proj"),
         ),
         (
             {"actor_config.moe_grouped_gemm": True, "megatron_training.bf16": True},
             ["down_proj"],
-            "actor_config.moe_grouped_gemm=true: adapters lie on experts that are multiplied by "
-            "themselves; needs false, " + HINT.format("q_proj,k_proj,v_proj,o_proj"),
+            (
+                "actor_config.moe_grouped_gemm=true must be false, because adapters need "
+                "experts that are multiplied one by one; "
+            )
+            + HINT.format("q_proj,k_proj,v_proj,o_proj"),
         ),
     ],
 )
@@ -101,9 +105,9 @@ def test_a_folder_of_the_same_adapters_is_taken(
 @pytest.mark.parametrize(
     ("changes", "written", "message"),
     [
-        ({R: 8}, {}, f"/adapter_config.json has r=4: {R}=8 must be equal"),
-        ({ALPHA: 16.0}, {}, f"/adapter_config.json has lora_alpha=8.0: {ALPHA}=16 must be equal"),
-        ({}, {"use_dora": True}, "/adapter_config.json: use_dora=True is not read here"),
+        ({R: 8}, {}, f"/adapter_config.json has r=4, but {R}=8; set both"),
+        ({ALPHA: 16.0}, {}, f"/adapter_config.json has lora_alpha=8.0, but {ALPHA}=16; set both"),
+        ({}, {"use_dora": True}, "/adapter_config.json: use_dora=True is not supported"),
         ({TARGETS: ["q_proj", "o_proj"]}, {}, KEY_OF_PEFT),
         (
             {TARGETS: ["v_proj"]},
@@ -135,12 +139,12 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, run_config: MakeConfig
     adapter = adapter_folder(model / "adapter", model, low_rank)
     asked = overrides(tmp_path) | {R: 4, TARGETS: ["q_proj"]}
     assert refused(run_config(model, asked | {LOAD: str(tmp_path)})) == [
-        f"{LOAD}: {tmp_path}/adapter_config.json is missing; it is no folder of a PEFT adapter"
+        f"{LOAD}: {tmp_path}/adapter_config.json is missing; the folder has no PEFT adapter"
     ]
     assert refused(run_config(model, asked | {LOAD: str(model)})) == [
         (
-            f"{LOAD}: {model}/adapter_config.json is missing; the folder of a model whose adapter "
-            f"is in {adapter}: name that"
+            f"{LOAD}: {model}/adapter_config.json is missing; this is a model folder; its "
+            f"adapter is in {adapter}"
         )
     ]
     (adapter / "adapter_model.safetensors").unlink()
@@ -149,4 +153,4 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, run_config: MakeConfig
     ]
     (adapter / "adapter_config.json").write_text("[]")
     (found,) = refused(run_config(model, asked | {LOAD: str(adapter)}))
-    assert found.startswith(f"{LOAD}: {adapter}/adapter_config.json cannot be read: ")
+    assert found.startswith(f"{LOAD}: cannot read {adapter}/adapter_config.json: ")

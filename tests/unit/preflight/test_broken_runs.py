@@ -141,7 +141,7 @@ PPO = {f"{RL}.adv_estimator": "gae", f"{CRITIC}.lr": 1e-5}
 @pytest.mark.parametrize(
     ("saves", "field", "trouble"),
     [
-        ({f"{ACTOR}.save": "full"}, f"{ACTOR}.save", "holds files already"),
+        ({f"{ACTOR}.save": "full"}, f"{ACTOR}.save", "is not empty"),
         ({f"{ACTOR}.save": "full/x"}, f"{ACTOR}.save", "is a file"),
         ({f"{CRITIC}.save": "full/x/y", **PPO}, f"{CRITIC}.save", "cannot be made: "),
         # MindSpeed-RL's own PPO file has both at one path.
@@ -187,4 +187,4 @@ def test_an_export_into_the_run_folder_is_judged_once_that_is_known(
     assert [Path(each).name for each in folders.values()] == ["model", "critic"]
     assert [*export_findings(folders)] == []
     (finding,) = export_findings(export_places(config, tmp_path))
-    assert str(finding).startswith(f"{ACTOR}.save={tmp_path}/model holds files already")
+    assert str(finding).startswith(f"{ACTOR}.save={tmp_path}/model is not empty")

@@ -160,7 +160,7 @@ def test_megatron_trains_a_mixture_under_tensor_parallelism_with_sequence_parall
     folder = model_folder(tmp_path / "model", **MIXTURE)
     assert refused(run_config(folder, on_2)) == [
         (
-            f"megatron_training.sequence_parallel=falsemust be true: with {TRAIN_TP}=2 "
+            f"megatron_training.sequence_parallel=false must be true: with {TRAIN_TP}=2 "
             "Megatron needs it to train experts"
         )
     ]
@@ -213,7 +213,7 @@ def test_a_folder_without_data_is_refused(tmp_path: Path, run_config: MakeConfig
     folder = {"megatron_training.data_path": f"{tmp_path}/empty.v1"}
     assert refused(run_config(model_folder(tmp_path / "model"), folder)) == [
         (
-            f"megatron_training.data_path: folder {tmp_path}/empty.v1 holds no .jsonl or .json or "
+            f"megatron_training.data_path: folder {tmp_path}/empty.v1 has no .jsonl or .json or "
             ".parquet or .csv file"
         )
     ]
@@ -349,7 +349,7 @@ def test_without_files_what_is_missing_is_returned_and_the_rest_is_still_checked
     assert "megatron_training.data_path=/no/train.jsonl: no such file" in missing
     assert "actor_config.load=/no/model: no such folder" in missing
     broken = elsewhere | {"rl_config.n_samples_per_prompt": 1}
-    with pytest.raises(ConfigError, match=r"^rl_config\.n_samples_per_prompt=1: "):
+    with pytest.raises(ConfigError, match=r"^rl_config\.n_samples_per_prompt=1 must be"):
         check_without_files(run_config(Path("/no/model"), broken), CPU)
 
 

@@ -70,11 +70,11 @@ def test_what_the_cache_lacks_is_answered_with_two_ways_to_get_it(
     assert cache.is_dir()
     assert with_local_folders(config, downloads=False) == config
     assert hub_hint("acme/large", "model") == (
-        ", nor is there a model of that name in the hub's cache on this machine; "
-        f"{ALLOW}=true downloads it, and so does `hf download acme/large`"
+        ", and the hub cache of this machine has no model of this name; download it with "
+        f"{ALLOW}=true or `hf download acme/large`"
     )
     assert hub_hint("acme/none/main/train*", "dataset").endswith(
-        "and so does `hf download --repo-type dataset acme/none`"
+        "or `hf download --repo-type dataset acme/none`"
     )
 
 
@@ -86,6 +86,6 @@ def test_without_network_an_allowed_download_ends_in_words(
     assert cache.is_dir()
     assert with_local_folders(config, downloads=False) == config
     with pytest.raises(
-        ConfigError, match=r"actor_config.load=acme/large: cannot be downloaded from the hub: "
+        ConfigError, match=r"actor_config.load=acme/large: download from the hub failed: "
     ):
         with_local_folders(config, downloads=True)

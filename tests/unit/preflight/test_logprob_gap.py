@@ -48,13 +48,15 @@ def test_a_dry_run_says_how_the_gap_is_judged_and_why_it_is_not(
     assert text(**in_bf16) == ("warns beyond 0.1 nats (0.3 with experts), ends after 5 steps")
     assert text(**FLOAT32) == "warns beyond 0.01 nats, ends after 3 steps"
     ahead = {"rl_config.step_order": "asynchronous", "rl_config.use_integrated_worker": False}
-    assert text(**FLOAT32 | ahead).endswith("steps; tokens drawn after each sync count")
+    assert text(**FLOAT32 | ahead).endswith("steps; only tokens generated after each sync count")
     cut = {f"{SAMPLING}.top_p": 0.9, f"{SAMPLING}.top_k": 50}
     judged = text(**cut | {"rl_config.max_logprob_gap": 0.5})
     assert judged.endswith(
-        "steps; with top_p=0.9, top_k=50 the engine's log-probs are those of a part"
+        "steps; with top_p=0.9, top_k=50 the engine's log-probs are of a truncated distribution"
     )
-    assert text(**cut) == "not judged: top_p=0.9, top_k=50 (rl_config.max_logprob_gap sets a limit)"
+    assert text(**cut) == (
+        "not checked: top_p=0.9, top_k=50 (rl_config.max_logprob_gap sets a limit)"
+    )
 
 
 def test_a_limit_on_a_gap_that_has_a_floor_is_warned_of(

@@ -48,7 +48,7 @@ def test_devices_that_this_machine_has_not_are_a_finding(
     assert refused_here(npu, "npu").startswith("rl_config.device=npu: this machine has no such")
     batch = {"megatron_training.global_batch_size": 4096, "rl_config.mini_batch_size": 4096}
     many = run_config(model, overrides(tmp_path) | {DEVICES: 4096} | batch)
-    assert f"{DEVICES}=4096: the run takes 4096, and this machine has " in refused_here(many)
+    assert f"{DEVICES}=4096: the run needs 4096 devices, and " in refused_here(many)
     # A cluster that is joined has devices of its own.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     check(many, CPU, here=True)
@@ -59,7 +59,7 @@ def test_a_cache_beyond_the_memory_of_this_machine_is_a_finding(
 ) -> None:
     mib = memory_bound() >> 20
     large = run_config(model, overrides(tmp_path) | {KV: mib})
-    assert refused_here(large).startswith(f"{KV}={mib}: the workers of this machine take ")
+    assert refused_here(large).startswith(f"{KV}={mib}: the workers of this machine need ")
     check(run_config(model, overrides(tmp_path) | {KV: mib // 4}), CPU, here=True)
 
 
@@ -68,7 +68,7 @@ def test_a_model_folder_without_a_tokenizer_says_that_and_where(
 ) -> None:
     (model / "tokenizer.json").unlink()
     text = refused_here(run_config(model, overrides(tmp_path)))
-    assert text.startswith(f"actor_config.load={model}: the folder has no tokenizer, of which")
+    assert text.startswith(f"actor_config.load={model}: the folder has no tokenizer (")
 
 
 def test_a_head_size_without_a_kernel_of_vllm_on_cpu_is_a_finding(
@@ -98,6 +98,6 @@ def test_an_address_is_no_data(
 def test_a_device_is_no_data(model: Path, tmp_path: Path, run_config: MakeConfig) -> None:
     field = "megatron_training.data_path"
     config = run_config(model, overrides(tmp_path) | {field: "/dev/null"})
-    assert (
-        refused_here(config) == f"{field}=/dev/null is a device or a pipe; needs a file or a folder"
+    assert refused_here(config) == (
+        f"{field}=/dev/null is a device or a pipe; must be a file or a folder"
     )

@@ -39,7 +39,7 @@ MUTATIONS: dict[str, tuple[str | bytes, str]] = {
     "two groups in an entry": ("defaults: [{a: b, c: d}]\n", "of defaults must be a name"),
     "a default that is not there": ("defaults: [nowhere]\n", "has no configuration nowhere"),
     "a file that includes itself": ("defaults: [mine]\n", "includes itself: mine -> mine"),
-    "bytes": (actor("lr: !!binary aGVsbG8="), "actor_config.lr=b'hello' must be text"),
+    "bytes": (actor("lr: !!binary aGVsbG8="), "actor_config.lr=b'hello' must be UTF-8 text"),
     "a set": (
         actor("lr: !!set {a, b}"),
         "actor_config.lr: it has the type set",

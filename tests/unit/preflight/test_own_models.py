@@ -86,7 +86,7 @@ def test_it_is_planned_for_every_role_and_vllm_gets_it_whole(
         ("own_nemotron.spec:args", "of type function; need a ModelSpec"),
         ("SPEC = replace(GOOD, sizes='tx')", "sizes='tx' must be d and some of t, p, c"),
         ("SPEC = replace(GOOD, parallelise='')", "has t, which needs parallelise"),
-        ("SPEC = replace(GOOD, module='')", "module='' must be a string that is not empty"),
+        ("SPEC = replace(GOOD, module='')", "module='' must be a non-empty string"),
         ("SPEC = replace(GOOD, table={})", "table={} must be a function"),
         ("SPEC = 1 / 0", "cannot import"),
     ],
@@ -123,33 +123,33 @@ HALF = (
     [
         (
             "SPEC = replace(GOOD, args=lambda values: values['n_embd'])",
-            "config.json: args of {} gave KeyError: 'n_embd'",
+            "config.json: args of {} raised KeyError: 'n_embd'",
         ),
-        (TABLE.format("args.sizes"), "table of {} gave AttributeError: "),
+        (TABLE.format("args.sizes"), "table of {} raised AttributeError: "),
         (TABLE.format("{'a': (3, 4)}"), "'a': (3, 4) must be a name and an OwnTensor"),
         (
             TABLE.format("{k: v._replace(cut=2) for k, v in table(args).items()}"),
-            "model.embed_tokens.weight: cut=2 is no dimension of shape=(211, 128)",
+            "model.embed_tokens.weight: cut=2 is not a dimension of shape=(211, 128)",
         ),
         (
             TABLE.format("{k: v for k, v in table(args).items() if '.3.' not in k}"),
-            "num_hidden_layers=4, so the first numbers",
+            "num_hidden_layers=4, so the layer numbers",
         ),
         (
             TABLE.format("dict([*table(args).items()][::-1])"),
-            "model.embed_tokens.weight must stand before the layers, and lm_head.weight behind",
+            "model.embed_tokens.weight must come before the layers, and lm_head.weight after",
         ),
-        ("SPEC = replace(GOOD, embedding='wte')", "no wte, which the spec calls its embedding"),
+        ("SPEC = replace(GOOD, embedding='wte')", "no tensor wte, the embedding of the spec"),
         (
             TABLE.format("{k: v for k, v in table(args).items() if k[-9:] != 'norm.bias'}"),
-            "tensor model.layers.0.input_layernorm.bias is in no row of the table of {}",
+            "tensor model.layers.0.input_layernorm.bias is not in the table of {}",
         ),
         (
             TABLE.format("table(args) | {'model.extra': table(args)['lm_head.weight']}"),
-            "no tensor model.extra; the table of {} asks for [211, 128]",
+            "no tensor model.extra; the table of {} needs [211, 128]",
         ),
         ("SPEC = replace(GOOD, module=GOOD.module + 's')", "did you mean 'Nemotron'?"),
-        (MODULE.format("self.wrong"), "of {} gave AttributeError: "),
+        (MODULE.format("self.wrong"), "of {} raised AttributeError: "),
         (MODULE.format("self.model.layers.pop('1')"), "`layers` must contain its 4 layers"),
         (
             MODULE.format("self.model.norm.bias = None"),
@@ -157,15 +157,15 @@ HALF = (
         ),
         (
             MODULE.format("self.lm_head = type(self.lm_head)(4, 4, bias=False)"),
-            "lm_head.weight has shape [4, 4], in the table [211, 128]",
+            "lm_head.weight has shape [4, 4], but [211, 128] in the table",
         ),
         (
             MODULE.format("self.layers[0].register_buffer('b', self.lm_head.weight.detach())"),
-            "buffer model.layers.0.b: no file has it",
+            "buffer model.layers.0.b is in no file",
         ),
         (
             HALF,
-            "self_attn.q_proj.weight is cut, and lies in no module that ranks share",
+            "self_attn.q_proj.weight is split, but its module is not shared by ranks",
         ),
     ],
 )

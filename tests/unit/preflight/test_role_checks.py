@@ -59,8 +59,8 @@ def test_a_reference_that_is_reset_is_the_actors_model(
     )
     assert refused(config) == [
         (
-            f"ref_config.load={other}: with rl_config.ref_update_interval it takes over the "
-            "weights of another model"
+            f"ref_config.load={other} must be the actor's model with "
+            "rl_config.ref_update_interval, which copies the actor's weights into it"
         )
     ]
 
@@ -107,9 +107,9 @@ def test_a_critic_reads_the_actors_tokens_and_sequences(
     values = model_folder(tmp_path / "values", vocab_size=100, max_position_embeddings=48)
     critic = {"rl_config.adv_estimator": "gae", "critic_config.load": str(values)}
     assert refused(run_config(model, overrides(tmp_path) | critic)) == [
-        f"critic_config.load={values}: vocabulary of 100 tokens, the actor has 96",
+        f"critic_config.load={values} has a vocabulary of 100 tokens; the actor's has 96",
         (
-            f"critic_config.load={values}: megatron_training.seq_length=64 is beyond its "
+            f"critic_config.load={values}: megatron_training.seq_length=64 exceeds its "
             "max_position_embeddings=48"
         ),
     ]
@@ -123,7 +123,7 @@ def test_a_reference_with_another_vocabulary_is_refused_where_there_is_a_kl_term
     field = "rl_config.integrated_mode_config.ref_model_load_path"
     with_other = overrides(tmp_path) | {field: str(other)}
     assert refused(run_config(model, with_other | {"rl_config.init_kl_coef": 0.1})) == [
-        f"{field}={other}: vocabulary of 100 tokens, the actor has 96"
+        f"{field}={other} has a vocabulary of 100 tokens; the actor's has 96"
     ]
     check(run_config(model, with_other), CPU)
 
@@ -140,20 +140,20 @@ def test_a_reward_model_needs_a_value_head_of_one_row_and_a_critic_may_lack_it(
     check(run_config(model, overrides(tmp_path) | {"reward_config.load": str(judge)}), CPU)
     assert refused(run_config(model, overrides(tmp_path) | {"reward_config.load": str(model)})) == [
         (
-            f"reward_config.load: {model}: no tensor score.weight; a reward model needs this head, "
-            "a causal language model has none"
+            f"reward_config.load: {model}: no tensor score.weight; a reward model needs "
+            "this head, and a causal language model lacks it"
         )
     ]
     for key, base in (("reward_config.load", overrides(tmp_path)), ("critic_config.load", gae)):
         assert refused(run_config(model, base | {key: str(two)})) == [
-            (f"{key}: {two}: tensor score.weight has shape [2, 28]; config.json asks for [1, 28]")
+            (f"{key}: {two}: tensor score.weight has shape [2, 28]; config.json needs [1, 28]")
         ]
 
 
 def test_a_classifier_is_no_actor(tmp_path: Path, run_config: MakeConfig) -> None:
     judge = model_folder(tmp_path / "judge", labels=1)
     assert refused(run_config(judge, overrides(tmp_path))) == [
-        f"{ACTOR}.load: {judge}: no tensor lm_head.weight; config.json asks for [96, 28]"
+        f"{ACTOR}.load: {judge}: no tensor lm_head.weight; config.json needs [96, 28]"
     ]
 
 
@@ -165,8 +165,8 @@ def test_a_model_that_an_engine_does_not_build_is_answered_with_the_one_that_doe
     config = run_config(folder, {backend: "archon:d4", DEVICES: 4})
     (found,) = training_findings(config, "actor", model)
     assert str(found) == (
-        f"{backend}=archon:d4: latent attention, shared experts, a bias of the choice of experts, "
-        "groups of experts need megatron"
+        f"{backend}=archon:d4: latent attention, shared experts, a bias of expert routing, "
+        "expert groups need megatron"
     )
     assert (found.value, found.legal) == ("archon:d4", ("megatron:d4",))
     ours = run_config(folder, {backend: "megatron:d4", DEVICES: 4})
@@ -183,8 +183,8 @@ def test_experts_are_as_wide_on_a_rank_as_products_of_groups_take(run_config: Ma
     assert list(training_findings(config, "actor", model)) == []
     (found,) = training_findings(config, "actor", narrow)
     assert str(found) == (
-        f"{backend}=archon:d2: archon multiplies experts 12 wide on a rank; "
-        "a multiple of 8 is needed"
+        f"{backend}=archon:d2: archon needs experts with a width per rank that is a "
+        "multiple of 8, found 12"
     )
     assert found.legal == ("megatron:d2",)
     exact = run_config(folder, asked | {"megatron_training.bf16": False})

@@ -208,6 +208,6 @@ def test_a_folder_that_an_export_would_replace_is_refused(
     (tmp_path / taken).mkdir()
     (tmp_path / taken / "mine").touch()
     config = run_config(random_model_of("qwen3"))
-    text = f"^actor_config.save={tmp_path}/model{beside.format(tmp_path)} holds files"
+    text = f"^actor_config.save={tmp_path}/model{beside.format(tmp_path)} is not empty"
     with pytest.raises(OutputError, match=text):
         export_folders(config, tmp_path)

@@ -66,7 +66,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, run_config: MakeConfig)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert findings(tmp_path, run_config, {PORT: port}) == [
-            f"{PORT}={port} must be a free port of 127.0.0.1: Address already in use"
+            f"{PORT}={port} must be a free port on 127.0.0.1: Address already in use"
         ]
     config = run_config(model_folder(tmp_path / "other"), overrides(tmp_path) | {PORT: port})
     check(config, CPU)

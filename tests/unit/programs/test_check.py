@@ -50,7 +50,7 @@ def test_a_run_of_a_model_that_is_not_here_is_judged_by_the_shipped_sizes_and_sa
     ended = started(*named, f"{TP}=8")
     assert ended.returncode == 1
     note, finding, _ = ended.stderr.splitlines()
-    assert note == "note: /no/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"
+    assert note == "note: /no/Qwen2.5-7B not found; using the sizes of configs/models/Qwen2.5-7B"
     assert finding == f"error: {TP}=8 must divide num_attention_heads=28; nearest: 7, 14"
     small = answer(*named, "--device-memory-gib", "21", code=1)
     assert small["shipped_sizes"] == {"/no/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}

@@ -161,28 +161,27 @@ def test_layouts_that_do_not_divide_the_model_are_refused_with_all_findings(
         f"{head} num_key_value_heads=2 or be a multiple of it; {near}",
         f"{head} intermediate_size=256; {near}",
         f"error: --layout p=3 must divide num_hidden_layers=4; {near}; or give --layers-per-chunk",
-        "error: --layout e=2 needs a model with experts; 1 is legal",
+        "error: --layout e=2 needs a model with experts; use 1",
     ]
     (error,) = refused(1, source, target, "--layout", "megatron:p2", "--layers-per-chunk", "1,2")
     assert error == (
-        "error: --layers-per-chunk=1,2 must be 2 numbers of 1 or more that add to "
-        "num_hidden_layers=4"
+        "error: --layers-per-chunk=1,2 must be 2 numbers from 1 with the sum num_hidden_layers=4"
     )
     assert refused(2, source, target, "--layout", "vllm:t2") == [
-        "error: vllm:t2, character 1: 'vllm' cannot stand on this side; write megatron:t2"
+        "error: vllm:t2, character 1: 'vllm' cannot be used on this side; write megatron:t2"
     ]
     assert refused(2, source, target, "--layout", "megatron:d5000") == [
-        "error: --layout megatron:d5000: 5000 ranks, at most 4096"
+        "error: --layout megatron:d5000: 5000 ranks; the maximum is 4096"
     ]
 
 
 def test_options_that_do_nothing_are_refused(random_model_of: MakeModel, tmp_path: Path) -> None:
     source, target = random_model_of("qwen3"), tmp_path / "new"
     assert refused(2, source, target, "--layers-per-chunk", "1,3") == [
-        "error: --layers-per-chunk needs --layout; leave it out or add that"
+        "error: --layers-per-chunk needs --layout; add it or remove the option"
     ]
     assert refused(2, source, target, "--shard-gib", "1", "--layout", "megatron:t2") == [
-        "error: --shard-gib is for a Hugging Face folder; leave out it or --layout"
+        "error: --shard-gib is for a Hugging Face folder; remove it or --layout"
     ]
     assert refused(2, source, target, "--shard-gib", "0")[-1].endswith("0 must be above 0")
 
@@ -198,7 +197,7 @@ def test_a_target_with_files_in_it_is_refused_and_an_empty_one_is_used(
             f"error: --to {taken} exists and is not an empty folder; name a new one"
         ]
     (beside,) = refused(1, source, target / "config.json" / "new")
-    assert beside.startswith("error: the model could not be exported to ")
+    assert beside.startswith("error: cannot export the model to ")
 
 
 def test_sources_that_cannot_be_read_are_refused_by_name(
@@ -211,14 +210,14 @@ def test_sources_that_cannot_be_read_are_refused_by_name(
     with (cut / "model.safetensors").open("r+b") as file:
         file.truncate(200_000)
     (error,) = refused(2, cut, target)
-    assert error.startswith(f"error: {cut}/model.safetensors cannot be read: it is cut off: 200000")
+    assert error.startswith(f"error: cannot read {cut}/model.safetensors: it is cut off: 200000")
     assert "the first tensor that is not whole is model." in error
     ranks = tmp_path / "ranks"
     assert convert(good, ranks, "--layout", "megatron:t2").returncode == 0
     with (ranks / "rank-00001-of-00002.safetensors").open("r+b") as file:
         file.truncate(200_000)
     (error,) = refused(2, ranks, target)
-    assert "/rank-00001-of-00002.safetensors cannot be read: it is cut off: 200000" in error
+    assert "/rank-00001-of-00002.safetensors: it is cut off: 200000" in error
     (ranks / "layout.json").write_text(
         '{"version": 1, "layout": "megatron:t8", "dtype": "float32"}'
     )
@@ -239,7 +238,7 @@ def test_another_type_is_converted_only_when_it_is_asked_for(
     tensors = load_tensors(half / "model.safetensors")
     save_file({name: tensor.half() for name, tensor in tensors.items()}, half / "model.safetensors")
     assert refused(2, half, tmp_path / "new") == [
-        f"error: --from {half} is of another type; add --dtype float32 or bfloat16"
+        f"error: --from {half} has an unsupported type; add --dtype float32 or bfloat16"
     ]
     assert convert(half, tmp_path / "new", "--dtype", "float32").returncode == 0
     found = load_tensors(tmp_path / "new" / "model.safetensors")
@@ -253,7 +252,7 @@ def test_tensors_that_the_model_does_not_ask_for_are_left_out_and_said_to_be(
     ended = convert(tied, tmp_path / "new")
     assert ended.returncode == 0
     assert ended.stderr == (
-        "left out: 1 tensors that config.json does not ask for, the first is lm_head.weight\n"
+        "skipped 1 tensors that config.json does not require, the first is lm_head.weight\n"
     )
     assert "lm_head.weight" not in load_file(tmp_path / "new" / "model.safetensors")
 
@@ -283,7 +282,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
         file.truncate(8 + len(text) + stop)
     (error,) = refused(1, source, tmp_path / "new")
     assert error.startswith(f"error: --to {tmp_path}/new needs 12,288.00 GB; ")
-    assert error.endswith(" are free")
+    assert error.endswith(" free")
 
 
 def test_help_shows_an_example_without_torch() -> None:

@@ -114,8 +114,8 @@ def test_rows_become_a_file_that_a_run_goes_on_with(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ("prompt", r"row 2: 'prompt' must be a mapping of columns; for a pandas DataFrame"),
-        ({"prompt": {1, 2}}, r"row 2: no JSON: Object of type set"),
-        ({"prompt": math.nan}, r"row 2: no JSON: Out of range float"),
+        ({"prompt": {1, 2}}, r"row 2: not JSON: Object of type set"),
+        ({"prompt": math.nan}, r"row 2: not JSON: Out of range float"),
     ],
 )
 def test_a_row_that_is_none_is_named(tmp_path: Path, row: object, said: str) -> None:
@@ -183,7 +183,7 @@ def test_training_is_refused_where_it_could_not_be_interrupted_or_would_wait_for
     assert "main thread" in said[0]
     script = tmp_path / "script.py"
     script.write_text("import mindrl\ndef reward(a, b): return 1.0\nmindrl.train()\n")
-    with pytest.raises(ConfigError, match=r"script.py does not import: .*below `if __name__ =="):
+    with pytest.raises(ConfigError, match=r"cannot import .*script.py: .*below `if __name__ =="):
         resolve_reward(f"{script}:reward")
 
 

@@ -127,4 +127,4 @@ def test_a_check_says_first_that_a_model_cannot_be_planned(
     reward = ("actor_config.sizes=Qwen2.5-7B", "+reward_config.load=/no/reward")
     (finding,) = found(*reward)
     assert finding["field"] == "reward_config.load"
-    assert finding["need"].endswith("its config.json says them: put it there")
+    assert finding["need"].endswith("provide its config.json: put it there")

@@ -164,7 +164,7 @@ def test_uneven_stages_are_given_by_their_layers() -> None:
     assert ended.returncode == 1
     assert errors(ended) == [
         (
-            "error: --layers-per-chunk=10,10,9 must be 3 numbers of 1 or more that add to "
+            "error: --layers-per-chunk=10,10,9 must be 3 numbers from 1 with the sum "
             "num_hidden_layers=28"
         )
     ]
@@ -180,9 +180,9 @@ def test_all_findings_come_at_once_with_code_1() -> None:
             "error: --from p=3 must divide num_hidden_layers=28; nearest: 2, 4; "
             "or give --layers-per-chunk"
         ),
-        "error: --from e=2 needs a model with experts; 1 is legal",
+        "error: --from e=2 needs a model with experts; use 1",
         "error: --to t=8 must divide num_attention_heads=28; nearest: 7, 14",
-        "error: --to e=8 needs a model with experts; 1 is legal",
+        "error: --to e=8 needs a model with experts; use 1",
     ]
 
 
@@ -207,7 +207,7 @@ def test_all_findings_come_at_once_with_code_1() -> None:
         ),
         (
             ("Qwen2.5-7B", "megatron:d4t2", "vllm:t4", "--world", "8", "--disjoint"),
-            "error: --world 8 --disjoint: one side alone takes 8 ranks",
+            "error: --world 8 --disjoint: one side alone needs 8 ranks",
         ),
         (
             ("Qwen2.5-7B", "megatron:d4t2", "vllm:t4", "--world", "6"),
@@ -215,7 +215,7 @@ def test_all_findings_come_at_once_with_code_1() -> None:
         ),
         (
             ("Qwen2.5-7B", "megatron:d99999t4", "vllm:t4"),
-            "error: 399996 ranks are too many to plan; at most 4096",
+            "error: 399996 ranks are too many; the maximum is 4096",
         ),
     ],
 )
@@ -254,9 +254,9 @@ def test_the_table_shows_both_orders_in_units_of_a_thousand() -> None:
     }
     assert rows["Megatron's order"] == ["chosen order"]
     assert rows["received, all ranks"] == ["15.23 GB", "0"]
-    assert rows["if every rank built every tensor whole"] == ["60.92 GB"]
+    assert rows["if every rank gathered whole tensors"] == ["60.92 GB"]
     assert rows["chosen order, fastest first"] == ["dp2 tp2 dp2"]
-    assert "megatron:d4t2 -> vllm:d2t4, 8 ranks, 8 a node" in rows
+    assert "megatron:d4t2 -> vllm:d2t4, 8 ranks, 8 per node" in rows
     assert "GB = 10^9 bytes; MB and kB likewise" in rows
 
 

@@ -133,7 +133,7 @@ def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
     assert isinstance(theirs, Fit)
     (ours,) = search(task, 1, said).proposals
     assert ours.fit.step_seconds <= theirs.step_seconds
-    assert slowdown(theirs, theirs) == "0.0 s behind the first: in hardly anything"
+    assert slowdown(theirs, theirs) == "0.0 s slower than the first: almost equal"
     assert slowdown(ours.fit, theirs).endswith("s")
 
 
@@ -146,13 +146,13 @@ def test_words_and_figures_of_a_proposal_agree() -> None:
     assert first["behind_the_first"] is None
     assert second["behind_the_first"] is not None
     gap = second["step_seconds"] - first["step_seconds"]
-    assert second["behind_the_first"].startswith(f"{gap:.1f} s behind the first: ")
+    assert second["behind_the_first"].startswith(f"{gap:.1f} s slower than the first: ")
     layout = found.proposals[0].candidate.training
-    expected = f"ep {layout.ep}: a rank holds {128 // layout.ep} experts of a layer; "
+    expected = f"ep {layout.ep}: each rank has {128 // layout.ep} experts of a layer; "
     assert any(reason.startswith(expected) for reason in first["reasons"])
     # No plan was allowed: the reshard is a bound, and the answer says so.
     assert first["reshard_received_bytes"] is None
-    assert first["reasons"][-1].startswith("reshard: not planned here")
+    assert first["reasons"][-1].startswith("reshard: not planned")
 
 
 def test_where_nothing_fits_the_answer_names_the_next_number_of_devices() -> None:
@@ -165,7 +165,7 @@ def test_where_nothing_fits_the_answer_names_the_next_number_of_devices() -> Non
     _, nearest = found.nearest
     assert 0 < nearest.need_bytes - 9 * 32_763_876_352 < 4 << 30
     assert f"needs {nearest.need_bytes / 2**30:.2f} GiB of a device in train" in miss
-    assert "nothing fits; the nearest is megatron:" in miss
+    assert "no layout fits; the nearest is megatron:" in miss
     assert ways[0].startswith("it fits with --devices 16: megatron:")
     assert not search(replace(task, devices=8), 1, said).proposals
 

@@ -156,9 +156,9 @@ def test_a_host_that_is_killed_while_it_scores_is_started_again(
         hangs = "hang with children" if killed == "service" else "hang"
         scores = scorer.score([hangs, "fine"], ["72", "72"])
         assert scores.rewards == (-1.0, 72.0)
-    assert "the reward host was killed by SIGKILL; its stderr may say why; it is" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert (
+        "the reward host was killed by SIGKILL; see its stderr for the reason; restarting it"
+    ) in " ".join(capsys.readouterr().err.split())
     assert marked_processes(mark) == []
 
 
@@ -208,7 +208,7 @@ def test_a_chunk_lost_without_fault_runs_again_3_times_then_one_by_one() -> None
 
 def test_a_single_answer_lost_4_times_is_a_crash() -> None:
     single = Chunk(function="f", indices=(4,), times_lost=3)
-    broken = Failure(kind="crash", detail="the scoring processes broke 4 times")
+    broken = Failure(kind="crash", detail="the scoring processes ended 4 times")
     assert settled(single, None) == ({4: broken}, [])
 
 

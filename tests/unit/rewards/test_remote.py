@@ -132,7 +132,7 @@ def test_a_server_that_is_not_there_is_found_by_the_trial_call() -> None:
 
 def test_a_variable_that_is_not_set_is_named() -> None:
     inputs = RewardInputs(kwargs={"http://127.0.0.1:9/": {"token_variable": "NO_SUCH_TOKEN"}})
-    with pytest.raises(ConfigError, match="the environment has no variable NO_SUCH_TOKEN"):
+    with pytest.raises(ConfigError, match="the environment variable NO_SUCH_TOKEN is not set"):
         try_rewards("rl_config.verifier_function", [*inputs.kwargs], [PROMPT], inputs, seconds=5)
 
 

@@ -146,7 +146,7 @@ def test_what_a_factory_makes_of_its_arguments_is_the_reward_as_in_trl(tmp_path:
     assert signature_of_reward(reward).is_batch
     # Its `**columns` take all columns of the rows, also of those that are read for it.
     assert own_signature("rl_config.verifier_function", name, {"max_length": 4}).columns is None
-    with pytest.raises(ConfigError, match=r"cannot be made with .*: ValueError: cache above"):
+    with pytest.raises(ConfigError, match=r"cannot be created with .*: ValueError: cache above"):
         resolve_reward(name, kwargs={"max_length": 1})
     with pytest.raises(ConfigError, match=r"has the signature .*max_length"):
         resolve_reward(name)

@@ -47,7 +47,7 @@ def test_lists_tuples_and_tensors_of_one_dimension_are_lists_of_scores(value: ob
 
 @pytest.mark.parametrize("value", [None, 1.0, "10", {0: 1.0}, np.ones((2, 1))])
 def test_what_is_no_list_says_so(value: object) -> None:
-    with pytest.raises(ValueError, match="need a list of 2 numbers, for it takes lists"):
+    with pytest.raises(ValueError, match="need a list of 2 numbers, because it takes lists"):
         scores_of(value, 2)
 
 

@@ -138,9 +138,7 @@ def test_scores_that_teach_nothing_or_leave_their_range_are_remarked(tmp_path: P
     told = {each.function.rpartition(":")[2]: each for each in found}
     assert [*told] == ["constant", "unbounded", "bounded", "raising"]
     assert [each.refuses for each in told.values()] == [False, False, True, True]
-    assert told["constant"].text == (
-        "scores 0.5 for a right answer and for an empty response alike"
-    )
+    assert told["constant"].text == ("scores 0.5 for both a right answer and an empty response")
     assert "outside its range of 0 to 1; declare" in told["unbounded"].text
     assert told["bounded"].text == (
         "scores 3, outside its range of -1 to 1; declare the range below the function: "

@@ -104,7 +104,7 @@ class Case:
 
 
 CASES = {
-    "full before it is begun": Case(full, "before", "was not begun: it takes 0.3 MiB", True),
+    "full before it is begun": Case(full, "before", "was not started: it needs 0.3 MiB", True),
     "full while it is written": Case(full, "while", "No space left on device", True),
     "full when it is committed": Case(full, "commit", "No space left on device", True),
     "read-only": Case(read_only, "before", "Read-only file system", True),

@@ -67,8 +67,8 @@ def test_layouts_that_people_run_these_models_with_are_legal(
             {},
             [
                 (
-                    "train.backend: latent attention, shared experts, a bias of the choice of "
-                    "experts, groups of experts need megatron"
+                    "train.backend: latent attention, shared experts, a bias of expert "
+                    "routing, expert groups need megatron"
                 )
             ],
         ),
@@ -95,13 +95,13 @@ def test_layouts_that_people_run_these_models_with_are_legal(
         (
             "Qwen2.5-7B",
             {"pp": 2, "layers_per_chunk": (14, 13)},
-            ["train.layers=14,13 must be 2 numbers of 1 or more that add to num_hidden_layers=28"],
+            ["train.layers=14,13 must be 2 numbers from 1 with the sum num_hidden_layers=28"],
         ),
         ("Qwen2.5-7B", {"vpp": 2}, ["train.vpp=2 needs train.pp of 2 or more, found 1"]),
         (
             "Qwen2.5-7B",
             {"dp": 2, "ep": 2},
-            ["train.ep=2 needs a model with experts; 1 is legal"],
+            ["train.ep=2 needs a model with experts; use 1"],
         ),
         (
             "Qwen3-30B-A3B",

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from torch import Tensor
 
@@ -73,12 +73,16 @@ def resolve_token_loss(rl: RLConfig) -> TokenLoss:
         function = named_function(_FIELD, name, dict.fromkeys(names), "policy loss")
     loss = TokenLoss(function=function, options=_options(rl, _options_type(name, function)))
     if name not in names:
+        if loss.selection is not None and rl.old_log_probs not in ("recompute", "from_rollout"):
+            need = f"must be recompute, because {_FIELD}={name} selects tokens before an update"
+            raise ConfigError(f"rl_config.old_log_probs={rl.old_log_probs or 'null'} {need}")
         mask_BT = torch.arange(4) >= torch.tensor([[1], [3]])
         tried = ChosenTokens(
             logprobs_BT=(-1.0 * mask_BT).requires_grad_(),
             old_logprobs_BT=-1.0 * mask_BT,
             advantages_BT=torch.tensor([[1.0], [-1.0]]) * mask_BT,
             mask_BT=mask_BT,
+            picked_BT=None if loss.selection is None else mask_BT,
         )
         with trial(_FIELD, name, "two responses"):
             torch.autograd.backward(loss(tried)["policy_loss"].sum())
@@ -116,6 +120,8 @@ def _options(rl: RLConfig, kind: type[Any] | None) -> object:
     strict = type(kind.__name__, (kind,), {"__pydantic_config__": SECTION})
     try:
         found: object = TypeAdapter(strict).validate_json(to_json(values))
+    except PydanticUserError as error:
+        raise ConfigError(f"{_FIELD}={rl.policy_loss}: {kind.__name__}: {error.message}") from error
     except ValidationError as error:
         lines = [_described(rl.policy_loss, each) for each in error.errors(include_url=False)]
         raise ConfigError("\n".join(lines)) from error
@@ -132,7 +138,10 @@ def _wrong_keys(loss: str, given: Mapping[str, Any], legal: list[str]) -> Iterat
 
 
 def _described(loss: str, finding: Any) -> str:
-    key = ".".join([_OPTIONS, *map(str, finding["loc"])])
+    section = _OPTIONS
+    if finding["loc"] and finding["loc"][0] in documented_fields(RLConfig):
+        section = "rl_config"
+    key = ".".join([section, *map(str, finding["loc"])])
     if finding["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{key} is missing: {_FIELD}={loss} has no default for it"
     return wrong_value(key, finding)

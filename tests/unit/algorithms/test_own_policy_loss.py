@@ -50,6 +50,10 @@ OWN = """
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from mindrl.algorithms.chosen_tokens import TokenSelection
+
 @dataclass(frozen=True)
 class Options:
     tau: float
@@ -62,6 +66,28 @@ def held(chosen, options: Options):
     return options.tau * away_BT - options.clip_ratio_high * chosen.advantages_BT * chosen.ratio()
 
 def bare(chosen, options):
+    return chosen.logprobs_BT
+
+@dataclass(frozen=True)
+class Bound:
+    clip_ratio_high: float
+
+def bound(chosen, options: Bound):
+    return chosen.logprobs_BT
+
+@dataclass(frozen=True)
+class Typed:
+    dtype: torch.dtype
+
+def typed(chosen, options: Typed):
+    return chosen.logprobs_BT
+
+@dataclass(frozen=True)
+class Selecting(TokenSelection):
+    def select(self, update, old_logprobs_BT, seed):
+        return update.response_mask_BT
+
+def selecting(chosen, options: Selecting):
     return chosen.logprobs_BT
 """
 
@@ -119,6 +145,9 @@ def test_the_losses_of_the_page_on_algorithms_work(tmp_path: Path) -> None:
         ("held", {"tau": 1.0, "shape": "cube"}, "shape=\"cube\" must be 'square' or 'abs'"),
         ("held", {"tau": 1.0, "clip_ratio_high": 1.0}, "set rl_config.clip_ratio_high itself"),
         ("bare", None, "needs a dataclass as the annotation of its second parameter, options"),
+        ("bound", None, "rl_config.clip_ratio_high=null must be a valid number"),
+        ("typed", {"dtype": "bf16"}, "Typed: Unable to generate pydantic-core schema"),
+        ("selecting", None, "rl_config.old_log_probs=null must be recompute"),
         ("plain", {"tau": 1.0}, "rl_config.policy_loss=plain has none"),
     ],
 )

@@ -29,7 +29,7 @@ def server_command(config: RunConfig, platform: Platform, replica: int) -> list[
     if config.rollout_backend != ROLLOUT_BACKEND:
         raise ConfigError(
             f"generate_config.backend={config.generate_config.backend}: {config.rollout_backend} "
-            "starts its servers itself; docs/how-to/external-engines.md has the options"
+            "starts its own servers; see docs/how-to/external-engines.md for the options"
         )
     address = config.generate_config.servers[replica]
     if why := unfit_server(address, allow_remote=config.generate_config.servers_are_remote):

@@ -34,8 +34,8 @@ class Chat:
         if len(token_ids) >= self.longest:
             self.conversation.take_back()
             raise DataError(
-                f"the prompt, with all that was said before, has {len(token_ids)} tokens; it must "
-                f"be below {self.longest}, which --max-length may raise as far as the model takes"
+                f"the conversation has {len(token_ids)} tokens; it must have less than "
+                f"{self.longest}: raise --max-length up to the model's limit"
             )
         return token_ids
 
@@ -73,13 +73,13 @@ class Chat:
     def talk(self, engine: ChatEngine) -> None:
         """Answer stdin line by line until its end."""
         if sys.stdin.isatty():
-            say(f"{_RESET} forgets what was said, Ctrl-C ends an answer, Ctrl-D the conversation")
+            say(f"{_RESET} clears the conversation, Ctrl-C stops an answer, Ctrl-D quits")
             with suppress(ImportError):
                 import_module("readline")
         while (line := _line()) is not None:
             if line.strip() == _RESET:
                 self.conversation.reset()
-                note("all that was said is forgotten")
+                note("conversation cleared")
             elif line.strip():
                 self._reply(engine, line)
 
@@ -87,7 +87,7 @@ class Chat:
         try:
             self.answer(engine, self.ask(line))
         except DataError as error:
-            note(f"{error}; {_RESET} forgets what was said before")
+            note(f"{error}, or clear the conversation with {_RESET}")
         except StopRequestedError:
             note("stopped")
 

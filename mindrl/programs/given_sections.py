@@ -63,7 +63,7 @@ def _need(name: str, value: object) -> str:
     """Return what an argument must be; empty if it is valid."""
     if name == "reward_functions" and isinstance(value, Mapping):
         numbers = [isinstance(weight, int | float) for weight in value.values()]
-        return "" if all(numbers) else "functions with numbers, such as {my_reward: 1.0}"
+        return "" if all(numbers) else "functions with weights, such as {my_reward: 1.0}"
     is_right, need = _NEEDS[name]
     return "" if is_right(value) else f"{need[0]}, such as {name}={need[1]}"
 

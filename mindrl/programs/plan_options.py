@@ -24,14 +24,14 @@ Shows = Callable[[], None]
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the configuration, the device memory and JSON output."""
     add = parser.add_argument
-    add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
-    add("--config-dir", metavar="DIR", help="folder of that file, where it is not configs/")
+    add("--config-name", required=True, metavar="NAME", help="name of a file in configs/")
+    add("--config-dir", metavar="DIR", help="folder of that file (default: configs/)")
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
     memory = parser.add_mutually_exclusive_group()
-    text = "memory of a device, in place of the configuration's rl_config.device_memory_mib"
+    text = "memory of a device, instead of rl_config.device_memory_mib"
     size = memory.add_argument
     size("--device-memory-gib", type=gib, dest="device_bytes", metavar="N", help=text)
-    size("--device", metavar="NAME", help=f"the same by name, such as {EXAMPLE_DEVICE}")
+    size("--device", metavar="NAME", help=f"name of the device instead, such as {EXAMPLE_DEVICE}")
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
 
 

@@ -112,11 +112,11 @@ def _require_a_place_to_train() -> None:
     """
     if (path := being_imported()) is not None:
         raise ConfigError(
-            f"train() is called while {path} is imported for its own functions, as each process "
-            'that calls them does; put the call below `if __name__ == "__main__":`'
+            f"train() is called while {path} is imported by a process that needs its functions; "
+            'put the call below `if __name__ == "__main__":`'
         )
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("train() must be called in the main thread, which alone hears Ctrl-C")
+        raise ConfigError("train() must be called in the main thread, which handles Ctrl-C")
 
 
 def _composition(config: str | Path, overrides: Sequence[str]) -> DictConfig:

@@ -25,8 +25,8 @@ def require_checkpoint(option: str, folder: Path) -> None:
     """
     if not Commits(folder / CHECKPOINTS).steps():
         raise ConfigError(
-            f"{option} {folder}: {CHECKPOINTS}/ in it holds no checkpoint to resume from. Start a "
-            f"new run instead, for example with --config-name {folder}/{HYDRA}/config.yaml"
+            f"{option} {folder}: its {CHECKPOINTS}/ has no checkpoint to resume from. Start a new "
+            f"run instead, for example with --config-name {folder}/{HYDRA}/config.yaml"
         )
 
 

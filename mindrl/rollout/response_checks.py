@@ -41,8 +41,8 @@ class CertainRow:
         if self.tokens < CERTAIN_TOKENS:
             return ""
         return (
-            f"the log-probs of {self.tokens} tokens in a row are 0: each was drawn at temperature "
-            f"{section.temperature:g} as if there were no other token"
+            f"the log-probs of {self.tokens} tokens in a row are 0 at temperature "
+            f"{section.temperature:g}, as if every other token had probability 0"
         )
 
 
@@ -72,13 +72,13 @@ def response_error(
     ]
     longer_B = lengths_B > most_B
     by_response: list[tuple[Tensor, Callable[[int], str]]] = [
-        (longer_B, lambda at: f"{lengths_B[at]} tokens, where {most[at]} were asked for")
+        (longer_B, lambda at: f"{lengths_B[at]} tokens, but the limit was {most[at]}")
     ]
     if are_complete:
         cut_B = ~responses.finished_B & (lengths_B < most_B)
         by_response += [
             (lengths_B == 0, lambda _: "a response is empty"),
-            (cut_B, lambda at: f"a response was cut at {lengths_B[at]} of {most[at]} tokens"),
+            (cut_B, lambda at: f"a response was cut off at {lengths_B[at]} of {most[at]} tokens"),
         ]
     return next(
         (said(int(bad.nonzero()[0])) for bad, said in by_response + by_token if bad.any()), ""

@@ -52,7 +52,7 @@ class VllmServer:
         }
         reply = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True)
         if not (reply.request_id or name).endswith(name):
-            said = f"it is the answer to {reply.request_id}, and {name} was asked"
+            said = f"it is the response to {reply.request_id} instead of {name}"
             raise self.client.garbage(_GENERATE, said)
         (choice,) = reply.choices
         return Answer(

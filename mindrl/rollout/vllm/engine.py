@@ -125,8 +125,8 @@ class VllmEngine:
         if before is not None and before < self._pages[tag]:
             # The allocator of vllm-ascend would end the process.
             raise torch.OutOfMemoryError(
-                f"out of memory: {tag} of the engine need {mib_text(self._pages[tag])}, of the "
-                f"device {mib_text(before)} are free"
+                f"out of memory: {tag} of the engine need {mib_text(self._pages[tag])}; the device "
+                f"has {mib_text(before)} free"
             )
         self.llm.wake_up(tags=[tag])
         self.awake.add(tag)
@@ -184,7 +184,7 @@ class VllmEngine:
         answers = [output.outputs[0] for output in outputs]
         whole = sum(each.finish_reason in ("stop", "length") for each in answers)
         if whole < len(prompts) or not all(each.token_ids for each in answers):
-            raise RuntimeError(f"the engine answered {whole} of {len(prompts)} prompts to the end")
+            raise RuntimeError(f"vLLM completed {whole} of {len(prompts)} prompts")
         return Responses.of(
             token_ids=[answer.token_ids for answer in answers],
             logprobs=[token_logprobs(answer) for answer in answers],
@@ -220,7 +220,7 @@ class VllmEngine:
 
     def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
         """Run steps of the engine: see `RolloutEngine`."""
-        assert self._rounds is not None, "it has begun"
+        assert self._rounds is not None, "generation has started"
         self._must_be_awake()
         self._rounds.add(more)
         with _own_random_state(self.seed), PROGRESS.steady():
@@ -228,19 +228,19 @@ class VllmEngine:
 
     def answers(self, places: Sequence[int]) -> Responses:
         """Return the responses of completed requests: see `RolloutEngine`."""
-        assert self._rounds is not None, "it has begun"
+        assert self._rounds is not None, "generation has started"
         return self._rounds.answers(places)
 
     def take_back(self) -> Responses:
         """Return the sampled tokens: see `RolloutEngine`."""
-        assert self._rounds is not None, "it has begun"
+        assert self._rounds is not None, "generation has started"
         rounds, self._rounds = self._rounds, None
         return rounds.take_back()
 
     def forget(self) -> None:
         """Invalidate the KV cache: see `RolloutEngine`."""
         if self._rounds is not None or not self.llm.reset_prefix_cache():
-            raise RuntimeError("new weights come while the engine has requests that are not whole")
+            raise RuntimeError("new weights arrived while the engine has unfinished requests")
 
     def flush_preemptions(self) -> float:
         """Return the number of preemptions: see `RolloutEngine`."""
@@ -248,7 +248,9 @@ class VllmEngine:
 
     def _must_be_awake(self) -> None:
         if self.awake != {"weights", "kv_cache"}:
-            raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")
+            raise RuntimeError(
+                f"the engine received a request while only {sorted(self.awake)} are awake"
+            )
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:

@@ -53,7 +53,7 @@ class Rounds:
         logprobs += token_logprobs(answer)
         if output.finished:
             if answer.finish_reason not in ("stop", "length"):
-                raise RuntimeError(f"the engine gave a prompt up: {answer.finish_reason}")
+                raise RuntimeError(f"vLLM aborted a request (finish_reason={answer.finish_reason})")
             self.finished[place] = answer.finish_reason == "stop"
             del self.open[output.request_id]
         return place, output.finished

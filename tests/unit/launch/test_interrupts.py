@@ -171,7 +171,7 @@ def lose_workers(error: MindrlError, *, asks: bool) -> None:
 @pytest.mark.parametrize("error", [WorkerDiedError("worker-0 died"), ReshardError("no weights")])
 def test_workers_that_are_lost_after_a_request_to_stop_end_the_run(error: MindrlError) -> None:
     """New workers would run on as if nobody had asked."""
-    with pytest.raises(StopRequestedError, match=f"^stopped by SIGTERM, .*: {error}$"):
+    with pytest.raises(StopRequestedError, match=f"^stopped by SIGTERM; .*: {error}$"):
         lose_workers(error, asks=True)
     with pytest.raises(type(error)):
         lose_workers(error, asks=False)

@@ -64,7 +64,7 @@ def test_jobs_that_are_killed_are_started_again_until_all_is_trained(tmp_path: P
     scheduled.scheduler.run(at_looks(30, 60, do=kill))
     scheduled.by_hand.require_each_once()
     assert scheduled.starts("train") >= 2
-    assert "starting train, which ended with -9" in scheduled.said
+    assert "starting train again after exit code -9" in scheduled.said
     assert scheduled.said[-1].startswith(
         f"train: at step {STEPS}, saved {STEPS} | weights: {STEPS}"
     )

@@ -35,7 +35,7 @@ def test_sound_responses_have_no_fault_whole_or_not() -> None:
     ("fields", "said"),
     [
         ({"most": (3,)}, "2 responses to 1 requests"),
-        ({"most": (3, 2)}, "3 tokens, where 2 were asked for"),
+        ({"most": (3, 2)}, "3 tokens, but the limit was 2"),
         ({"most": (3, 4)}, "a response was cut off at 3 of 4 tokens"),
         ({"token_ids": [[4, 1], [5, 10, 7]]}, "token 10 is outside the vocabulary of 10"),
         ({"token_ids": [[], [5, 6, 7]], "logprobs": [[], [-1.0] * 3]}, "a response is empty"),

@@ -15,10 +15,10 @@ STEP = {
 @pytest.mark.parametrize(
     ("metrics", "name", "words"),
     [
-        ({"advantage/zero_fraction": 1.0}, "no_signal", "have equal rewards, 0.250 on average;"),
+        ({"advantage/zero_fraction": 1.0}, "no_signal", "have equal rewards, 0.250 on average."),
         ({"update/grad_norm": 0.0}, "no_gradient", "the gradient is 0, although rewards differ"),
-        ({"rollout/cut_fraction": 1.0}, "all_cut", "all were cut at 64 tokens; raise generate_"),
-        ({"seconds/reward": 8.0}, "slow_rewards", "for 8.0 of 10.0 s: they rate 100 tokens a sec"),
+        ({"rollout/cut_fraction": 1.0}, "all_cut", "all were cut off at 64 tokens. Inc"),
+        ({"seconds/reward": 8.0}, "slow_rewards", "for 8.0 of 10.0 s: they score 100 tokens a sec"),
     ],
 )
 def test_each_note_is_given_once_with_its_number(

@@ -119,7 +119,7 @@ def test_a_conversation_that_no_longer_fits_is_told_and_goes_on_behind_a_reset(
     said = " ".join(capsys.readouterr().err.split())
     assert "must have less than 60" in said
     assert "clear the conversation with /reset" in said
-    with pytest.raises(DataError, match="no text"):
+    with pytest.raises(DataError, match="not valid text"):
         chat_of(tokenizer).ask("\ud800")
 
 

@@ -198,7 +198,7 @@ def test_what_other_weights_drew_is_set_aside(tmp_path: Path) -> None:
     found, told = spool(tmp_path), list[str]()
     drawn, ours = published(found, 0, b"before"), published(found, 0)
     found.records.put(record(Place(1, 0), drawn))
-    with pytest.raises(StopRequestedError, match="step 1 in .* is incomplete"):
+    with pytest.raises(StopRequestedError, match=r"step 1 in .* is incomplete"):
         reader(found, told, waits=False).take(1, IDS, ours, lambda: None)
     (line,) = told
     why = f"step-00000001.part-0000 was generated with weights {drawn} instead of {ours};"
@@ -234,7 +234,7 @@ def test_a_train_job_reports_missing_rollout_jobs_once_and_obeys_signals(tmp_pat
     assert "start one with mindrl job rollout" in told[0]
     found.start()
     found.send("drain")
-    with pytest.raises(StopRequestedError, match="step 1 in .* is incomplete"):
+    with pytest.raises(StopRequestedError, match=r"step 1 in .* is incomplete"):
         reader_of_job.take(1, IDS, "v0", lambda: None)
 
 

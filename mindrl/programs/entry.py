@@ -36,7 +36,7 @@ def start(*words: str) -> int:
 def _list_programs(group: str, *more: str) -> int:
     """Print the programs of a group, such as `plan`, or all; returns 2 if none was asked for."""
     those = {name: does for name, (_, does) in PROGRAMS.items() if name.startswith(f"{group} ")}
-    asked_for_help = (group in _HELP or bool(those)) and {*more} <= {*_HELP}
+    asked_for_help = group in _HELP or (bool(those) and bool(more) and {*more} <= {*_HELP})
     kind, example = (f"{group} PROGRAM", next(iter(those))) if those else ("PROGRAM", "train")
     lines = [f"usage: mindrl {kind} [arguments]", "", "programs:"]
     lines += _listed(those or {name: does for name, (_, does) in PROGRAMS.items()})

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column
 
 from mindrl.config.backends import TRAINING_BACKENDS, TrainingBackend
 from mindrl.config.text import config_text, needs_yaml_suffix, write_new
 from mindrl.errors import ConfigError, ModelError
-from mindrl.observability.terminal import print_rows, say
+from mindrl.observability.terminal import print_table, say
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.platform.garbage import planning
@@ -39,6 +38,16 @@ _AMOUNTS = {
     "--response-tokens": (2048, "longest response"),
     "--prompts-per-step": (32, "prompts per step"),
     "--samples": (8, "responses per prompt"),
+}
+_COLUMNS = {
+    "": "{place}",
+    "engine": "{engine}",
+    "training": "{training}",
+    "rollout": "{rollout}",
+    "step": "{seconds:.1f} s",
+    "device": "{device:}",
+    "host": "{host:}",
+    "reshard": "{reshard:}",
 }
 _ALL = "all"
 _END = "", "Seconds are estimates for ordering the proposals: docs/how-to/plan-a-run.md"
@@ -88,15 +97,9 @@ def _run(options: argparse.Namespace) -> int:
         ways = [] if found.proposals else [*remedies(task, found, notify)]
     if ways:
         return report(ways, FAILED)
-    first = found.proposals[0]
-    orders = chosen_orders(options, task, first)
-    if options.output is not None:
-        write_new(options.output, _file_text(task, first, orders))
-    if options.json:
-        print_json(figures_of(task, found) | {"orders": order_figures(orders)})
-    else:
-        _print(task, found)
-        _print_rest(options, task, orders)
+    judged = Judged(task=task, found=found)
+    rows = [Ranked(judged=judged, at=at, rank=at + 1) for at in range(len(found.proposals))]
+    _answer(options, rows, figures_of(task, found), [_legal(found)])
     return 0
 
 
@@ -114,17 +117,32 @@ def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) ->
         named = ((name, text.splitlines()) for name, text in refused.items())
         return report((f"{name}: {line}" for name, lines in named for line in lines), FAILED)
     rows = ranked(judged, options.top)
-    task, first = rows[0].judged.task, rows[0].proposal
-    orders = chosen_orders(options, task, first)
-    if options.output is not None:
-        write_new(options.output, _file_text(task, first, orders))
-    if options.json:
-        figures = compared_figures(judged, refused, rows)
-        print_json(figures | {"orders": order_figures(orders)})
-    else:
-        _print_compared(judged, refused, rows)
-        _print_rest(options, task, orders)
+    legal = [f"{each.task.engine}: {_legal(each.found)}" for each in judged]
+    legal += [*(f"{engine}: refused: {reason}" for engine, reason in refused.items()), ""]
+    _answer(options, rows, compared_figures(judged, refused, rows), legal)
     return 0
+
+
+def _answer(
+    options: argparse.Namespace,
+    rows: Sequence[Ranked],
+    figures: Mapping[str, object],
+    legal: Sequence[str],
+) -> None:
+    """Print the proposals as JSON or text, and write the first to a file if asked."""
+    first, task = rows[0], rows[0].judged.task
+    orders = chosen_orders(options, task, first.proposal)
+    if options.output is not None:
+        write_new(options.output, _file_text(task, first.proposal, orders))
+    if options.json:
+        print_json({**figures, "orders": order_figures(orders)})
+        return
+    say(*_question(task), *legal)
+    if task.names_engine:
+        print_table(map(_row, rows), _COLUMNS)
+    for each in rows:
+        say(*_block(first, each))
+    _print_rest(options, task, orders)
 
 
 def _searched(
@@ -212,53 +230,19 @@ def _progress() -> Iterator[Notify]:
             progress.stop()
 
 
-def _print(task: Task, found: Search) -> None:
-    first = found.proposals[0]
-    lines = [*_question(task), _legal(found)]
-    for at, proposal in enumerate(found.proposals, start=1):
-        lines += _block(f"{at}.", task, proposal)
-        own = reasons(task, found, first) if at == 1 else [slowdown(first.fit, proposal.fit)]
-        lines += [f"   - {reason}" for reason in own]
-    say(*lines)
-
-
-def _print_compared(
-    judged: Sequence[Judged], refused: Mapping[str, str], rows: Sequence[Ranked]
-) -> None:
-    """Print a table of all engines, and then each of its rows in full."""
-    first, task = rows[0], rows[0].judged.task
-    say(*_question(task))
-    say(*(f"{each.task.engine}: {_legal(each.found)}" for each in judged))
-    say(*(f"{engine}: refused: {reason}" for engine, reason in refused.items()), "")
-    print_rows(map(_row, rows), *_columns())
-    lines: list[str] = []
-    for each in rows:
-        lines += _block(_place(each), each.judged.task, each.proposal)
-        own: Iterable[str] = [slowdown(first.proposal.fit, each.proposal.fit)]
-        if each is first:
-            own = reasons(task, each.judged.found, each.proposal)
-        lines += [f"   - {reason}" for reason in own]
-    say(*lines)
-
-
-def _columns() -> Iterator[Column]:
-    for title in ("", "engine", "training", "rollout"):
-        yield Column(title, no_wrap=True)
-    for title in ("step", "device", "host", "reshard"):
-        yield Column(title, justify="right", no_wrap=True)
-
-
-def _row(each: Ranked) -> Sequence[str]:
+def _row(each: Ranked) -> dict[str, object]:
     fit, moved, task = each.proposal.fit, each.proposal.moved, each.judged.task
-    return (
-        _place(each),
-        task.engine,
-        *(text.partition(":")[2] for text in task.texts(each.proposal.candidate)),
-        f"{fit.step_seconds:.1f} s",
-        memory_text(fit.with_activations_bytes),
-        _amount(fit.host_bytes),
-        _amount(moved.received) if moved else "not planned",
-    )
+    training, rollout = (text.partition(":")[2] for text in task.texts(each.proposal.candidate))
+    return {
+        "place": _place(each),
+        "engine": task.engine,
+        "training": training,
+        "rollout": rollout,
+        "seconds": fit.step_seconds,
+        "device": memory_text(fit.with_activations_bytes),
+        "host": _amount(fit.host_bytes),
+        "reshard": _amount(moved.received) if moved else "not planned",
+    }
 
 
 def _place(each: Ranked) -> str:
@@ -277,10 +261,16 @@ def _legal(found: Search) -> str:
     return f"legal {legal}; pairs that fit by memory: {found.fitting}"
 
 
-def _block(place: str, task: Task, proposal: Proposal) -> Iterator[str]:
+def _block(first: Ranked, each: Ranked) -> Iterator[str]:
+    """Yield the lines of a proposal: its layouts, its figures, its reasons or its slowdown."""
+    task, proposal = each.judged.task, each.proposal
     yield ""
-    yield f"{place} {' -> '.join(task.texts(proposal.candidate))}"
+    yield f"{_place(each)} {' -> '.join(task.texts(proposal.candidate))}"
     yield from _facts(task, proposal)
+    own: Iterable[str] = [slowdown(first.proposal.fit, proposal.fit)]
+    if each is first:
+        own = reasons(task, each.judged.found, proposal)
+    yield from (f"   - {reason}" for reason in own)
 
 
 def _print_rest(options: argparse.Namespace, task: Task, orders: Sequence[PlacedOrder]) -> None:

@@ -184,9 +184,9 @@ def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--config-name", "grpo_qwen25_7"], "did you mean grpo_qwen25_7b?"),
-        (["--config-name", "own/grpo_qwen25_7.yaml"], "did you mean grpo_qwen25_7b?"),
-        (["--config-dir", "own", "--config-name", "mein"], "did you mean mine?"),
+        (["--config-name", "grpo_qwen25_7"], "did you mean grpo_qwen25_7b, grpo_"),
+        (["--config-name", "own/grpo_qwen25_7.yaml"], "did you mean grpo_qwen25_7b, grpo_"),
+        (["--config-dir", "own", "--config-name", "mein"], "did you mean mine or in?"),
         (["--config-dir", "nowhere", "--config-name", "mine"], "nowhere: no such folder"),
         (["--config-name", LONG], "...xxx"),
         (["--config-dir", "own", "--config-name", "folder"], "folder.yaml is not a file"),

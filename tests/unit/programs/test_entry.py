@@ -38,6 +38,7 @@ def test_a_group_lists_its_programs_and_refuses_others() -> None:
         assert those == {name for name in PROGRAMS if name.startswith(f"{group} ")}
         wrong = started(group, "learn")
         assert (wrong.returncode, wrong.stderr) == (2, listed.stdout)
+        assert started(group).returncode == 2
 
 
 @pytest.mark.parametrize(("other", "words"), OTHER_NAMES.items())

@@ -15,7 +15,8 @@ cycles    sets of modules that import one another; every import counts, typing's
 types     public classes and type aliases of one name in two folders of mindrl
 files     files that name a key, without those that read MindSpeed-RL's files and without generated
           stubs (.pyi); files with the formula `/ (std + epsilon)`
-prose     phrases that plain English avoids, per 10,000 words of docstrings and comments
+prose     phrases that plain English avoids, per 10,000 words of docstrings and comments, and of
+          texts: other strings of at least four words
 modes     lines of code that ask which mode a run has
 documents words of README.md and docs/
 executed  lines of the functions that two steps of the quickstart enter (GRPO with a reference; in

@@ -1,6 +1,7 @@
 """Figures of the prose in the code, of mode questions, and of the documents.
 
-The prose of a source file is its docstrings, its attribute docstrings and its comments.
+The prose of a source file is its docstrings, its attribute docstrings and its comments. Its texts
+are its other strings of more than three words: errors, notes and help that users read.
 """
 
 import ast
@@ -23,6 +24,13 @@ DIALECT: Mapping[str, str] = {
     "goes on": r"go(?:es)? on|going on|went on",
 }
 """Phrases of the dialect that STYLE.md rejects, as regular expressions between word boundaries."""
+DIALECT_IN_TEXTS: Mapping[str, str] = {
+    **DIALECT,
+    "draws, learns, lies, asked": r"draws?|drawn|drew|learns?|learned|lies?|asks?|asked",
+}
+"""The same for texts, with verbs that have a plainer word: generate, train, is in, need."""
+FEWEST_WORDS = 4
+"""Words of a text; shorter strings are names and parts."""
 MODES = (
     "is_apart",
     "is_spread",
@@ -58,13 +66,39 @@ def prose_of(source: str) -> str:
     return "\n".join(texts)
 
 
-def dialect_counts(prose: str) -> Counter[str]:
-    """Count the phrases of the dialect in a text."""
-    flat = " ".join(prose.split())
+def texts_of(source: str) -> str:
+    """Return the strings of at least `FEWEST_WORDS` words that are not prose, one per line.
+
+    An f-string counts without its expressions.
+    """
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    texts = (_text(node) for node in ast.walk(tree) if id(node) not in prose | parts)
+    return "\n".join(text for text in texts if words_in([text]) >= FEWEST_WORDS)
+
+
+def _text(node: ast.AST) -> str:
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) or " " for part in parts)
+    return ""
+
+
+def dialect_counts(text: str, dialect: Mapping[str, str] = DIALECT) -> Counter[str]:
+    """Count the phrases of a dialect in a text."""
+    flat = " ".join(text.split())
     return Counter(
         {
             name: len(re.findall(rf"\b(?:{pattern})\b", flat, flags=re.IGNORECASE))
-            for name, pattern in DIALECT.items()
+            for name, pattern in dialect.items()
         }
     )
 
@@ -98,17 +132,9 @@ def words_in(texts: Iterable[str]) -> int:
 def prose_figures(sources: Sources, code: Path) -> Iterator[Figure]:
     """Yield the figures of the prose in `sources`, and of the documents of the checkout `code`."""
     prose = {path: prose_of(text) for path, text in sources.items()}
-    words = words_in(prose.values())
-    by_file = {path: dialect_counts(text) for path, text in prose.items()}
-    for name in DIALECT:
-        counts = Counter({path: counts[name] for path, counts in by_file.items()})
-        yield Figure(
-            group="prose",
-            name=f"dialect per 10,000 words: {name}",
-            value=round(1e4 * counts.total() / max(words, 1), 1),
-            target="5",
-            details=tuple(f"{path} {count}" for path, count in counts.most_common(5) if count),
-        )
+    yield from _dialect_figures("dialect", prose, DIALECT)
+    texts = {path: texts_of(text) for path, text in sources.items()}
+    yield from _dialect_figures("dialect in texts", texts, DIALECT_IN_TEXTS)
     found = mode_lines(sources)
     rooms = Counter(line.split("/")[1] for line in found)
     yield Figure(
@@ -121,3 +147,17 @@ def prose_figures(sources: Sources, code: Path) -> Iterator[Figure]:
     pages = [page for pattern in DOCUMENTS for page in sorted(code.glob(pattern))]
     words = words_in(page.read_text(encoding="utf-8") for page in pages)
     yield Figure(group="documents", name="words of documents", value=words, target="70000")
+
+
+def _dialect_figures(title: str, texts: Sources, dialect: Mapping[str, str]) -> Iterator[Figure]:
+    words = words_in(texts.values())
+    by_file = {path: dialect_counts(text, dialect) for path, text in texts.items()}
+    for name in dialect:
+        counts = Counter({path: counts[name] for path, counts in by_file.items()})
+        yield Figure(
+            group="prose",
+            name=f"{title} per 10,000 words: {name}",
+            value=round(1e4 * counts.total() / max(words, 1), 1),
+            target="5",
+            details=tuple(f"{path} {count}" for path, count in counts.most_common(5) if count),
+        )

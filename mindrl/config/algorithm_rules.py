@@ -18,7 +18,10 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
         need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
         yield broken("rl_config.clip_cov_lb", rl.clip_cov_lb, need, rl.clip_cov_ub)
     if rl.partial_rollout and not rl.reproducible_sampling:
-        need = ": with rl_config.partial_rollout=true each sequence goes on by a seed of its own"
+        need = (
+            "must be true with rl_config.partial_rollout=true, which continues each sequence "
+            "by its own seed"
+        )
         yield broken("rl_config.reproducible_sampling", rl.reproducible_sampling, need, True)
 
 
@@ -27,8 +30,8 @@ def gap_warnings(config: RunConfig) -> Iterator[Finding]:
     limit, cuts = config.rl_config.max_logprob_gap, config.generate_config.sampling_config.cuts
     if limit is not None and cuts:
         need = (
-            f": with {cuts} the engine's log-probs are those of a part of the distribution, the "
-            "trainer's those of the whole; the gap has a floor, which the limit must be above"
+            f": with {cuts} the engine's log-probs are of a truncated distribution and "
+            "the trainer's of the full one, so the limit must be above the resulting gap"
         )
         yield broken("rl_config.max_logprob_gap", limit, need, None)
 
@@ -39,7 +42,7 @@ def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
     asked, warmup = rl.old_log_probs, rl.critic_warmup
     legal = (None, "recompute")
     if asked == "from_update" and early:
-        need = "needs steps of one update that all train the actor, and nothing that reads them"
+        need = "needs one update per step, each of the actor, and no use of the old log-probs"
         yield broken(_OLD, asked, f"{need} before; found {early}", *legal)
     if asked == "from_rollout" and warmup:
         need = f"needs an update in each step; rl_config.critic_warmup={warmup} has steps without"
@@ -50,12 +53,15 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
     """Weights need valid bounds, and two different policies."""
     section, options = "rl_config.rollout_correction", config.rl_config.rollout_correction
     if config.old_log_probs == "from_rollout" and config.rollout_correction is not None:
-        need = "compares the trainer with the engine; rl_config.old_log_probs=from_rollout has one"
+        need = (
+            "needs log-probs of both trainer and engine; "
+            "rl_config.old_log_probs=from_rollout has only the engine's"
+        )
         for name, off in (("level", "off"), ("reject_below", None), ("reject_above", None)):
             if (value := getattr(options, name)) not in (off, None):
                 yield broken(f"{section}.{name}", value, need, off)
     if options.min_weight and options.beyond != "mask":
-        need = f"has a meaning only with {section}.beyond=mask, found {options.beyond}"
+        need = f"has an effect only with {section}.beyond=mask, found {options.beyond}"
         yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
     if options.min_weight >= options.max_weight:
         need = f"must be below {section}.max_weight={options.max_weight:g}"
@@ -71,5 +77,5 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
     elif interval and config.layout("ref") != config.layout("actor"):
         elsewhere = config.role_devices("ref") != config.role_devices("actor")
         own = "rl_config.reference_resource has devices" if elsewhere else "ref_config has a layout"
-        need = f"needs a reference that is laid out as the actor; {own} of its own"
+        need = f"needs a reference with the actor's layout; {own} of its own"
         yield broken(field, interval, need, 0)

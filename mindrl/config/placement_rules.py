@@ -12,9 +12,9 @@ from mindrl.config.server_address import unfit_server
 _APART = "rl_config.use_integrated_worker"
 _ORDER = "rl_config.step_order"
 _BRINGS: dict[Role, str] = {
-    "ref": "rl_config.init_kl_coef above 0 brings it",
-    "critic": "rl_config.adv_estimator=gae brings it",
-    "reward": "reward_config brings it",
+    "ref": "rl_config.init_kl_coef above 0 adds it",
+    "critic": "rl_config.adv_estimator=gae adds it",
+    "reward": "reward_config adds it",
 }
 """What adds a role to a run."""
 
@@ -31,7 +31,7 @@ def placement_findings(config: RunConfig) -> Iterator[Finding]:
         if rl.step_order != "in_turns":
             yield from _ahead(config)
         return
-    only = f"has a meaning only with {_APART}=false, found true"
+    only = f"has an effect only with {_APART}=false, found true"
     own, order = rl.rollout_resource, rl.step_order
     if own.num_npus is not None:
         need = f"{only}: all roles share the {config.world_size} of {DEVICES}"
@@ -39,7 +39,7 @@ def placement_findings(config: RunConfig) -> Iterator[Finding]:
     if own.first:
         yield broken("rl_config.rollout_resource.first", own.first, only, False)
     if order != "in_turns":
-        ways = "; rl_config.partial_rollout goes on with what is not whole on shared devices"
+        ways = "; on shared devices use rl_config.partial_rollout"
         yield broken(_ORDER, order, only + ways, "in_turns")
 
 
@@ -55,13 +55,13 @@ def _stop_texts(config: RunConfig) -> Iterator[Finding]:
         "rl_config.partial_rollout=true": config.rl_config.partial_rollout,
     }
     needs = [
-        f"needs one engine for all of a response, found {why}; there stop_token_ids work"
+        f"needs one engine for the whole response, found {why}; use stop_token_ids instead"
         for why, holds in whys.items()
         if holds
     ]
     if own:
         key = "megatron_training.tokenizer_name_or_path"
-        needs.append(f"is found by the tokenizer in actor_config.load, found another in {key}")
+        needs.append(f"needs the tokenizer in actor_config.load, found another in {key}")
     for need in needs if stop else ():
         # Quoted, since such strings may contain line breaks.
         yield Finding(f"{field}={json.dumps(stop)} {need}", field, stop, ((),))
@@ -76,17 +76,17 @@ def _apart(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding(text, ROLLOUT_DEVICES, None, (config.world_size,))
     if rl.partial_rollout:
-        need = f": with {_APART}=false {_ORDER}=asynchronous lets responses go on; use that"
+        need = f"must be false with {_APART}=false; use {_ORDER}=asynchronous instead"
         yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)
     if rl.on_device_loss == "shrink":
-        need = f"needs {_APART}=true: no layout of two sides is sought on fewer devices"
+        need = f"needs {_APART}=true; separate devices have no smaller layout"
         yield broken("rl_config.on_device_loss", rl.on_device_loss, need, "wait")
 
 
 def _router(config: RunConfig) -> Iterator[Finding]:
     generate, known = config.generate_config, config.rollout_backend == ROLLOUT_BACKEND
     if generate.router is not None and not (generate.servers and known):
-        need = f"needs generate_config.servers, all of {ROLLOUT_BACKEND}: it asks nobody else"
+        need = f"needs generate_config.servers, all of {ROLLOUT_BACKEND}"
         yield broken("generate_config.router", generate.router, need, None)
 
 
@@ -97,7 +97,7 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
         unused = {name: value for name, value in given.items() if value is not None}
         if role not in config.roles and config.learns and unused:
             name, value = next(iter(unused.items()))
-            need = f"is of a role that this run does without: {_BRINGS[role]}"
+            need = f"belongs to a role that this run does not have: {_BRINGS[role]}"
             yield broken(f"{section}.{name}", value, need, None)
     held = {device for role in config.roles for device in config.role_devices(role)}
     empty = [device for device in range(config.world_size) if device not in held]
@@ -115,7 +115,7 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
         yield broken(owner, first_devices[role], need, empty[0])
     if config.is_spread and config.rl_config.on_device_loss == "shrink":
         field, need = "rl_config.on_device_loss", "needs all roles on the same devices"
-        yield broken(field, "shrink", f"{need}: no others are sought for each", "wait")
+        yield broken(field, "shrink", f"{need}", "wait")
 
 
 def _servers(config: RunConfig) -> Iterator[Finding]:
@@ -124,18 +124,21 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
     if not generate.servers:
         return
     if not config.is_apart:
-        yield broken(_APART, True, f"must be false with {key}, whose devices are their own", False)
+        yield broken(_APART, True, f"must be false with {key}, which have their own devices", False)
     elif config.rollout_devices and len(generate.servers) != config.rollout_layout.replicas:
         count = config.rollout_layout.replicas
         need = f"must be one address for each of the {count} replicas of {ROLLOUT_DEVICES}"
         yield broken(key, generate.servers, need)
     if generate.server_token_file is None:
         field = "generate_config.server_token_file"
-        yield Finding(f"{field} is missing: {key} are asked with a token", field)
+        yield Finding(f"{field} is missing: {key} need a token", field)
     if config.rollout_backend != ROLLOUT_BACKEND and (cuts := generate.sampling_config.cuts):
         field = "generate_config.sampling_config"
-        text = f"{field}: {cuts}: {config.rollout_backend} tells log-probs of the whole"
-        yield Finding(f"{text} distribution, not of what is drawn from; leave it out", field)
+        text = (
+            f"{field}: {cuts}: remove it, because {config.rollout_backend} returns log-probs "
+            "of the full"
+        )
+        yield Finding(f"{text} distribution", field)
     for address in generate.servers:
         if why := unfit_server(address, allow_remote=generate.servers_are_remote):
             yield Finding(f"{key}: {address} {why}", key, generate.servers)
@@ -148,5 +151,5 @@ def _ahead(config: RunConfig) -> Iterator[Finding]:
         need = f"needs {_ORDER}=in_turns, found {order}: it answers prompts in the middle of a step"
         yield broken("rl_config.adv_estimator", rl.adv_estimator, need, "rloo")
     if not rl.reproducible_sampling:
-        need = f": with {_ORDER}={order} each sequence goes on by a seed of its own"
+        need = f"must be true with {_ORDER}={order}, which continues each sequence by its own seed"
         yield broken("rl_config.reproducible_sampling", rl.reproducible_sampling, need, True)

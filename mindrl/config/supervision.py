@@ -9,9 +9,9 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 
-_LEARNS = "supervised fine-tuning learns from the answers of the rows"
+_LEARNS = "supervised fine-tuning trains on the answers of the rows"
 _LOSS = "the loss is the mean negative log-prob of the target tokens of an update"
-_NO_ROLLOUT = "nothing is rolled out"
+_NO_ROLLOUT = "no responses are generated"
 _NO_REWARD = "nothing is rated"
 _ALONE = {
     "n_samples_per_prompt": "each row has one answer",
@@ -86,7 +86,7 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
     for key, why in _ALONE.items():
         value = getattr(config.rl_config, key)
         if value not in (unset[key], _OWN.get(key, unset[key])):
-            yield broken(f"rl_config.{key}", value, f": {_LEARNS}: {why}; leave it out", unset[key])
+            yield broken(f"rl_config.{key}", value, f": {_LEARNS}: {why}; remove it", unset[key])
     if config.megatron_training.takes_plain_text and config.sft_config.response_column is None:
         key, what = "sft_config.response_column", "megatron_training.chat_template=plain"
         yield Finding(f"{key} is missing: {what} has no turns; name the column of the answer", key)
@@ -97,7 +97,7 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
         "spool_config.job": config.spool_config.job is not None,
     }
     for key in (key for key, is_given in given.items() if is_given):
-        yield Finding(f"{key} is given: {_LEARNS} alone; leave it out", key, "given")
+        yield Finding(f"{key} is given: {_LEARNS} only; remove it", key, "given")
 
 
 def in_epochs(config: RunConfig, rows: int) -> RunConfig:

@@ -49,6 +49,25 @@ def test_prose_is_docstrings_attribute_docstrings_and_comments(prose: Any) -> No
     ]
 
 
+def test_texts_are_strings_of_four_words_that_are_no_prose(prose: Any) -> None:
+    source = (
+        '"""What a module says of itself."""\n'
+        'NAME = "three words only"\n'
+        'TEXT = "a tensor lies behind it"\n'
+        "def run(count):\n"
+        '    raise ValueError(f"{behind} of {count} rows were not " "read at all")\n'
+    )
+    assert [" ".join(text.split()) for text in prose.texts_of(source).splitlines()] == [
+        "a tensor lies behind it",
+        "of rows were not read at all",
+    ]
+    counts = prose.dialect_counts(prose.texts_of(source), prose.DIALECT_IN_TEXTS)
+    assert {name for name, count in counts.items() if count} == {
+        "behind",
+        "draws, learns, lies, asked",
+    }
+
+
 def test_phrases_are_counted_as_whole_words_across_line_ends(prose: Any) -> None:
     counts = prose.dialect_counts("It says so. None\nwhere it goes\n  on, besides whosever.")
     assert {name: count for name, count in counts.items() if count} == {

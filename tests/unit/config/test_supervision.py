@@ -45,9 +45,9 @@ def test_a_row_is_one_sequence_and_may_be_as_long_as_the_trainer_takes(
         ("rl_config.init_kl_coef", 0.1, "there is no reference"),
         ("rl_config.epochs", 2, "passes over the rows are sft_config.epochs"),
         ("rl_config.verifier_function", ["exact"], "nothing is rated"),
-        ("rl_config.partial_rollout", True, "nothing is rolled out"),
-        ("critic_config", {}, "alone; leave it out"),
-        ("data_config.rewards", [REWARD], "alone; leave it out"),
+        ("rl_config.partial_rollout", True, "no responses are generated"),
+        ("critic_config", {}, "only; remove it"),
+        ("data_config.rewards", [REWARD], "only; remove it"),
     ],
 )
 def test_a_key_that_says_something_else_is_named_with_the_reason(

@@ -136,10 +136,10 @@ def test_texts_end_responses_of_one_engine_with_the_models_tokenizer(
     assert findings(run_config(Path("model"), stop)) == []
     [finding] = findings(run_config(Path("model"), stop | {"rl_config.partial_rollout": True}))
     assert str(finding) == (
-        f'{SAMPLING}.stop=["\\nQ:"] needs one engine for all of a response, found '
-        "rl_config.partial_rollout=true; there stop_token_ids work"
+        f'{SAMPLING}.stop=["\\nQ:"] needs one engine for the whole response, found '
+        "rl_config.partial_rollout=true; use stop_token_ids instead"
     )
     tokenizer = {"megatron_training.tokenizer_name_or_path": "other"}
     [finding] = findings(run_config(Path("model"), stop | tokenizer))
-    assert "is found by the tokenizer in actor_config.load" in str(finding)
+    assert "needs the tokenizer in actor_config.load" in str(finding)
     assert findings(run_config(Path("model"), {f"{SAMPLING}.stop": []} | tokenizer)) == []

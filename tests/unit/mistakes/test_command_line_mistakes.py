@@ -192,12 +192,12 @@ def test_supervised_fine_tuning_and_learning_from_rewards_have_programs_of_their
     assert user.is_told(["--config-name", "sft_tiny_cpu", "--dry-run", "--elsewhere"]) == [
         "error: sft_config is set, but train-grpo needs rewards; use train-sft"
     ]
-    learns = "supervised fine-tuning learns from the answers of the rows"
+    learns = "supervised fine-tuning trains on the answers of the rows"
     options = ["--dry-run", "--elsewhere"]
     assert user.is_told(["--config-name", "ppo_tiny_cpu", *options], program="train-sft") == [
-        f"error: rl_config.adv_estimator=gae: {learns}: there are no advantages; leave it out",
-        f"error: rl_config.init_kl_coef=0.001: {learns}: there is no reference; leave it out",
-        f"error: critic_config is given: {learns} alone; leave it out",
+        f"error: rl_config.adv_estimator=gae: {learns}: there are no advantages; remove it",
+        f"error: rl_config.init_kl_coef=0.001: {learns}: there is no reference; remove it",
+        f"error: critic_config is given: {learns} only; remove it",
     ]
 
 

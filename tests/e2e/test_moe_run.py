@@ -74,7 +74,7 @@ def test_failing_rewards_are_told_once_and_counted_and_what_they_started_ends_wi
     in_steps = sum(step["reward/errors"] for step in moe_run.steps())
     # The evaluations before and behind the steps count too.
     assert counts["exception"] > in_steps > 0
-    assert moe_run.text().count(f"{function} gave ") == 1
+    assert moe_run.text().count(f"{function} did not score ") == 1
     log = (moe_run.folder / "logs/driver.log").read_text()
     assert log.count("    raise ValueError(reference)\n") == 1
     assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == SLEEP]

@@ -50,7 +50,7 @@ class MemoryPlan:
     reads_actor: bool = True
     """Whether the actor's log-probs are computed in a separate pass."""
     movable: frozenset[Region]
-    """Regions that may leave the device while unused, besides those of the rollout."""
+    """Regions that may leave the device while unused, except those of the rollout."""
     regions: RegionBytes
     """Every region of the run; without the KV cache if its size is unknown."""
     unchanging: RegionBytes = field(default_factory=dict)
@@ -242,7 +242,7 @@ def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
 
 
 def rollout_bytes(plan: MemoryPlan) -> int:
-    """Return the maximum bytes on any device besides the KV cache during rollout."""
+    """Return the maximum bytes on any device without the KV cache during rollout."""
     return int(plan.sum(rollout_regions(plan)).max())
 
 

@@ -183,10 +183,10 @@ def offload_keys(config: RunConfig) -> dict[Region, str]:
 
 
 def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
-    """Estimate the bytes that each phase of the training side needs besides its regions.
+    """Estimate the bytes that each phase of the training side needs in addition to its regions.
 
     For a micro-batch of the longest sequences on the rank that needs most. The rollout engine's
-    memory besides weights and KV cache is not estimated.
+    memory other than weights and KV cache is not estimated.
     """
     config, training = plan.config, plan.config.megatron_training
     longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
@@ -308,7 +308,7 @@ def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
 
 
 def _no_room_for_kv_cache(models: RunShardings, capacity: Capacity, text: str) -> Finding:
-    """Return the share of the device that allows one sequence besides all else, if possible."""
+    """Return the share of the device that allows one sequence with all else, if possible."""
     assert capacity.device_bytes is not None, "a device of unknown size is never too small"
     config = models.plan.config
     plan = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)

@@ -17,6 +17,7 @@ files     files that name a key, without those that read MindSpeed-RL's files an
           stubs (.pyi); files with the formula `/ (std + epsilon)`
 prose     phrases that plain English avoids, per 10,000 words of docstrings and comments, and of
           texts: other strings of at least four words
+names     functions, classes, parameters and fields whose names plain English avoids
 modes     lines of code that ask which mode a run has
 documents words of README.md and docs/
 executed  lines of the functions that two steps of the quickstart enter (GRPO with a reference; in
@@ -36,6 +37,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from house_names import name_figures
 from house_prose import prose_figures
 from house_run import check_figures, run_figures
 from house_text import Figure, read_sources, text_figures
@@ -44,7 +46,10 @@ from rich.console import Console
 from rich.table import Table
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
-OF_TEXT = ("lines", "rooms", "engines", "cycles", "types", "files", "prose", "modes", "documents")
+OF_TEXT = (
+    *("lines", "rooms", "engines", "cycles", "types", "files"),
+    *("prose", "names", "modes", "documents"),
+)
 OF_RUNS = ("executed", "calls", "union")
 GROUPS = (*OF_TEXT, *OF_RUNS, "check")
 
@@ -83,7 +88,7 @@ def _options() -> argparse.Namespace:
 
 def _measured(code: Path, work: Path, groups: Sequence[str]) -> Iterator[Figure]:
     sources = read_sources(code)
-    figures = (*text_figures(sources), *prose_figures(sources, code))
+    figures = (*text_figures(sources), *prose_figures(sources, code), *name_figures(sources))
     yield from (figure for figure in figures if figure.group in groups)
     if {*groups} & {*OF_RUNS}:
         yield from run_figures(code, work, groups)

@@ -20,7 +20,12 @@ def prose(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_no_figure_of_the_house_is_worse_than_its_record(prose: Any) -> None:
     text = import_module("house_text")
     sources = text.read_sources(ROOT)
-    figures = [*text.text_figures(sources), *prose.prose_figures(sources, ROOT)]
+    names = import_module("house_names")
+    figures = [
+        *text.text_figures(sources),
+        *prose.prose_figures(sources, ROOT),
+        *names.name_figures(sources),
+    ]
     recorded = yaml.safe_load(RATCHET.read_text(encoding="utf-8"))
     found = {figure.name: figure.value for figure in figures if figure.name in recorded}
     assert found.keys() == recorded.keys()
@@ -88,3 +93,19 @@ def test_a_mode_that_prose_names_is_no_line_that_asks_for_it(prose: Any) -> None
         "    not_is_apart = 1\n"
     )
     assert prose.mode_lines({"mindrl/a.py": source}) == ["mindrl/a.py:3", "mindrl/a.py:5"]
+
+
+@pytest.mark.usefixtures("prose")
+def test_names_count_where_they_are_defined_and_locals_do_not() -> None:
+    names = import_module("house_names")
+    source = (
+        "_ASKED = 1\n"
+        "class LoneStem:\n"
+        "    told: str\n"
+        "    def heard(self, behind, task):\n"
+        "        said = task.asked\n"
+        "        self.is_told, mask = said, 1\n"
+        "def basked(): pass\n"
+    )
+    found = ["_ASKED", "LoneStem", "told", "heard", "behind", "is_told"]
+    assert names.dialect_names(source) == found

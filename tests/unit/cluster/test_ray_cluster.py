@@ -62,7 +62,8 @@ def test_a_setting_that_breaks_the_engine_is_refused_before_ray_starts(
         cluster.start()
     assert str(caught.value) == (
         "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True: the memory pool of the engine's sleep "
-        "mode refuses expandable segments, and mindrl puts the engine to sleep at every step; "
+        "mode does not support expandable segments, and mindrl puts the engine to sleep in every "
+        "step; "
         "unset it or change it"
     )
 
@@ -73,7 +74,7 @@ def test_a_ray_that_does_not_come_up_in_time_is_told_in_words(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "0")
     cluster = cluster_of(PLATFORMS["cpu"], devices=1)
-    with pytest.raises(ClusterError, match=r"Ray did not start on this machine: .*Its logs are in"):
+    with pytest.raises(ClusterError, match=r"Ray did not start on this machine: .*see the logs in"):
         cluster.start()
     assert not ray.is_initialized()
 

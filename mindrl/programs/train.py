@@ -228,8 +228,11 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
 
     Raises as `check`, and as `mindrl.launch.train`.
     """
+    job = config.spool_config.job
+    if job is not None and callbacks is not None and callbacks.functions:
+        raise ConfigError(f"spool_config.job={job}: a job calls no callbacks; use callbacks=[]")
     require_engines(config)
-    platform, job = choose_platform(config.rl_config.device), config.spool_config.job
+    platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=job is None)
     # Imported late: they load torch and Ray, and errors should come as fast as in a check.
     if job is not None:

@@ -11,10 +11,11 @@ from omegaconf import OmegaConf
 
 from mindrl.checkpoint.commits import Commits
 from mindrl.errors import ConfigError, OutputError
-from mindrl.programs.compose import composed
+from mindrl.launch.callbacks import Callbacks
+from mindrl.programs.compose import composed, composed_config
 from mindrl.programs.entry import start as start_program
 from mindrl.programs.run_place import require_checkpoint, run_place
-from mindrl.programs.train import Assumed, run_program
+from mindrl.programs.train import Assumed, check_and_train, run_program
 
 _HOLDS = """\
 import sys
@@ -120,3 +121,10 @@ def test_a_run_that_is_refused_leaves_the_configuration_of_the_one_before(run: P
     with pytest.raises(OutputError), run_place(run, other, []):
         begin()
     assert OmegaConf.load(run / ".hydra/config.yaml") == other
+
+
+def test_a_job_of_a_spool_calls_no_callbacks_and_is_not_given_any(tmp_path: Path) -> None:
+    config = composed_config("grpo_tiny_cpu", ["spool_config.job=train", "spool_config.folder=a"])
+    with pytest.raises(ConfigError, match=r"spool_config.job=train: a job calls no callbacks"):
+        check_and_train(config, tmp_path, Callbacks([lambda _: None]))
+    assert not [*tmp_path.iterdir()]

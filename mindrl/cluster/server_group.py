@@ -94,10 +94,6 @@ class ServerCall:
     def __init__(self, group: ServerGroup, answer: Future[Any]) -> None:
         self.group, self.answer = group, answer
 
-    def is_done(self) -> bool:
-        """Return whether it has returned or failed."""
-        return self.answer.done()
-
     def wait(self) -> list[Any]:
         """Wait for the answer, as that of the only rank.
 

@@ -68,7 +68,7 @@ def of_all_runs(runs: Sequence[RunState]) -> dict[str, Any]:
 
 
 def _samples(run: RunState) -> dict[str, Any]:
-    return {"samples": shown_samples(run.samples, run.pieces).rows}
+    return {"samples": shown_samples(run.samples, run.pieces)}
 
 
 def _text(package: str, name: str) -> str:

@@ -1,7 +1,6 @@
 """Samples of a page: a few of all steps, and whole groups with tokens of the last steps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from mindrl.report.run_record import Line
 from mindrl.report.sample_index import SampleIndex
@@ -13,17 +12,10 @@ MOST_BYTES = 16 << 20
 """Maximum total bytes of texts: steps are dropped until it is met."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShownSamples:
-    """The samples to show, and the total number."""
-
-    rows: list[Line]
-    """With the keys of samples.jsonl; `kind` identifies the file."""
-    total: int
-
-
-def shown_samples(index: SampleIndex, pieces: Pieces | None = None) -> ShownSamples:
+def shown_samples(index: SampleIndex, pieces: Pieces | None = None) -> list[Line]:
     """Select samples of a run; with tokens if their texts are known.
+
+    They have the keys of samples.jsonl; `kind` identifies the file.
 
     Raises:
         OutputError: A file cannot be read.
@@ -35,7 +27,7 @@ def shown_samples(index: SampleIndex, pieces: Pieces | None = None) -> ShownSamp
         rows = [*(row for step in kept for row in index.line_rows(step)), *stored]
         if _size(rows) <= MOST_BYTES or not kept:
             rows.sort(key=lambda row: row["step"])
-            return ShownSamples(rows=rows, total=index.total)
+            return rows
         kept = _thinned(dict.fromkeys(kept, 1), len(kept) // 2)
 
 

@@ -31,7 +31,7 @@ class Learning:
         `copies` maps each parameter to the number of ranks that hold the same part.
         """
         self.learning, self.updates_of_run, self.updates = learning, updates, 0
-        self.parameters, self.copies = parameters, copies
+        self.copies = copies
         self.leaves = {name: nn.Parameter(each.to_local()) for name, each in parameters.items()}
         for name, leaf in self.leaves.items():
             leaf.grad = torch.zeros_like(leaf)

@@ -15,7 +15,7 @@ from mindrl.report.curves import MOST_POINTS
 from mindrl.report.page import page, page_data, write_page
 from mindrl.report.run_state import RunState
 from mindrl.report.sample_index import SampleIndex
-from mindrl.report.shown_samples import MOST_BYTES, MOST_SAMPLES, ShownSamples, shown_samples
+from mindrl.report.shown_samples import MOST_BYTES, MOST_SAMPLES, shown_samples
 from mindrl.report.stored_rows import MOST_CHARACTERS
 from mindrl.report.tables import write_tables
 
@@ -24,7 +24,7 @@ def curves_of(folder: Path) -> dict[str, Any]:
     return dict(page_data([RunState(folder)])["runs"][0]["curves"])
 
 
-def samples_of(folder: Path) -> ShownSamples:
+def samples_of(folder: Path) -> list[dict[str, Any]]:
     index = SampleIndex(folder)
     index.update()
     return shown_samples(index)
@@ -78,9 +78,9 @@ def test_too_many_samples_leave_whole_steps_out_evenly(tmp_path: Path) -> None:
         tmp_path / "run", samples=(sample(step) for step in range(1, 1001) for _ in range(9))
     )
     found = samples_of(folder)
-    steps = sorted({row["step"] for row in found.rows})
-    assert (found.total, len(found.rows)) == (9000, 9 * len(steps))
-    assert MOST_SAMPLES * 0.7 < len(found.rows) <= MOST_SAMPLES
+    steps = sorted({row["step"] for row in found})
+    assert len(found) == 9 * len(steps)
+    assert MOST_SAMPLES * 0.7 < len(found) <= MOST_SAMPLES
     assert {later - step for step, later in pairwise(steps)} == {3}
     assert steps[-1] == 1000
 
@@ -89,13 +89,13 @@ def test_a_long_text_keeps_both_ends_and_all_texts_stay_below_a_bound(tmp_path: 
     text = "a" * 500_000 + "b" * 500_000
     samples = (sample(step, response=text) for step in range(1, 4))
     found = samples_of(make_run(tmp_path / "run", samples=samples))
-    response = found.rows[0]["response"]
+    response = found[0]["response"]
     assert len(response) < MOST_CHARACTERS + 100
     assert response.startswith("aaa")
     assert response.endswith("bbb")
     assert "992,000 characters omitted" in response
     many = (sample(step, response="c" * MOST_CHARACTERS) for step in range(1, MOST_SAMPLES + 1))
-    kept = samples_of(make_run(tmp_path / "many", samples=many)).rows
+    kept = samples_of(make_run(tmp_path / "many", samples=many))
     assert 0.3 * MOST_BYTES < sum(len(row["response"]) for row in kept) <= MOST_BYTES
 
 

@@ -137,7 +137,6 @@ def test_a_server_is_called_as_the_workers_of_a_replica_are(
     assert group.call_all("memory_plan") == [None]
     joining = group.begin("join_link", [(("10.0.0.1", 29500), 2, 7)])
     assert joining.wait() == [None]
-    assert joining.is_done()
     given = ["the configuration", "10.0.0.1", "29500", "2", "7"]
     assert engine.calls == [("mindrl_join", given)]
     group.call_all("receive_weights", 4)

@@ -31,7 +31,9 @@ def test_of_a_region_that_the_device_refuses_halfway_nothing_stays() -> None:
     ledger = DeviceLedger(None)
     ledger.add(Region.ACTOR_WEIGHTS, RecordedRegion(Region.ACTOR_WEIGHTS, [], is_there=True))
     ledger.add(Region.ACTOR_OPTIMIZER, Half(Region.ACTOR_OPTIMIZER, [], is_there=False))
-    with pytest.raises(DeviceMemoryError, match=r"actor_optimizer needs .* device: actor_weights 0"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"actor_optimizer needs .* device: actor_weights 0"
+    ):
         ledger.onload(Region.ACTOR_OPTIMIZER)
     assert ledger.region_bytes() == {Region.ACTOR_WEIGHTS: 100}
 

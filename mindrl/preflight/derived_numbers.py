@@ -32,7 +32,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     found = {
         "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
         **({"placement": placement_text(config)} if config.is_apart else {}),
-        **({"step order": order} if (order := order_text(config)) else {}),
+        **({"order of steps": order} if (order := order_text(config)) else {}),
         **({"roles": roles_text(config)} if config.is_spread else {}),
         "training": _role_sizes(config, "actor"),
         "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
@@ -45,7 +45,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "micro-batch": _micro_batch(config),
         "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
         "steps": str(training.train_iters),
-        "total updates": str(config.total_updates("actor")),
+        "updates in all": str(config.total_updates("actor")),
         "longest sequence": (
             f"{rl.max_prompt_length} prompt + {generate.sampling_config.max_tokens} response "
             f"of {training.seq_length} tokens"

@@ -114,7 +114,7 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
         "micro-batch": "2 sequence(s), packed",
         "updates per step": "1 (1 epoch(s))",
         "steps": "1000",
-        "total updates": "1000",
+        "updates in all": "1000",
         "longest sequence": "2048 prompt + 2048 response of 4096 tokens",
         "precision": "training bf16, rollout bfloat16",
         "reference": "./models/Qwen2.5-7B",

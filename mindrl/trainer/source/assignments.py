@@ -7,14 +7,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from mindrl.batch.rollouts import Responses
-from mindrl.trainer.source.pool import GroupPool, Row
+from mindrl.trainer.source.pool import GroupPool, ResponseNumber
 
 
 @dataclass
 class _InFlight:
     """Requests sent to a replica since it started."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResponseNumber] = field(default_factory=list)
     """In the order of sending."""
     since: list[int] = field(default_factory=list)
     """Number of steps that the replica had run when each was sent."""
@@ -31,7 +31,7 @@ class Assignments:
     in_flight: dict[int, _InFlight] = field(default_factory=dict)
     """By the numbers of the replicas that have started."""
 
-    def assign(self, replicas: Collection[int]) -> dict[int, list[Row]]:
+    def assign(self, replicas: Collection[int]) -> dict[int, list[ResponseNumber]]:
         """Assign unassigned responses, oldest first, each group to the least loaded replica.
 
         The load is the number of tokens in flight. Responses to a prompt stay together unless some
@@ -39,11 +39,11 @@ class Assignments:
         """
         assigned = {row for each in self.in_flight.values() for row in each.rows}
         loads = {number: self._load(number) for number in sorted(replicas)}
-        groups: dict[int, list[Row]] = {}
+        groups: dict[int, list[ResponseNumber]] = {}
         for row in self.pool.incomplete() if loads else ():
             if row not in assigned:
                 groups.setdefault(row.group, []).append(row)
-        more: dict[int, list[Row]] = {}
+        more: dict[int, list[ResponseNumber]] = {}
         for rows in groups.values():
             chosen = min(loads, key=loads.__getitem__)
             loads[chosen] += sum(map(self._tokens, rows))
@@ -93,8 +93,8 @@ class Assignments:
         left = [row for index, row in enumerate(each.rows) if index not in each.returned]
         return sum(self._tokens(row) for row in left if row.group in self.pool.groups)
 
-    def _sampled(self, row: Row) -> int:
+    def _sampled(self, row: ResponseNumber) -> int:
         return len(self.pool.groups[row.group].sequences[row.response].tokens_N)
 
-    def _tokens(self, row: Row) -> int:
+    def _tokens(self, row: ResponseNumber) -> int:
         return len(self.pool.prompt(row.group).token_ids) + self._sampled(row)

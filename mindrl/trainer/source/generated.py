@@ -13,7 +13,7 @@ from mindrl.trainer.reward_manager import Rating
 from mindrl.trainer.source.bounds import PoolBounds
 from mindrl.trainer.source.generation import Generation
 from mindrl.trainer.source.group import OpenGroup, PoolState
-from mindrl.trainer.source.group_filter import GroupFilter, Judged
+from mindrl.trainer.source.group_filter import GroupFilter, ScoredGroups
 from mindrl.trainer.source.interface import Gathered, Source
 from mindrl.trainer.source.pool import GroupPool
 
@@ -109,7 +109,7 @@ class GeneratedGroups(Source[Gathered]):
 
     def _judged(
         self, step: int, group_filter: GroupFilter, check_interrupt: Callable[[], None]
-    ) -> Judged:
+    ) -> ScoredGroups:
         """Score complete groups and replace those without a signal until the step is full.
 
         Without staleness all groups of a rollout are scored together; those after the one that

@@ -21,7 +21,7 @@ from mindrl.trainer.source.interface import Answering
 
 
 @dataclass(kw_only=True)
-class Judged:
+class ScoredGroups:
     """Scored groups of a step: those with a signal, and the others until the step is full."""
 
     per_step: int
@@ -99,9 +99,9 @@ class GroupFilter:
         self.most = self.per_step * (rl.filter_groups_max_batches or epoch)
         self.has_warned = False
 
-    def begin(self) -> Judged:
+    def begin(self) -> ScoredGroups:
         """Return the empty record of a step."""
-        return Judged(per_step=self.per_step, most=self.most)
+        return ScoredGroups(per_step=self.per_step, most=self.most)
 
     def signals(self, rewarded: Rewarded) -> list[bool]:
         """Return for each group whether its responses differ."""
@@ -136,7 +136,7 @@ class GroupFilter:
             )
         return without
 
-    def warn_missing(self, step: int, judged: Judged) -> None:
+    def warn_missing(self, step: int, judged: ScoredGroups) -> None:
         """Warn once of a step that groups without a signal had to fill."""
         missing = self.per_step - judged.found
         if missing > 0 and not self.has_warned:

@@ -20,7 +20,7 @@ from mindrl.trainer.source.group import OpenGroup, OpenSequence, PoolState
 from mindrl.trainer.source.interface import Answering
 
 
-class Row(NamedTuple):
+class ResponseNumber(NamedTuple):
     """A response: the number of its group in the run, and its index in the group."""
 
     group: int
@@ -70,10 +70,10 @@ class GroupPool:
         """Return the prompt of a group."""
         return self.answering.prompts[self.groups[group].prompt]
 
-    def incomplete(self) -> list[Row]:
+    def incomplete(self) -> list[ResponseNumber]:
         """Return the responses that need more tokens."""
         return [
-            Row(number, response)
+            ResponseNumber(number, response)
             for number, group in self.groups.items()
             for response in group.incomplete(self.longest)
         ]
@@ -82,7 +82,7 @@ class GroupPool:
         """Return for each group whether it can be trained on."""
         return [not group.incomplete(self.longest) for group in self.groups.values()]
 
-    def request(self, row: Row) -> Request:
+    def request(self, row: ResponseNumber) -> Request:
         """Return the request for the rest of a response."""
         group, prompt = self.groups[row.group], self.prompt(row.group)
         sequence = group.sequences[row.response]
@@ -100,7 +100,7 @@ class GroupPool:
         )
 
     def extend(
-        self, row: Row, sampled: tuple[Tensor, Tensor], *, step: int, finished: bool
+        self, row: ResponseNumber, sampled: tuple[Tensor, Tensor], *, step: int, finished: bool
     ) -> None:
         """Append to a response the tokens and log-probs sampled in a step."""
         group = self.groups[row.group]

@@ -50,7 +50,8 @@ class Restarts:
         self.count, self.began = self.count + 1, time.monotonic()
         self.notify(f"warning: {error}")
         self.notify(
-            f"restart {self.count}: step {done + 1} was lost; continuing after step {checkpoint_step}"
+            f"restart {self.count}: step {done + 1} was lost; "
+            f"continuing after step {checkpoint_step}"
         )
         with suppress(OutputError):
             log = JsonLinesFile(self.path)

@@ -145,5 +145,5 @@ def test_a_server_that_is_certain_of_all_tokens_is_lost_behind_512_of_them() -> 
         said = rf"^replica 2 at {url}: invalid response: the log-probs of 513 tokens in a row"
         with pytest.raises(AnswerError, match=said):
             advance_to_the_end(replica, 200)
-        assert sum(each.is_told for each in replica.asked) == 170
+        assert sum(each.is_returned for each in replica.in_flight) == 170
         replica.close()

@@ -230,7 +230,7 @@ def test_a_server_that_has_other_weights_than_it_was_given_is_not_believed(
 def test_a_server_that_dies_is_told_and_the_training_side_goes_on(served: Served) -> None:
     served.server.kill()
     served.server.wait(timeout=60)
-    served.replica.asked.clear()
+    served.replica.in_flight.clear()
     began = time.monotonic()
     served.replica.begin(REQUESTS, SAMPLED)
     with pytest.raises(WorkerDiedError, match=r"replica 0 at http://127.0.0.1:.* did not respond"):

@@ -71,17 +71,17 @@ CASES: dict[str, Case] = {
     "an unreadable config.json": (
         lambda model, scratch: [edited(model, scratch, "config.json", "{")],
         2,
-        ["config.json cannot be read"],
+        ["cannot read", "config.json"],
     ),
     "unreadable weights": (
         lambda model, scratch: [edited(model, scratch, "model.safetensors", "not weights")],
         2,
-        ["model.safetensors cannot be read"],
+        ["cannot read", "model.safetensors"],
     ),
     "weights that are cut off": (
         lambda model, scratch: [cut_off(model, scratch)],
         2,
-        ["it is truncated", "the first tensor that is not whole is model.", "safetensors"],
+        ["it is truncated", "the first incomplete tensor is model.", "safetensors"],
     ),
     "a weight file that is missing": (
         lambda model, scratch: [indexed(model, scratch)],
@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
             "actor_config.num_layer_list=[1,5]",
         ],
         2,
-        ["actor_config.num_layer_list=1,5 must be 2 numbers of 1 or more that add to num_hidden_"],
+        ["actor_config.num_layer_list=1,5 must be 2 numbers from 1 with the sum num_hidden_"],
     ),
     "a token budget below the longest sequence": (
         lambda _model, _scratch: [

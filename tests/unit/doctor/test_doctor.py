@@ -341,6 +341,4 @@ def test_a_cpu_has_cores_and_a_cpu_build_on_a_gpu_machine_is_wrong() -> None:
         with_machine(platform=PLATFORMS["gpu"]),
         versions=healthy_machine.versions() | {"torch": "2.13.0+cpu", "vllm": "0.32.0"},
     )
-    assert ill(gpu) == [
-        ("problem", "torch build", "2.13.0+cpu is not built for gpu")
-    ]
+    assert ill(gpu) == [("problem", "torch build", "2.13.0+cpu is not built for gpu")]

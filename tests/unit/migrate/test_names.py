@@ -50,9 +50,7 @@ def test_a_key_that_is_ours_in_a_section_is_no_name_of_another_trainer() -> None
 
 
 def test_what_has_no_key_here_says_why_and_a_wrong_value_is_no_traceback() -> None:
-    assert "has no equivalent: as here" in str(
-        other_name("actor_rollout_ref.hybrid_engine", True)
-    )
+    assert "has no equivalent: as here" in str(other_name("actor_rollout_ref.hybrid_engine", True))
     assert "must be a whole number" in str(other_name("trainer.nnodes", "two"))
 
 

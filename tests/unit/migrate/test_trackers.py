@@ -27,9 +27,7 @@ def test_trackers_of_mindspeed_rl_come_by_their_names_with_project_and_name() ->
     found = imported(keys)
     assert tracking(found) == Tracking(trackers=("wandb",), project="maths", experiment="first")
     assert of(found, "rl_config.use_tensorboard").kind == "honoured"
-    assert (
-        of(found, "rl_config.wandb_save_dir").note == "trackers write to the run folder"
-    )
+    assert of(found, "rl_config.wandb_save_dir").note == "trackers write to the run folder"
 
 
 def test_both_at_once_have_one_project_and_one_mode() -> None:

@@ -43,7 +43,7 @@ CODE: dict[str, tuple[str, str]] = {
     "returns one number for a list": (
         "def score(responses, references):\n    return 1.0",
         (
-            f"{_TRIED}value: returned 1.0; need a list of 2 numbers, for it takes lists "
+            f"{_TRIED}value: returned 1.0; need a list of 2 numbers, because it takes lists "
             f"(own.py:1){_RIGHT}"
         ),
     ),

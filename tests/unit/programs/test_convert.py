@@ -211,7 +211,7 @@ def test_sources_that_cannot_be_read_are_refused_by_name(
         file.truncate(200_000)
     (error,) = refused(2, cut, target)
     assert error.startswith(f"error: cannot read {cut}/model.safetensors: it is truncated: 200000")
-    assert "the first tensor that is not whole is model." in error
+    assert "the first incomplete tensor is model." in error
     ranks = tmp_path / "ranks"
     assert convert(good, ranks, "--layout", "megatron:t2").returncode == 0
     with (ranks / "rank-00001-of-00002.safetensors").open("r+b") as file:

@@ -259,7 +259,7 @@ def test_the_checkpoint_before_stays_where_the_next_cannot_be_committed(tmp_path
                 (self.saves[-1] / saved[0].files[0].name).write_bytes(b"wei")
             return saved
 
-    with pytest.raises(OutputError, match="has 3 bytes, 7 were written"):
+    with pytest.raises(OutputError, match="has 3 bytes, but 7 were written"):
         build(tmp_path, ShortFile(), keep_last=1).run()
     assert commits(tmp_path).steps() == [2]
 

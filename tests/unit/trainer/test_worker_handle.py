@@ -311,6 +311,19 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     assert rewards.rewards_B.tolist() == [3, 7, 26, 12]
 
 
+def test_a_batch_that_does_not_divide_over_the_replicas_is_filled_and_cut_again() -> None:
+    group = RecordingGroup()
+    actor = WorkerHandle(
+        group, MIXED, ColocatedEngines(group, RolloutLayout(dp=4)), seed=1, engine_rows=8
+    )
+
+    rewards = actor.compute_rewards(four_sequences().rows(torch.arange(3)))
+
+    (arguments,) = group.given
+    assert [part.lengths_B.tolist() for (part,) in arguments] == [[2, 2], [4, 2]] * 2
+    assert rewards.rewards_B.tolist() == [3, 7, 26]
+
+
 def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answers() -> None:
     group = RecordingGroup()
     actor = WorkerHandle(

@@ -29,8 +29,8 @@ def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     elif ray_address() is None and config.devices > present:
         need = (
             f": the run needs {config.devices} devices, and this machine has {present} "
-            f"{platform.ray_resource}; use {present} or fewer, or set RAY_ADDRESS to join "
-            "a larger cluster"
+            f"{platform.ray_resource} device(s); use {present} or fewer, or set RAY_ADDRESS to "
+            "join a larger cluster"
         )
         yield broken(DEVICES, config.rl_config.actor_resource.num_npus, need, present)
 

@@ -193,7 +193,7 @@ def test_a_rate_and_activations_that_are_hardly_meant_deserve_a_word() -> None:
     assert (found["findings"], found["memory_checked"]) == ([], True)
     rate, activations = (each["text"] for each in found["warnings"])
     assert rate.startswith("actor_config.lr=5 is unusual: Adam changes a weight by")
-    assert activations.startswith("rl_config.device_memory_mib=61440: by estimate train needs ")
+    assert activations.startswith("rl_config.device_memory_mib=61440: train needs about ")
     assert answer(*odd[:-1])["warnings"] == []
 
 

@@ -139,7 +139,7 @@ def test_an_engine_that_was_half_awake_sleeps_and_without_room_it_says_so_and_go
     )
     assert left == PAGE
     # Without a look at the device vllm-ascend's allocator ends the process.
-    assert said.startswith("out of memory: weights of the engine need 4.0 MiB, of the device ")
+    assert said.startswith("out of memory: weights of the engine need 4.0 MiB; the device has ")
     assert is_right(answers, expected("qwen3"))
 
 

@@ -180,5 +180,5 @@ def test_a_device_that_is_smaller_than_the_plan_is_refused_before_anything_lies_
 ) -> None:
     machine = Machine(capacity_bytes=66 * MIB)
     (said,) = npu_workers.run("worker_probe:refusal", planned(ALONE, "npu"), machine=machine)
-    assert "predicted to need 66.5 MiB of device memory on rank 0" in said
+    assert "needs about 66.5 MiB of device memory on rank 0" in said
     assert "the device has 66.0 MiB" in said

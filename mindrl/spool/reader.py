@@ -1,7 +1,7 @@
 """Reader of records: each response once, by the uid of its prompt and its sample number."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mindrl.errors import SpoolError, StopRequestedError
 from mindrl.spool.folder import Spool
@@ -24,7 +24,7 @@ class StepReader:
     notify: Callable[[str], None]
     waits: bool = True
     """False ends the job if a step is incomplete, like the signal `drain`."""
-    _warned: set[str] = field(default_factory=set)
+    _has_warned: bool = False
 
     def take(
         self,
@@ -92,9 +92,9 @@ class StepReader:
         return None
 
     def _warn_without_rollout_jobs(self, step: int) -> None:
-        if self.leases.living("rollout") or "nobody" in self._warned:
+        if self.leases.living("rollout") or self._has_warned:
             return
-        self._warned.add("nobody")
+        self._has_warned = True
         self.notify(
             f"step {step} waits for responses: {self.spool.root} has no running rollout job; "
             "start one with mindrl job rollout"

@@ -72,11 +72,13 @@ class Trained:
         return found
 
 
-def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) -> GeneratedGroups:
-    """Build it for steps of two prompts, with rounds of two engine steps."""
-    order = "asynchronous" if is_asynchronous else "one_step_off"
+def groups_of(
+    roles: MemoryRoles,
+    engines: MemoryEngines | MemoryRoles,
+    **keys: Any,
+) -> GeneratedGroups:
+    """Build a source for steps of two prompts, with rounds of two engine steps."""
     asked = {
-        "step_order": order,
         "no_shuffle": True,
         "global_batch_size": 2,
         "rollout_round_steps": 2,
@@ -86,7 +88,6 @@ def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) 
     section = chosen.generate_config
     longer = type(section)(sampling_config=type(section.sampling_config)(max_tokens=LONGEST))
     chosen = type(chosen)(**{**vars(chosen), "generate_config": longer})
-    roles, timer = MemoryRoles(), StageTimer()
     roles.engines = engines
     of_run = [PromptSet(path="none", prompts=tuple(PROMPTS), dropped=0)]
     answering = Answering(
@@ -94,10 +95,18 @@ def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) 
         order=prompt_order(chosen, of_run),
         workers=roles,
         sampling=SAMPLING,
-        rewards=RewardManager(rewards(roles), decode, timer),
+        rewards=RewardManager(rewards(roles), decode, StageTimer()),
         per_step=2,
     )
-    return source_of(chosen, answering, lambda _: None)
+    source = source_of(chosen, answering, lambda _: None)
+    assert isinstance(source, GeneratedGroups)
+    return source
+
+
+def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) -> GeneratedGroups:
+    """Build a source that generates ahead."""
+    order = "asynchronous" if is_asynchronous else "one_step_off"
+    return groups_of(MemoryRoles(), engines, step_order=order, **keys)
 
 
 def train(

@@ -16,20 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_replicas import MemoryEngines
-from memory_roles import SAMPLING, config, decode, rewards
 from test_partial_pool import LongTail
-from test_replicas_ahead import LONGEST, PROMPTS, length_of
+from test_replicas_ahead import PROMPTS, groups_of, length_of
 
 from mindrl.batch.rollouts import Rollouts
-from mindrl.data.order import prompt_order
-from mindrl.data.prompts import PromptSet
 from mindrl.errors import NoSignalError
-from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
-from mindrl.trainer.reward_manager import RewardManager
-from mindrl.trainer.source.choice import source_of
 from mindrl.trainer.source.generated import GeneratedGroups
-from mindrl.trainer.source.interface import Answering
 
 PARTIAL: dict[str, Any] = {"partial_rollout": True, "groups_in_flight": 3.0}
 ONE_STEP_OFF: dict[str, Any] = {"step_order": "one_step_off"}
@@ -69,32 +62,9 @@ class Steps:
 
 
 def build(roles: Judging, engines: MemoryEngines | None = None, **keys: Any) -> GeneratedGroups:
-    """Build a source with a filter, for steps of two prompts and rounds of two engine steps."""
-    asked = {
-        "filter_groups_enable": True,
-        "no_shuffle": True,
-        "global_batch_size": 2,
-        "rollout_round_steps": 2,
-        "seq_length": 16,
-        "train_iters": 8,
-    }
-    chosen = config(**(asked | keys))
-    section = chosen.generate_config
-    longer = type(section)(sampling_config=type(section.sampling_config)(max_tokens=LONGEST))
-    chosen = type(chosen)(**{**vars(chosen), "generate_config": longer})
-    roles.engines = engines or roles
-    of_run = [PromptSet(path="none", prompts=tuple(PROMPTS), dropped=0)]
-    answering = Answering(
-        prompts=PROMPTS,
-        order=prompt_order(chosen, of_run),
-        workers=roles,
-        sampling=SAMPLING,
-        rewards=RewardManager(rewards(roles), decode, StageTimer()),
-        per_step=2,
-    )
-    source = source_of(chosen, answering, lambda _: None)
-    assert isinstance(source, GeneratedGroups)
-    return source
+    """Build a source with a filter."""
+    filtered = {"filter_groups_enable": True, "train_iters": 8}
+    return groups_of(roles, engines or roles, **(filtered | keys))
 
 
 def train(

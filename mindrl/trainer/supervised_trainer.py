@@ -95,16 +95,10 @@ class SupervisedTrainer(TrainingLoop[Sequence[Prompt], None]):
         count, total, targets = self.rl.mini_batch_size, 0.0, 0
         for first in range(0, len(prompts), count):
             batch = sequences_of(prompts[first : first + count])
-            logprobs_BT = self.workers.compute_log_prob(self._filled(batch)).logprobs_BT
-            total -= logprobs_BT[: len(batch)].double().sum().item()
+            logprobs_BT = self.workers.compute_log_prob(batch).logprobs_BT
+            total -= logprobs_BT.double().sum().item()
             targets += int(batch.response_mask_BT.sum())
         return total / targets
-
-    def _filled(self, batch: Sequences) -> Sequences:
-        """Repeat sequences until they divide evenly over the replicas."""
-        replicas = self.workers.layouts["actor"].replicas
-        rows = torch.arange(-(-len(batch) // replicas) * replicas) % len(batch)
-        return batch.rows(rows)
 
 
 def sequences_of(prompts: Sequence[Prompt]) -> Sequences:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mindrl.config.lora import OF_MEGATRON
 from mindrl.migrate.file import TheirModel, TheirRun
-from mindrl.migrate.mapped import Mapped, default
+from mindrl.migrate.mapped import SAME_MEANING, Mapped, default
 
 _OURS = "actor_config.lora"
 _TARGETS = "lora_target_modules"
@@ -16,7 +16,10 @@ _OF_LATENT = {
     "linear_kvb": ("kv_b_proj",),
 }
 """Additional layer names of a model with latent attention (MLA) that compresses its queries too."""
-_A_OF_A_MATRIX = "a fused layer has one A there; here each matrix in it has its own, as PEFT's have"
+_A_OF_A_MATRIX = (
+    "MindSpeed-RL has one LoRA matrix A for a fused layer; mindrl has one for each matrix in it, "
+    "as PEFT has"
+)
 _CRITIC_LEARNS = "mindrl trains all weights of the critic"
 
 
@@ -26,8 +29,8 @@ def adapter_rules(theirs: TheirRun) -> Iterator[Mapped]:
     names = _texts(actor.given(_TARGETS))
     if names:
         yield from _of_actor(actor, names)
-    asked = theirs.given.get(_SHARED)
-    if asked is not None and (asked or names):
+    is_shared = theirs.given.get(_SHARED)
+    if is_shared is not None and (is_shared or names):
         yield _reference(theirs, has_adapters=bool(names))
     if theirs.has_critic:
         yield from _of_critic(theirs)
@@ -40,11 +43,13 @@ def _of_actor(actor: TheirModel, names: list[str]) -> Iterator[Mapped]:
     sets = {f"{_OURS}.target_modules": list(dict.fromkeys(found))} if found else {}
     critic = TheirModel(run=actor.run, role="critic")
     if unknown := [name for name in names if name not in known]:
-        left = "those of the other names" if found else "none: all weights train"
-        note = f"{', '.join(unknown)}: known are {', '.join(known)}; left out, adapters are {left}"
+        rest = "only the other layers get adapters" if found else "all weights are trained"
+        note = f"{', '.join(unknown)}: use {', '.join(known)}; if dropped, {rest}"
         yield Mapped(place, "refused", sets, note)
     elif actor.run.has_critic and critic.place(_TARGETS) == place:
-        note = f"the critic's too there; {_CRITIC_LEARNS}, so only the actor has adapters"
+        note = (
+            f"set for the critic too, but {_CRITIC_LEARNS}; if dropped, only the actor has adapters"
+        )
         yield Mapped(place, "refused", sets, note)
     else:
         yield Mapped(place, "renamed", sets, _A_OF_A_MATRIX)
@@ -68,12 +73,15 @@ def _kind(actor: TheirModel) -> Iterator[Mapped]:
     for key, theirs in (("lora_r", 8), ("lora_alpha", 16)):
         place, ours = actor.place(key), f"{_OURS}.{key.removeprefix('lora_')}"
         if place in actor.run.given:
-            yield Mapped(place, "renamed", {ours: actor.given(key)}, "the same")
+            yield Mapped(place, "renamed", {ours: actor.given(key)}, SAME_MEANING)
         else:
             yield default(place, ours, theirs)
     for key, note in (
-        ("lora_fusion", "a matter of speed; no result depends on it"),
-        ("lora_ckpt_filter", "checkpoints hold the adapters alone here, exports the whole model"),
+        ("lora_fusion", "affects only speed"),
+        (
+            "lora_ckpt_filter",
+            "mindrl saves only the adapters in checkpoints, and the whole model in exports",
+        ),
     ):
         if actor.given(key) is not None:
             yield Mapped(actor.place(key), "ignored", note=note)
@@ -81,23 +89,25 @@ def _kind(actor: TheirModel) -> Iterator[Mapped]:
 
 def _reference(theirs: TheirRun, *, has_adapters: bool) -> Mapped:
     """Return the entry for `share_backbone`: which weights the reference model uses."""
-    own = "a folder of its own is ref_config.load"
+    own = "for other weights set ref_config.load"
     if not theirs.given[_SHARED]:
-        why = "the reference is the actor without its adapters in any case, with the same log-probs"
+        why = "the reference is always the actor without its adapters; the log-probs are the same"
         return Mapped(_SHARED, "ignored", note=f"{why}; {own}")
     if not has_adapters:
-        note = f"true there needs {_TARGETS}; left out, the reference is a model of its own"
+        note = f"true requires {_TARGETS}; if dropped, the reference is a separate model"
         return Mapped(_SHARED, "refused", note=note)
     if theirs.stage == "dapo":
-        return Mapped(_SHARED, "ignored", note="DAPO has no reference")
-    return Mapped(_SHARED, "derived", note=f"the actor without its adapters, as there; {own}")
+        return Mapped(_SHARED, "ignored", note="DAPO has no reference model")
+    return Mapped(
+        _SHARED, "derived", note=f"the reference is the actor without its adapters; {own}"
+    )
 
 
 def _of_critic(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for the LoRA keys of `critic_config`."""
     targets = f"critic_config.{_TARGETS}"
     if theirs.given.get(targets):
-        note = f"{_CRITIC_LEARNS}, and only the actor has adapters; remove the key"
+        note = f"{_CRITIC_LEARNS}; only the actor can have adapters"
         yield Mapped(targets, "refused", note=note)
     for key in _OTHERS:
         if f"critic_config.{key}" in theirs.given:

@@ -7,26 +7,26 @@ from mindrl.errors import ConfigError
 from mindrl.migrate.file import TheirRun
 from mindrl.migrate.mapped import Mapped, default, same
 
-_PROGRAMS = {"grpo": "train-grpo", "dapo": "train-grpo", "ppo": "train-ppo"}
+_STAGES = ("grpo", "dapo", "ppo")
 _OURS = {"math_17k_acc": "math_verify", "acc_for_ppo": "math_verify"}
 _OURS |= {name: name for name in ("base_acc", "math_verify_reward", "acc_for_dapo")}
 """MindSpeed-RL verifiers, and the mindrl reward that computes the same score."""
 _OTHER_SCORE: Mapping[str, str] = {
-    "retool_reward": "1 or -1 for the box in the last 100 characters, and tool calls",
-    "acc": "1, -0.5 or -1, by the answer and its box",
-    "format": "the form of the text",
-    "strict_format": "the form of the text",
-    "step": "steps of reasoning",
+    "retool_reward": "1 or -1 for the boxed answer in the last 100 characters, and tool calls",
+    "acc": "1, -0.5 or -1, depending on the answer and its box",
+    "format": "the format of the text",
+    "strict_format": "the format of the text",
+    "step": "reasoning steps",
 }
 _DEVICES = (
-    "the roles that train share their devices here, and left out they do; the rollout alone can "
-    "have its own: rl_config.use_integrated_worker=false with rl_config.rollout_resource.num_npus"
+    "in mindrl all models share the devices of the run; only the rollout can have its own: "
+    "rl_config.use_integrated_worker=false with rl_config.rollout_resource.num_npus"
 )
-_CONSTANT = "the KL coefficient is constant here; left out, it stays at init_kl_coef"
+_CONSTANT = "mindrl has only a constant KL coefficient; if dropped, it is init_kl_coef"
 _PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("rule_reward", True, "a reward model is reward_config here: write that section"),
-    ("multi_turn_enable", False, "no tools here; left out, a response is one turn"),
-    ("is_multimodal", False, "no model with images is trained here"),
+    ("rule_reward", True, "mindrl configures a reward model in the section reward_config: add it"),
+    ("multi_turn_enable", False, "mindrl has no tool calls; if dropped, a response is one turn"),
+    ("is_multimodal", False, "mindrl trains no models with images"),
     ("use_integrated_worker", True, _DEVICES),
     ("kl_ctrl_type", "fixed", _CONSTANT),
     ("reference_resource.num_npus", None, _DEVICES),
@@ -38,9 +38,9 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
 def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for the keys of the algorithm."""
     place = theirs.actor.place("stage")
-    if theirs.stage not in _PROGRAMS:
-        raise ConfigError(f"{place}={theirs.stage}: read are ray_grpo, ray_dapo and ray_ppo")
-    yield Mapped(place, "derived", note=f"run it with mindrl {_PROGRAMS[theirs.stage]}")
+    if theirs.stage not in _STAGES:
+        raise ConfigError(f"{place}={theirs.stage} must be ray_grpo, ray_dapo or ray_ppo")
+    yield Mapped(place, "derived", note="run it with mindrl train")
     yield from _batch(theirs)
     yield from _loss(theirs)
     yield from _divergence(theirs)
@@ -66,18 +66,21 @@ def _batch(theirs: TheirRun) -> Iterator[Mapped]:
     if theirs.stage == "dapo" and theirs.given.get("rl_config.filter_groups_enable"):
         trained = theirs.value("rl_config.filter_groups_train_batch_size", 1)
         yield from _filtered(theirs, prompts or 1, trained)
-        note = "prompts per round there; here as many as are likely needed, at most those of a step"
+        note = (
+            "prompts per generation round; mindrl generates for as many as are likely needed, "
+            "at most those of a step"
+        )
         yield Mapped(place, "ignored", note=note)
         prompts = trained
     elif prompts is not None:
-        yield Mapped(place, "honoured", {ours: prompts}, "counts prompts, as there")
+        yield Mapped(place, "honoured", {ours: prompts}, "counts prompts, as in MindSpeed-RL")
     mini = "rl_config.mini_batch_size"
     size = theirs.value(mini, 1)
     if prompts is not None and size > prompts:
-        note = f"{size} there, more than the {prompts} prompts of a step: one update a step"
+        note = f"was {size}, more than the {prompts} prompts of a step: one update per step"
         yield Mapped(mini, "derived", {mini: prompts}, note)
     elif mini in theirs.given:
-        note = "counts prompts; times n_samples_per_prompt gives the sequences of an update"
+        note = "counts prompts; an update has n_samples_per_prompt sequences for each"
         yield Mapped(mini, "honoured", {mini: size}, note)
     else:
         yield default(mini, mini, size)
@@ -100,18 +103,19 @@ def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
     function = _OURS.get(theirs.value(metric, "acc"))
     names = theirs.value("rl_config.verifier_function", ["base_acc"])
     if function in [_OURS.get(name) for name in names]:
-        yield Mapped(metric, "renamed", {metric: function}, "the reward of ours")
+        yield Mapped(metric, "renamed", {metric: function}, "mindrl's name of this reward")
     else:
-        note = f"{theirs.value(metric, 'acc')}: no reward of the run here; the sum of them decides"
+        note = f"{theirs.value(metric, 'acc')} is not a reward of this run; their sum is used"
         yield Mapped(metric, "derived", {metric: None}, note)
     batches = theirs.value(most, 1)
     if batches <= 0:
-        yield Mapped(most, "derived", {most: 0}, "no limit there; here every prompt of the data")
+        yield Mapped(
+            most, "derived", {most: 0}, "no limit; mindrl stops after every prompt of the data"
+        )
     else:
         note = (
-            f"{batches} times {drawn} prompts there, in units of the {trained} of a step "
-            "here; after that, groups without a signal fill the step, where theirs ends "
-            "the run"
+            f"was {batches} times {drawn} prompts; mindrl counts batches of {trained}. At the "
+            "limit mindrl fills the step with groups of equal rewards; MindSpeed-RL ends the run"
         )
         yield Mapped(most, "derived", {most: -(-batches * drawn // trained)}, note)
 
@@ -134,11 +138,11 @@ def _divergence(theirs: TheirRun) -> Iterator[Mapped]:
     weight, kind, in_reward = (
         f"rl_config.{key}" for key in ("init_kl_coef", "kl_penalty", "use_kl_in_reward")
     )
-    without = "DAPO has no KL term there" if theirs.stage == "dapo" else ""
+    without = "DAPO has no KL term in MindSpeed-RL" if theirs.stage == "dapo" else ""
     if not without and theirs.has_critic and not theirs.given.get(in_reward):
-        without = "PPO has no KL term there without use_kl_in_reward"
+        without = "without use_kl_in_reward PPO has no KL term in MindSpeed-RL"
     if without:
-        yield Mapped(weight, "derived", {weight: 0.0}, f"{without}: no reference")
+        yield Mapped(weight, "derived", {weight: 0.0}, f"{without}: no reference model is needed")
         return
     yield from same(theirs, weight)
     found = theirs.value(kind)
@@ -148,14 +152,14 @@ def _divergence(theirs: TheirRun) -> Iterator[Mapped]:
     elif found in (None, "kl", "abs", "mse", "low_var_kl"):
         yield from same(theirs, kind)
     else:
-        note = f"{found}: kl, abs, mse and low_var_kl are there; left out: low_var_kl"
+        note = f"{found}: use kl, abs, mse or low_var_kl; if dropped, it is low_var_kl"
         yield Mapped(kind, "refused", note=note)
     if theirs.has_critic:
         yield from same(theirs, in_reward)
     folder = "rl_config.integrated_mode_config.ref_model_load_path"
     if folder in theirs.given and theirs.value(weight):
         note = (
-            f"{theirs.value(folder)} there, in Megatron's format; give ref_config.load a folder in "
+            f"{theirs.value(folder)} has Megatron's format; set ref_config.load to a folder in "
             "Hugging Face format, or the reference is the actor's initial model"
         )
         yield Mapped(folder, "open", note=note)
@@ -174,17 +178,17 @@ def _rewards(theirs: TheirRun) -> Iterator[Mapped]:
     known = [*_OURS, *_OTHER_SCORE]
     other = [f"{name} scores {_OTHER_SCORE[name]}" for name in names if name in _OTHER_SCORE]
     if unknown := [name for name in names if name not in known]:
-        there = f"no verifier of MindSpeed-RL, which skips it; it has {', '.join(known)}"
+        there = f"not a verifier of MindSpeed-RL, which skips it; use {', '.join(known)}"
         yield Mapped(names_key, "refused", sets, f"{', '.join(unknown)}: {there}")
     elif other:
-        way = f"write it as a function of your own, or leave it out for {', '.join(ours)}"
+        way = f"write your own reward function; if dropped, the rewards are {', '.join(ours)}"
         yield Mapped(names_key, "refused", sets, f"{'; '.join(other)}: {way}")
     else:
         kept = names == list(ours)
-        note = "equality of answers is math-verify's"
+        note = "answers are compared by math-verify"
         yield Mapped(names_key, "honoured" if kept else "renamed", sets, note)
     if weights_key in theirs.given:
-        yield Mapped(weights_key, "honoured", note=f"with {names_key}")
+        yield Mapped(weights_key, "honoured", note=f"see {names_key}")
 
 
 def _partial(theirs: TheirRun) -> Iterator[Mapped]:
@@ -194,8 +198,9 @@ def _partial(theirs: TheirRun) -> Iterator[Mapped]:
     if splits > 1:
         sets = {"rl_config.partial_rollout": True, "rl_config.max_staleness": splits - 1}
         note = (
-            f"a response is generated in up to {splits} parts of a fixed length there; "
-            f"here a step ends when its groups are complete, within {splits} steps"
+            f"MindSpeed-RL generates a response in up to {splits} parts of a fixed length; in "
+            "mindrl a step ends when its groups are complete, and a response takes at most "
+            f"{splits} steps"
         )
         yield Mapped(key, "renamed", sets, note)
 
@@ -207,5 +212,5 @@ def _critic_devices(theirs: TheirRun) -> Iterator[Mapped]:
     if theirs.given[key] == theirs.value("rl_config.actor_resource.num_npus"):
         yield Mapped(key, "derived", note="the critic shares all devices of the run")
     else:
-        note = f"{theirs.given[key]}: the critic shares all devices here; left out, it does"
+        note = f"{theirs.given[key]}: in mindrl the critic shares all devices of the run"
         yield Mapped(key, "refused", note=note)

@@ -129,8 +129,8 @@ def looks_like(keys: Iterable[str]) -> str:
     first, last = releases_of(newest).start, releases_of(oldest).stop - 1
     if first > last:
         return (
-            f"of no one release: {oldest.partition('.')[2]} went with {RELEASES[last]}, "
-            f"{newest.partition('.')[2]} came with {RELEASES[first]}"
+            f"of mixed releases: {oldest.partition('.')[2]} was last in {RELEASES[last]}, "
+            f"{newest.partition('.')[2]} is new in {RELEASES[first]}"
         )
     if first == last:
         return RELEASES[first]
@@ -143,8 +143,8 @@ def their_run(
     """Return the contents of a file without its `defaults` list; model files are keyed by name.
 
     Raises:
-        ConfigError: A section is no mapping, a value has the wrong type, or MindSpeed-RL does not
-            know a key; all unknown keys are listed, each with the closest known one.
+        ConfigError: A section is not a mapping, a value has the wrong type, or MindSpeed-RL does
+            not know a key; all unknown keys are listed, each with the closest known one.
     """
     flat = dict(_flat(sections))
     naming = [f"{section}.model" for section in _ROLE_SECTIONS]
@@ -152,7 +152,7 @@ def their_run(
     for section, name in models.items():
         if name not in model_files:
             there = ", ".join(model_files) or "none"
-            raise ConfigError(f"{section}.model={name}: no model file has it; there are: {there}")
+            raise ConfigError(f"{section}.model={name} is in no model file; available: {there}")
         flat |= {f"model.{name}.{_key(key)}": value for key, value in model_files[name].items()}
     if unknown := [key for key, value in flat.items() if not _is_known(key, value)]:
         raise ConfigError("\n".join(_unknown(key) for key in unknown))
@@ -211,13 +211,13 @@ def _unknown(key: str) -> str:
         section, _, name = name.partition(".")
         section = f"model file {section}"
     elif section not in _SECTIONS and not name.startswith("integrated"):
-        return f"{key}: {section} is no section that is read; those are {', '.join(_SECTIONS)}"
+        return f"{key}: unknown section {section}; sections are {', '.join(_SECTIONS)}"
     of_role = section in _ROLE_SECTIONS or section.startswith("model file")
     known = {f"{section}.{each}" for each in OF_ROLE} if of_role else DOTTED
     near = difflib.get_close_matches(f"{section}.{name}", sorted(known), n=1, cutoff=0.0)[0]
     elsewhere = [each for each in sorted(DOTTED) if each.endswith(f".{name}")]
     elsewhere += [f"megatron_training.{name}"] if name in OF_ROLE else []
-    return f"{section}.{name} is no key of MindSpeed-RL; the nearest is {[*elsewhere, near][0]}"
+    return f"{section}.{name} is not a key of MindSpeed-RL; the nearest is {[*elsewhere, near][0]}"
 
 
 def _need(name: str, value: Any) -> str:

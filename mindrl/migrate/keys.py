@@ -96,42 +96,47 @@ DEFAULTS: Mapping[str, Any] = {
 key."""
 
 _REASONS = """
-the model is exported into the run folder; actor_config.save names another place = save
-all rows train, as here = split
-AdamW, as here = optimizer
-a run starts with step 1 from the weights alone, as here; of a run folder of mindrl
-    use megatron_training.resume and the key of this name = finetune no_load_optim
-none, as here = attention_dropout hidden_dropout
+the model is exported to the run folder; actor_config.save sets another folder = save
+all rows are used for training, the same in mindrl = split
+AdamW, the same in mindrl = optimizer
+a run starts at step 1 and loads only weights, the same in mindrl; to load more from a mindrl
+    run folder set megatron_training.resume and the mindrl key of this name = finetune no_load_optim
+none, the same in mindrl = attention_dropout hidden_dropout
 the model has no experts = expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm
     moe_aux_loss_coeff@2.2 moe_router_load_balancing_type
-context_parallel_size is 1 = context_parallel_algo@2.1
-pipeline_model_parallel_size is 1 = num_layers_per_virtual_pipeline_stage@2.1 num_layer_list
-empty layers are not needed: stages may be uneven here = noop_layers@2.1
-only with recompute_granularity: full = recompute_method recompute_num_layers
-off, as here = swap_optimizer@2.1
+no effect if context_parallel_size is 1 = context_parallel_algo@2.1
+no effect if pipeline_model_parallel_size is 1 =
+    num_layers_per_virtual_pipeline_stage@2.1 num_layer_list
+empty layers are not needed: in mindrl stages may be uneven = noop_layers@2.1
+no effect without recompute_granularity: full = recompute_method recompute_num_layers
+off, the same in mindrl = swap_optimizer@2.1
     rl_config: overlong_buffer_enable@2.2 filter_groups_enable@2.2 use_kl_in_reward@2.2
     is_multimodal@2.1 partial_rollout_max_split@2.2 multi_turn_enable@new share_backbone@new
     use_wandb use_swanlab@new
-npu_deterministic has the last word = use_deter_comp@-2.2
-the verifiers are the rewards, as here = rl_config: rule_reward
-there is no critic without adv_estimator: gae = rl_config: critic_resource.num_npus@2.2
-no reference is loaded = rl_config: integrated_mode_config.ref_model_load_path
-only with use_dynamic_bsz = rl_config: max_packing_token_size@2.1 ref_max_packing_token_size@2.2
-    actor_max_packing_token_size@2.2 update_max_packing_token_size@2.2
-clip_ratio_low and clip_ratio_high take its place = rl_config: clip_ratio
+overridden by npu_deterministic = use_deter_comp@-2.2
+the verifiers compute the rewards, the same in mindrl = rl_config: rule_reward
+only adv_estimator: gae trains a critic = rl_config: critic_resource.num_npus@2.2
+no reference model is loaded = rl_config: integrated_mode_config.ref_model_load_path
+no effect without use_dynamic_bsz = rl_config: max_packing_token_size@2.1
+    ref_max_packing_token_size@2.2 actor_max_packing_token_size@2.2
+    update_max_packing_token_size@2.2
+replaced by clip_ratio_low and clip_ratio_high = rl_config: clip_ratio
 only DAPO's loss reads it = rl_config: clip_higher_enable@2.2
-only DAPO's loss reads it, with clip_higher_enable = rl_config: clip_ratio_low@2.2
+only DAPO's loss reads it, and only with clip_higher_enable = rl_config: clip_ratio_low@2.2
     clip_ratio_high@2.2
-only DAPO's loss reads it there; tokens weigh equally = rl_config: token_level_loss@2.2
-only with overlong_buffer_enable = rl_config: overlong_buffer@2.2 overlong_buffer_penalty_factor@2.2
+only DAPO's loss reads it in MindSpeed-RL; in mindrl all tokens have the same weight by default =
+    rl_config: token_level_loss@2.2
+no effect without overlong_buffer_enable = rl_config: overlong_buffer@2.2
+    overlong_buffer_penalty_factor@2.2
 replaced by sampling_config.max_tokens = rl_config: rollout_max_tokens@2.2
-only with filter_groups_enable = rl_config: filter_groups_metric@2.2 filter_groups_max_batches@2.2
+no effect without filter_groups_enable = rl_config: filter_groups_metric@2.2
+    filter_groups_max_batches@2.2
     filter_groups_train_batch_size@2.2
-no KL enters the loss or the reward = rl_config: kl_penalty
-the coefficient is constant, as here = rl_config: kl_ctrl_type
-only with kl_ctrl_type: adaptive = rl_config: kl_horizon kl_target
-only with partial_rollout_max_split = rl_config: require_max_age_all_finished@2.2
-only with multi_turn_enable = rl_config: tool_config_path@new max_tool_calls@new
+the run has no KL term = rl_config: kl_penalty
+the coefficient is constant, the same in mindrl = rl_config: kl_ctrl_type
+no effect without kl_ctrl_type: adaptive = rl_config: kl_horizon kl_target
+no effect without partial_rollout_max_split = rl_config: require_max_age_all_finished@2.2
+no effect without multi_turn_enable = rl_config: tool_config_path@new max_tool_calls@new
     max_parallel_calls@new max_total_response_length@new max_tool_response_length@new
     tool_response_truncate_side@new tool_parser_format@new
 derived from the other sizes = generate_config: enable_expert_parallel@2.1
@@ -150,7 +155,7 @@ read from the model's config.json = spec use_rotary_position_embeddings rope_sca
     multi_head_latent_attention@-2.2 qk_nope_head_dim@-2.2 qk_rope_head_dim@-2.2 n_group@-2.2
     topk_group@-2.2 routed_scaling_factor@-2.2 rope_scaling_beta_fast@-2.2
     rope_scaling_beta_slow@-2.2
-the engine and the kernels of this version decide; no result depends on it = use_mcore_models
+mindrl's engine and kernels decide this; it does not affect results = use_mcore_models
     use_flash_attn use_fused_rmsnorm use_fused_swiglu shape_order no_bias_dropout_fusion
     moe_permutation_async_comm use_fused_moe_token_permute_and_unpermute moe_token_dispatcher_type
     no_masked_softmax_fusion attention_softmax_in_fp32 no_gradient_accumulation_fusion
@@ -161,80 +166,81 @@ the engine and the kernels of this version decide; no result depends on it = use
     rl_config: async_engine@2.2
     generate_config: num_scheduler_steps torchair_graph@2.1 ascend_scheduler_config_enabled@2.2
     eplb_token_collects@2.2 eplb_token_save_path@2.2 expert_map_path@2.2
-speed only; no result depends on it = moe_alltoall_overlap_comm overlap_grad_reduce
+affects only speed = moe_alltoall_overlap_comm overlap_grad_reduce
     overlap_param_gather ddp_bucket_size use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1
     coc_mode@2.1 coc_parallel_num@2.1 coc_fused_kernel@2.1 num_workers use_tp_pp_dp_mapping
-memory only; check with `mindrl plan memory` that the run fits without it = reuse_fp32_param
+affects only memory; check with `mindrl plan memory` that the run fits without it = reuse_fp32_param
     swap_attention recompute_activation_function
-packed sequences need no such switch: use_remove_padding is enough = no_pad_to_seq_lengths@2.3
+use_remove_padding alone turns packing on = no_pad_to_seq_lengths@2.3
     variable_seq_lengths variable_seq_length@2.3-2.3 reset_position_ids reset_attention_mask@2.2
     pad_to_multiple_of
-the platform chooses it: hccl on NPUs = distributed_backend
-the bias that chooses experts stays as the model has it, where Megatron may move it =
+mindrl chooses it: hccl on NPUs = distributed_backend
+mindrl keeps the router's expert bias of the loaded model; Megatron may update it =
     moe_router_enable_expert_bias
-the balancing is decided by moe_router_load_balancing_type = seq_aux
-belongs to the preparation of .bin/.idx data = is_instruction_dataset dataloader_type
+moe_router_load_balancing_type selects the balancing loss = seq_aux
+used only to prepare .bin/.idx data = is_instruction_dataset dataloader_type
     full_shuffle_instruction_dataset prompt_type_path no_shared_storage tokenizer_type
     tokenizer_not_use_fast tokenizer_padding_side
 the reference answer is in the column megatron_training.answer_column = dataset_additional_keys
-belongs to DPO, which this file does not run = is_pairwise_dataset dpo_loss_type@2.2 ref_model@2.2
+used only by DPO = is_pairwise_dataset dpo_loss_type@2.2 ref_model@2.2
     refer_model_iter@2.2 ref_model_iter@2.2-2.2 algorithm
-MindSpeed-RL has no evaluation either; ours is rl_config.test_freq = eval_iters eval_interval
+MindSpeed-RL does not evaluate; mindrl does with rl_config.test_freq = eval_iters eval_interval
     skip_train
 every step is logged = log_interval log_throughput
-random numbers follow from seed and step; a checkpoint has a line for those that do not =
+random numbers are derived from seed and step; checkpoints contain the state of the others =
     no_load_rng no_save_rng
-a tensor that is missing or left over is an error here = load_checkpoint_loosely
-actor_config.load is the one folder that weights come from = pretrained_checkpoint
-a run that loses a worker continues from its newest checkpoint: rl_config.max_restarts =
+a missing or additional tensor is always an error in mindrl = load_checkpoint_loosely
+mindrl loads weights only from actor_config.load = pretrained_checkpoint
+rl_config.max_restarts restarts a run from its newest checkpoint if a worker is lost =
     enable_high_availability
 megatron_training.on_nonfinite handles NaNs = no_check_for_nan_in_loss_and_grad
-only with lora_target_modules = lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
-it never had an effect in MindSpeed-RL: documented, read by no code = rl_config:
+no effect without lora_target_modules = lora_ckpt_filter@new lora_r@new lora_alpha@new
+    lora_fusion@new
+no effect in MindSpeed-RL: documented, but not read by its code = rl_config:
     num_samples_per_step advantage_whiten verifier_parallel verifier_timeout tp_split_expert beta
-the driver deals the batches here; there is no such queue to size = rl_config:
+mindrl's driver distributes the batches without such a queue = rl_config:
     num_cpus_for_local_task num_cpus_for_placement_group actor_rollout_dispatch_size
     actor_logprob_dispatch_size ref_dispatch_size reward_dispatch_size
     dynamic_sampling_dispatch_size@2.2 adv_dispatch_size actor_update_dispatch_size
     critic_update_dispatch_size@2.2 critic_value_dispatch_size@2.2 kl_dispatch_size@2.2
     data_strategy@new transfer_queue_data_shard_num@new transfer_queue_data_shard_port_base@new
     zmq_communication@2.2 td_status_log@2.1-2.1
-a self-test of their resharding = rl_config: enable_sharding_validate@-2.1
-environment variables are set where the run is started = rl_config: runtime_env_path
+a self-test of MindSpeed-RL's resharding = rl_config: enable_sharding_validate@-2.1
+set environment variables in the shell that starts the run = rl_config: runtime_env_path
     hccl_buffersize@new
-use_dynamic_bsz deals sequences by their work; no gradient depends on it = rl_config:
+use_dynamic_bsz balances the work of the ranks without changing gradients = rl_config:
     use_dp_batch_balance@2.2 dynamic_max_batch_size@2.2 ref_dynamic_max_batch_size@2.2
     actor_dynamic_max_batch_size@2.2 update_dynamic_max_batch_size@2.2
-only with use_wandb = rl_config: wandb_project wandb_exp_name
-only with use_swanlab = rl_config: swanlab_mode@new swanlab_project@new swanlab_exp_name@new
-trackers write to the run folder = rl_config: wandb_save_dir swanlab_save_dir@new
+no effect without use_wandb = rl_config: wandb_project wandb_exp_name
+no effect without use_swanlab = rl_config: swanlab_mode@new swanlab_project@new swanlab_exp_name@new
+mindrl's trackers write to the run folder = rl_config: wandb_save_dir swanlab_save_dir@new
 throughput is a metric of every step = rl_config: log_max_throughput@2.1
-images are not supported = rl_config: vit_resource.num_npus@2.2
+mindrl trains no models with images = rl_config: vit_resource.num_npus@2.2
     vit_forward_micro_batch_size@2.2 actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2
     colocate_actor_and_vit@2.2
     generate_config: limit_mm_image_per_prompt@2.2 limit_mm_video_per_prompt@2.2
-it follows from the other sizes = generate_config: data_parallel_size
-megatron_training.tokenizer_name_or_path is the tokenizer of all = generate_config:
+derived from the other sizes = generate_config: data_parallel_size
+megatron_training.tokenizer_name_or_path sets the tokenizer of all models = generate_config:
     tokenizer_name_or_path
-no family that is trained here needs code of its own; set it where yours does = generate_config:
-    trust_remote_code
-the log-prob of each sampled token is always kept, and text is made for rewards alone =
+mindrl's model families need no code from the model folder; set it if your model does =
+    generate_config: trust_remote_code
+mindrl always returns the log-probs of sampled tokens, and decodes text only for rewards =
     generate_config: sampling_config.logprobs sampling_config.detokenize
-megatron_training.seed seeds the sampling too = generate_config: sampling_config.seed
+megatron_training.seed also seeds the sampling = generate_config: sampling_config.seed
 off; set profiler_config.trace_steps for a light timeline =
     profiler_config: integrated.mstx
-not supported; log-prob gaps and bad numbers are metrics of every step =
+not supported; log-prob gaps and non-finite numbers are metrics of every step =
     msprobe_config: msprobe dump_path key_data_dump configurations_dump actor_train_dump
     actor_infer_dump reference_dump critic_train_dump@2.2 step_start step_end token_range_start@2.2
     token_range_end@2.2
-in files of 2.0, but unused there: it reads micro_batch_size and the keys of
+MindSpeed-RL 2.0 does not read it; it reads micro_batch_size and
     *_forward_micro_batch_size = rl_config: experience_count@-2.0
     actor_micro_batch_size@-2.0 ref_micro_batch_size@-2.0 rew_micro_batch_size@-2.0
     adv_micro_batch_size@-2.0 update_micro_batch_size@-2.0
     generate_config: gen_micro_batch_size@-2.0
-an option of vllm-ascend that MindSpeed-RL had for a day in September 2025 and vllm-ascend has
-    dropped; no result depends on it = generate_config: chunked_prefill_for_mla@2.2-2.2
-in files of 2.0, but unused there: it reads shuffle_mini_batch = rl_config:
+an option that vllm-ascend has removed; it does not affect results =
+    generate_config: chunked_prefill_for_mla@2.2-2.2
+MindSpeed-RL 2.0 does not read it; it reads shuffle_mini_batch = rl_config:
     shuffle_minibatch@-2.0
 """
 """Lines `reason = keys`: keys without effect, or keys for which no rule returned an entry."""

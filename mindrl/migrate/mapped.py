@@ -7,6 +7,8 @@ from typing import Any, Literal
 from mindrl.migrate.file import TheirModel, TheirRun, of_any_role
 from mindrl.migrate.keys import DEFAULTS
 
+SAME_MEANING = "same meaning"
+"""Note of a key that only has another name in mindrl."""
 MISSING = "???"
 """Placeholder for a value that the user has to set; a run refuses to start with it."""
 Kind = Literal["honoured", "renamed", "derived", "open", "ignored", "refused"]
@@ -48,7 +50,7 @@ class Import:
 def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:
     """Yield an entry that copies a key, or its MindSpeed-RL default if the file omits the key."""
     if key in theirs.given:
-        note = "written as text there, a number here" if key in theirs.were_texts else ""
+        note = "was text in the file, is a number in mindrl" if key in theirs.were_texts else ""
         yield Mapped(key, "honoured", {ours or key: theirs.given[key]}, note)
     elif of_any_role(key) in DEFAULTS:
         yield default(key, ours or key, DEFAULTS[of_any_role(key)])
@@ -67,12 +69,12 @@ def of_model(model: TheirModel, key: str, kind: Kind, value: Any = None, note: s
 
 def default(key: str, ours: str, value: Any) -> Mapped:
     """Return an entry that writes out a MindSpeed-RL default that differs from mindrl's."""
-    return Mapped(key, "derived", {ours: value}, "not in the file: MindSpeed-RL's default")
+    return Mapped(key, "derived", {ours: value}, "not in the file; MindSpeed-RL's default")
 
 
 def at_least(key: str, given: int | None, least: int, why: str, ours: str = "") -> Mapped:
     """Return an entry that copies a limit, or raises it to the least legal value and why."""
     if given is not None and given >= least:
         return Mapped(key, "honoured", {ours or key: given})
-    there = "not in the file" if given is None else f"{given} there"
+    there = "not in the file" if given is None else f"was {given}"
     return Mapped(key, "derived", {ours or key: least}, f"{there}; {why}")

@@ -7,22 +7,22 @@ from mindrl.migrate.file import TheirModel, numbers
 from mindrl.migrate.keys import SAME_OF_ROLE
 from mindrl.migrate.mapped import Kind, Mapped, default, of_model, same_of_model
 
-_FORMAT = "in Megatron's format there; a folder in Hugging Face format is read here"
-_NO_DROPOUT = "{}: there is no dropout here; leave it out for none"
+_FORMAT = "it has Megatron's format; mindrl reads Hugging Face format"
+_NO_DROPOUT = "{}: mindrl has no dropout"
 _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "optimizer",
         lambda given: given not in (None, "adam"),
-        "{}: AdamW is the only one here; leave it out to train with that",
+        "{}: mindrl has only AdamW; if dropped, AdamW is used",
     ),
     ("attention_dropout", bool, _NO_DROPOUT),
     ("hidden_dropout", bool, _NO_DROPOUT),
     (
         "no_load_optim",
         lambda given: given is False,
-        "no optimizer of theirs is read here: finish the run there, or begin from its weights",
+        "mindrl cannot read this optimizer: finish the run in MindSpeed-RL, or start from weights",
     ),
-    ("mm_model", bool, "no model with images is trained here"),
+    ("mm_model", bool, "mindrl trains no models with images"),
 )
 """Keys of a model, a test for values that mindrl does not support, and the note for those."""
 
@@ -45,8 +45,8 @@ def model_rules(model: TheirModel) -> Iterator[Mapped]:
     if model.value("recompute_granularity") == "full":
         yield from same_of_model(model, "recompute_method")
         yield from same_of_model(model, "recompute_num_layers")
-    for key, asks, note in _PARTS:
-        if asks(given := model.given(key)):
+    for key, is_unsupported, note in _PARTS:
+        if is_unsupported(given := model.given(key)):
             yield of_model(model, key, "refused", note=note.format(given))
 
 
@@ -64,13 +64,14 @@ def _of_critic(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _folders(model: TheirModel) -> Iterator[Mapped]:
-    found, target = model.given("load", "nothing"), model.given("save")
+    found, target = model.given("load"), model.given("save")
     tokenizer = model.value("tokenizer_name_or_path")
-    note = f"{_FORMAT}: name one"
+    was = "" if found is None else f"was {found}; "
+    note = f"{was}{_FORMAT}: name such a folder"
     if tokenizer is not None:
         note = (
-            f"{found} there, {_FORMAT}: the tokenizer's folder, which must also contain "
-            "the weights; choose another if training continued from it"
+            f"{was}{_FORMAT}. This is the tokenizer's folder, which must also contain the "
+            "weights; set another folder if the model was trained further"
         )
     yield of_model(model, "load", "open", found if tokenizer is None else tokenizer, note)
     if target is not None and target not in (found, tokenizer):
@@ -86,12 +87,12 @@ def _layers(model: TheirModel) -> Iterator[Mapped]:
     per_chunk = model.place("num_layers_per_virtual_pipeline_stage")
     layers, size, chunks = model.value("num_layers"), model.run.given.get(per_chunk), 1
     if size is not None and (not layers or layers % (stages * size)):
-        note = f"num_layers={layers} must be a multiple of {stages} stages x {size}; correct it, "
-        yield Mapped(per_chunk, "refused", note=f"{note}or leave it out for one chunk a stage")
+        note = f"num_layers={layers} must be a multiple of {stages} stages x {size}"
+        yield Mapped(per_chunk, "refused", note=f"{note}; if dropped, a stage has one chunk")
     elif size is not None:
         chunks = layers // (stages * size)
         sets = {f"{model.section}.virtual_pipeline_model_parallel_size": chunks}
-        note = f"{layers} layers / {stages} stages / {size} layers a chunk"
+        note = f"{layers} layers / {stages} stages / {size} layers per chunk"
         yield Mapped(per_chunk, "renamed", sets, note)
     yield from _uneven(model, stages * chunks)
 
@@ -106,11 +107,13 @@ def _uneven(model: TheirModel, chunks: int) -> Iterator[Mapped]:
         for size in sizes:
             counted.append(size - sum(first <= each < first + size for each in empty))
             first += size
-        note = f"the layers {', '.join(map(str, empty))} are empty there; stages are uneven here"
+        note = (
+            f"layers {', '.join(map(str, empty))} were empty; in mindrl stages are uneven instead"
+        )
         sets = {f"{model.section}.num_layer_list": counted}
         yield Mapped(model.place("noop_layers"), "renamed", sets, note)
     elif sizes and isinstance(given, str):
-        note = "written as text there, a list here"
+        note = "was text in the file, is a list in mindrl"
         yield of_model(model, "num_layer_list", "derived", sizes, note)
     elif sizes:
         yield of_model(model, "num_layer_list", "honoured", sizes)
@@ -123,8 +126,8 @@ def _context(model: TheirModel) -> Iterator[Mapped]:
     kept = next(each for each in range(size, 0, -1) if not ring or _can_share(model, each))
     if kept < size:
         note = (
-            f"{size} there; here such ranks share attention heads, and those of a tensor-parallel "
-            f"rank suffice for {kept}: fewer ranks share a sequence, more are data-parallel"
+            f"was {size}; in mindrl context-parallel ranks split the attention heads of a "
+            f"tensor-parallel rank, which suffice for {kept}; data parallelism uses the other ranks"
         )
         yield of_model(model, "context_parallel_size", "derived", kept, note)
     else:
@@ -133,7 +136,7 @@ def _context(model: TheirModel) -> Iterator[Mapped]:
         return
     ulysses = "ulysses_cp_algo"
     kind: Kind = "honoured" if algo == ulysses else "derived"
-    note = "" if algo == ulysses else f"{algo} there: the same attention, computed in another order"
+    note = "" if algo == ulysses else f"was {algo}; the same attention, computed in another order"
     ours = ulysses if model.role == "actor" else None
     yield of_model(model, "context_parallel_algo", kind, ours, note)
 
@@ -158,10 +161,10 @@ def _experts(model: TheirModel) -> Iterator[Mapped]:
         f"{model.section}.expert_model_parallel_size": size * tensor if shared else size,
         f"{model.section}.expert_tensor_parallel_size": 1 if shared else tensor,
     }
-    note = "without moe_tp_extend_ep each expert is cut over the tensor-parallel ranks"
+    note = "without moe_tp_extend_ep each expert is split over the tensor-parallel ranks"
     if shared:
-        ranks = f"the {tensor} tensor-parallel ranks share experts too"
-        note = f"{size} there; moe_tp_extend_ep: {ranks}"
+        ranks = f"experts are also distributed over the {tensor} tensor-parallel ranks"
+        note = f"was {size}; with moe_tp_extend_ep {ranks}"
     yield Mapped(place, "derived", sets, note)
     if shared:
         yield of_model(model, "moe_tp_extend_ep", "derived", note=f"see {place}")
@@ -175,19 +178,18 @@ def _balance(model: TheirModel) -> Iterator[Mapped]:
     if balancing == "seq_aux_loss":
         sets = {f"{model.section}.moe_router_load_balancing_type": balancing}
         yield from same_of_model(model, weight)
-        yield Mapped(kind, "honoured", sets, "within each sequence of a pack too")
+        yield Mapped(kind, "honoured", sets, "computed for each sequence, also in packs")
         return
     if balancing == "aux_loss":
         yield from same_of_model(model, weight)
-        yield Mapped(kind, "ignored", note="the default here too")
+        yield Mapped(kind, "ignored", note="also mindrl's default")
         return
     sets = {f"{model.section}.{weight}": 0.0}
     if balancing == "none":
-        yield Mapped(kind, "derived", sets, "no such loss")
+        yield Mapped(kind, "derived", sets, "no balancing loss")
     else:
-        note = f"{balancing}: experts are balanced over a micro-batch or a sequence here"
-        way = "set it to aux_loss or seq_aux_loss, or leave it out for a weight of 0"
-        yield Mapped(kind, "refused", sets, f"{note}; {way}")
+        note = f"{balancing}: use aux_loss or seq_aux_loss; if dropped, there is no balancing loss"
+        yield Mapped(kind, "refused", sets, note)
     if model.given(weight) is not None:
         yield of_model(model, weight, "ignored", note=f"see {kind}")
 
@@ -197,5 +199,5 @@ def _decay(model: TheirModel) -> Iterator[Mapped]:
     if style in ("constant", "linear", "cosine"):
         yield from same_of_model(model, "lr_decay_style")
     else:
-        note = f"{style}: constant, linear and cosine are there; set one, or leave it out: constant"
+        note = f"{style}: use constant, linear or cosine; if dropped, it is constant"
         yield of_model(model, "lr_decay_style", "refused", "constant", note)

@@ -129,12 +129,12 @@ class OtherName:
     def __str__(self) -> str:
         """Return the trainer's name and the override to write."""
         if not self.sets:
-            return f"it is {self.trainer}'s name and has no equivalent: {self.note}"
+            return f"it is {self.trainer}'s name and has no equivalent in mindrl: {self.note}"
         ours = " ".join(
             key if value is MISSING else f"{key}={spelled_value(value)}"
             for key, value in self.sets.items()
         )
-        return f"it is {self.trainer}'s name; here: {ours}"
+        return f"it is {self.trainer}'s name; in mindrl: {ours}"
 
 
 def other_name(key: str, value: object = None) -> OtherName | None:
@@ -211,7 +211,7 @@ def _from(trainer: str, key: str, entries: list[Mapped]) -> OtherName:
         each.note for each in entries if each.kind in ("ignored", "refused", "derived")
     )
     return OtherName(
-        trainer=trainer, key=key, sets=sets, note=notes or "no key here has its meaning"
+        trainer=trainer, key=key, sets=sets, note=notes or "no mindrl key has this meaning"
     )
 
 

@@ -11,7 +11,15 @@ from mindrl.migrate.adapters import adapter_rules
 from mindrl.migrate.algorithm import algorithm_rules
 from mindrl.migrate.file import TheirRun, of_any_role
 from mindrl.migrate.keys import PROFILER, REASONS, RELEASES, SAME, SAME_OF_RUN
-from mindrl.migrate.mapped import Import, Mapped, at_least, default, same, same_of_model
+from mindrl.migrate.mapped import (
+    SAME_MEANING,
+    Import,
+    Mapped,
+    at_least,
+    default,
+    same,
+    same_of_model,
+)
 from mindrl.migrate.models import model_rules
 from mindrl.migrate.trackers import tracker_rules
 
@@ -39,15 +47,15 @@ def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
 def _why_ignored(theirs: TheirRun, key: str) -> str:
     """Return the reason why no rule returned an entry for a key."""
     if key in theirs.nulls:
-        return "null is as if left out"
+        return "null: the same as without the key"
     known, section = of_any_role(key), key.partition(".")[0]
     if section in ("model", "megatron_training"):
         winner = theirs.actor.place(known.removeprefix("role."))
         if winner != key:
-            return f"{winner} has the last word"
+            return f"overridden by {winner}"
     if section == "critic_config" and not theirs.has_critic:
-        return "there is no critic without rl_config.adv_estimator: gae"
-    return REASONS.get(known, "as here")
+        return "only rl_config.adv_estimator: gae trains a critic"
+    return REASONS.get(known, "the same in mindrl")
 
 
 def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
@@ -75,7 +83,7 @@ def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
     old, new = place("use_deter_comp"), "npu_deterministic"
     if old in theirs.given and place(new) not in theirs.given:
         sets = {f"megatron_training.{new}": theirs.given[old]}
-        yield Mapped(old, "renamed", sets, "its name until 2.2")
+        yield Mapped(old, "renamed", sets, "old name, until MindSpeed-RL 2.2")
     if theirs.release == RELEASES[0] and place("bf16") not in theirs.given:
         yield default(place("bf16"), "megatron_training.bf16", False)
 
@@ -85,7 +93,7 @@ def _saving(theirs: TheirRun) -> Iterator[Mapped]:
     actor = theirs.actor
     place, interval = actor.place("save_interval"), actor.given("save_interval")
     if actor.given("finetune") is False:
-        note = "false there: steps continue from those of load; here they start at 1"
+        note = "false: MindSpeed-RL continues the step count of load; mindrl starts at step 1"
         yield Mapped(actor.place("finetune"), "open", note=note)
     if actor.given("no_save_optim"):
         # A checkpoint in mindrl always holds the optimizer; without it the folder is an export.
@@ -97,7 +105,9 @@ def _saving(theirs: TheirRun) -> Iterator[Mapped]:
         if interval is not None:
             yield Mapped(place, "renamed", {"megatron_training.export_interval": interval})
     elif interval is not None:
-        note = "all are kept there; here the newest, as set by keep_last and keep_every"
+        note = (
+            "MindSpeed-RL keeps all checkpoints; mindrl those that keep_last and keep_every select"
+        )
         yield Mapped(place, "honoured", {"megatron_training.save_interval": interval}, note)
 
 
@@ -107,24 +117,25 @@ def _data(theirs: TheirRun) -> Iterator[Mapped]:
         actor.place("data_path"),
         "open",
         {"megatron_training.data_path": actor.given("data_path", "data/train.jsonl")},
-        "the prefix of .bin/.idx files there; name the .jsonl or .parquet file that they were made "
+        "was a prefix of .bin/.idx files; set the .jsonl or .parquet file that they were made "
         "from, with megatron_training.prompt_column and answer_column",
     )
     policy = {"rl_config.overlong_prompt_policy": "drop"}
-    note = "longer prompts are left out, as there"
+    note = "longer prompts are dropped, as in MindSpeed-RL"
     yield Mapped("rl_config.max_prompt_length", "derived", policy, note)
     split, template = str(actor.given("split", "")).strip("[]"), actor.given("prompt_type")
     # The first share is for training; if all others are 0, no rows are held out.
     if split.partition(",")[2].strip("0., "):
         first, *others = map(float, split.split(","))
         held_out = {"data_config.held_out_fraction": round(sum(others) / (first + sum(others)), 4)}
-        note = f"{split} there; here as many rows, but not the same, are held out"
+        note = f"was {split}; the same number of rows is held out, but other rows"
         yield Mapped(actor.place("split"), "derived", held_out, note)
     if template is not None:
         note = (
-            f"{template}: the tokenizer's own chat template is used here; check that it writes the "
+            f"was {template}; mindrl uses the tokenizer's chat template: check that it renders "
+            "prompts in the same way"
         )
-        yield Mapped(actor.place("prompt_type"), "open", note=f"{note}same")
+        yield Mapped(actor.place("prompt_type"), "open", note=note)
 
 
 def _devices(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
@@ -138,7 +149,7 @@ def _devices(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     sizes = [model.value("tensor_model_parallel_size", 1) for model in theirs.learners]
     place, ours = theirs.actor.place("sequence_parallel"), "sequence_parallel"
     if theirs.given.get(place) and max(sizes) == 1:
-        note = "true there, which has no effect with tensor_model_parallel_size 1"
+        note = "was true, which has no effect with tensor_model_parallel_size 1"
         yield Mapped(place, "derived", {f"megatron_training.{ours}": False}, note)
     else:
         yield from same(theirs, place, f"megatron_training.{ours}")
@@ -152,18 +163,18 @@ def _longest(theirs: TheirRun) -> int:
 def _lengths(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for the limits on the total length of prompt and response."""
     longest = _longest(theirs)
-    whole = f"prompt and response take {longest}; there"
+    whole = f"prompt and response take {longest} tokens"
     trained = theirs.actor.place("seq_length")
-    why = f"{whole} seq_length bounds neither of them"
+    why = f"{whole}, which seq_length does not limit in MindSpeed-RL"
     given = theirs.given.get(trained)
     yield at_least(trained, given, longest, why, "megatron_training.seq_length")
     model, batched = "generate_config.max_model_len", "generate_config.max_num_batched_tokens"
     accepted = theirs.value(model, 2048)
-    why = f"{whole} the engine cuts a response short unseen"
+    why = f"{whole}; MindSpeed-RL would truncate responses without a message"
     yield at_least(model, accepted, longest, why)
     least = max(accepted, longest, _at_a_time(theirs))
     why = (
-        "at least max_model_len, for the engine takes a prompt in one piece on NPUs, and "
+        "at least max_model_len, because on NPUs the engine processes a prompt in one piece, and "
         "at least max_num_seqs"
     )
     yield at_least(batched, theirs.value(batched, 2048), least, why)
@@ -172,14 +183,14 @@ def _lengths(theirs: TheirRun) -> Iterator[Mapped]:
 def _packing(theirs: TheirRun) -> Iterator[Mapped]:
     packed, dynamic = "rl_config.use_remove_padding", theirs.given.get("rl_config.use_dynamic_bsz")
     if dynamic and not theirs.given.get(packed):
-        note = "use_dynamic_bsz counts the tokens of packed sequences: the same gradient"
+        note = "use_dynamic_bsz requires packing, which does not change the gradient"
         yield Mapped(packed, "derived", {packed: True}, note)
     else:
         yield from same(theirs, packed)
     if not dynamic:
         return
     longest = _longest(theirs)
-    why = f"the longest sequence takes {longest}; the cut into micro-batches changes no gradient"
+    why = f"the longest sequence has {longest} tokens; micro-batches do not change the gradient"
     for role in ("", "actor_", "ref_", "update_"):
         key = f"rl_config.{role}max_packing_token_size"
         if not role or key in theirs.given:
@@ -194,7 +205,7 @@ def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:
         yield from same(theirs, key)
         return
     note = (
-        "there the state stays on the host and streams through an update; here it is on "
+        "MindSpeed-RL streams the optimizer state from the host during an update; mindrl has it on "
         "the device during the update: check with `mindrl plan memory` that it fits"
     )
     yield Mapped(swapped, "derived", {key: True}, note)
@@ -210,20 +221,20 @@ def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
         # Several replicas share experts in MindSpeed-RL; one larger replica has them in mindrl.
         shared, size = tensor * expert, _replica_ranks(theirs)
         note = (
-            f"{tensor} there, in {expert} replicas that share their experts over {shared} ranks; "
-            f"here a replica has experts of its own: {size} ranks, the most of those {shared} that "
-            "divide attention heads and experts"
+            f"was {tensor}, in {expert} replicas that share experts over {shared} ranks; a mindrl "
+            f"replica has its own experts on {size} ranks: the largest part of the {shared} ranks "
+            "that divides attention heads and experts"
         )
         yield Mapped(_TENSOR, "derived", {_TENSOR: size}, note)
         yield Mapped(_EXPERT, "derived", {_EXPERT: size}, f"see {_TENSOR}")
         return
     yield from same(theirs, _TENSOR)
     if not has_experts:
-        note = "" if expert == 1 else f"{expert} there; the model has no experts"
+        note = "" if expert == 1 else f"was {expert}; the model has no experts"
         yield Mapped(_EXPERT, "derived" if note else "honoured", {_EXPERT: 1}, note)
     else:
         whole = tensor if theirs.given.get("generate_config.enable_expert_parallel") else 1
-        note = "each rank has whole experts" if whole > 1 else "each expert is cut over the ranks"
+        note = "each rank has whole experts" if whole > 1 else "each expert is split over the ranks"
         yield Mapped(_EXPERT, "derived", {_EXPERT: whole}, note)
 
 
@@ -249,8 +260,8 @@ def _sequences(theirs: TheirRun) -> Iterator[Mapped]:
         yield from same(theirs, _SEQUENCES)
         return
     note = (
-        f"{there} there, for each replica of {theirs.value(_TENSOR)} ranks; a replica has "
-        f"{_replica_ranks(theirs)} here, and all devices decode as many sequences as there"
+        f"was {there} per replica of {theirs.value(_TENSOR)} ranks; a mindrl replica has "
+        f"{_replica_ranks(theirs)} ranks. The total number of sequences is the same"
     )
     yield Mapped(_SEQUENCES, "derived", {_SEQUENCES: here}, note)
 
@@ -261,17 +272,17 @@ def _profiler(theirs: TheirRun) -> Iterator[Mapped]:
         if key in theirs.given:
             # An empty folder name means no folder.
             found = None if theirs.given[key] == "" else theirs.given[key]
-            yield Mapped(key, "renamed", {key.replace("integrated.", ""): found}, "the same")
+            yield Mapped(key, "renamed", {key.replace("integrated.", ""): found}, SAME_MEANING)
     for name in ("stage", "profile_ranks"):
         key, ours = f"profiler_config.integrated.{name}", f"profiler_config.{name}"
         found = theirs.given.get(key)
         if found == "all":
-            yield Mapped(key, "renamed", {ours: None}, "null is all here")
+            yield Mapped(key, "renamed", {ours: None}, "null means all")
         elif found is not None:
             several = tuple(found) if isinstance(found, (list, tuple)) else (found,)
-            yield Mapped(key, "renamed", {ours: several}, "the same")
+            yield Mapped(key, "renamed", {ours: several}, SAME_MEANING)
     marks = "profiler_config.integrated.mstx"
     if theirs.given.get(marks):
         last = theirs.given.get("profiler_config.integrated.profile_step_end", 2) - 1
-        note = "the timeline of the first steps has as light marks, on any device"
+        note = "mindrl records a light timeline of the first steps, on any device"
         yield Mapped(marks, "derived", {"profiler_config.trace_steps": last}, note)

@@ -38,7 +38,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
         variables: Variables that are set before the script starts, such as HOME.
 
     Raises:
-        ConfigError: It starts no run of verl, or several, or a quotation is not closed.
+        ConfigError: It starts no run of verl or more than one, or a quotation mark is not closed.
     """
     reader = _Reader(variables={name: (ShellWord(value),) for name, value in variables.items()})
     reader.read(text)
@@ -67,7 +67,7 @@ def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:
     """Return the arguments of the only verl command."""
     other = next((program for program, _ in starts if _OTHER_PROGRAM.search(program)), None)
     if other is not None:
-        raise ConfigError(f"it starts {other}; needed is a run of PPO, GRPO or DAPO")
+        raise ConfigError(f"it starts {other}; only PPO, GRPO and DAPO runs can be imported")
     loose = [arguments[0].text for program, arguments in starts if not program]
     if loose and len(starts) > 1:
         raise ConfigError(
@@ -75,8 +75,8 @@ def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:
         )
     if len(starts) != 1:
         raise ConfigError(
-            f"{len(starts) or 'no'} commands with overrides of verl, such as "
-            "algorithm.adv_estimator=grpo; must be one"
+            f"{len(starts) or 'no'} commands with verl overrides, such as "
+            "algorithm.adv_estimator=grpo; exactly one is required"
         )
     return starts[0][1]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from mindrl.config.tracking import TRACKERS
 from mindrl.migrate.file import TheirRun
-from mindrl.migrate.mapped import Mapped
+from mindrl.migrate.mapped import SAME_MEANING, Mapped
 
 _NAMES, _OFFLINE, _TENSORBOARD = (
     *(f"rl_config.tracking.{key}" for key in ("trackers", "offline")),
@@ -24,32 +24,32 @@ def tracker_rules(theirs: TheirRun) -> Iterator[Mapped]:
     }
     names = [name for name, there in is_there.items() if there]
     for name in names:
-        yield Mapped(f"rl_config.use_{name}", "renamed", {_NAMES: names}, "by its name")
+        yield Mapped(f"rl_config.use_{name}", "renamed", {_NAMES: names}, SAME_MEANING)
     for what, ours in _OURS.items():
         keys = [f"rl_config.{name}_{what}" for name in names]
         first, *others = [key for key in keys if given.get(key)] or [""]
         if first:
-            yield Mapped(first, "renamed", {ours: str(given[first])}, "of all trackers")
+            yield Mapped(first, "renamed", {ours: str(given[first])}, "used by all trackers")
         for key in others:
-            yield Mapped(key, "derived", note=f"{given[key]} there; {ours} is that of all trackers")
+            yield Mapped(key, "derived", note=f"was {given[key]}; all trackers use {ours}")
     if is_there["swanlab"] and mode is not None:
         offline = mode in ("local", "offline")
-        note = f"{mode} there; of all trackers here"
+        note = f"was {mode}; used by all trackers"
         yield Mapped(mode_key, "derived", {_OFFLINE: offline}, note)
 
 
 def verl_trackers(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for the trackers of a verl run."""
     key = "trainer.logger"
-    asked = theirs.get(key, [])
-    asked = [asked] if isinstance(asked, str) else asked
-    names = [name for name in asked if name in TRACKERS]
+    loggers = theirs.get(key, [])
+    loggers = [loggers] if isinstance(loggers, str) else loggers
+    names = [name for name in loggers if name in TRACKERS]
     if key in theirs:
-        others = [name for name in asked if name not in (*TRACKERS, "console", "tensorboard")]
-        note = f"not here: {', '.join(map(str, others))}" if others else "by their names"
-        sets = {_NAMES: names, _TENSORBOARD: "tensorboard" in asked}
+        others = [name for name in loggers if name not in (*TRACKERS, "console", "tensorboard")]
+        note = f"not supported: {', '.join(map(str, others))}" if others else SAME_MEANING
+        sets = {_NAMES: names, _TENSORBOARD: "tensorboard" in loggers}
         yield Mapped(key, "derived" if others else "renamed", sets, note)
     for theirs_key, ours in zip(("project_name", "experiment_name"), _OURS.values(), strict=True):
         if names and theirs.get(f"trainer.{theirs_key}"):
             place = f"trainer.{theirs_key}"
-            yield Mapped(place, "renamed", {ours: str(theirs[place])}, "the same")
+            yield Mapped(place, "renamed", {ours: str(theirs[place])}, SAME_MEANING)

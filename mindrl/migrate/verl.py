@@ -6,7 +6,7 @@ Based on verl's configuration files of January 2026 (commit b178a3c) and its DAP
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mindrl.migrate.mapped import Import, Kind, Mapped
+from mindrl.migrate.mapped import SAME_MEANING, Import, Kind, Mapped
 from mindrl.migrate.trackers import verl_trackers
 from mindrl.migrate.verl_adapters import verl_adapters
 from mindrl.migrate.verl_run import check_values, run_rules
@@ -124,23 +124,29 @@ _LOSSES = {
 _WEIGHTS = {
     "token-mean": ("token_mean", ""),
     "seq-mean-token-mean": ("sequence_mean", ""),
-    "seq-mean-token-sum": ("sequence_sum", "divided by max_tokens too: the loss is so much less"),
-    "seq-mean-token-sum-norm": ("sequence_sum", "divided by the sequences of the update too"),
+    "seq-mean-token-sum": (
+        "sequence_sum",
+        "mindrl also divides by max_tokens: the loss is smaller by that factor",
+    ),
+    "seq-mean-token-sum-norm": (
+        "sequence_sum",
+        "mindrl also divides by the number of sequences of the update",
+    ),
 }
 _KINDS = {"kl", "k1", "k2", "k3", "mse", "abs", "low_var_kl"}
 _IGNORED: Mapping[str, Sequence[str]] = {
-    "names of theirs; metrics are in the run folder": (
+    "used only by verl; mindrl writes metrics to the run folder": (
         *("trainer.project_name", "trainer.experiment_name"),
         *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.log_val_generations"),
     ),
-    "Megatron trains here, and offload_* is on: no result depends on it": (
+    "mindrl trains with Megatron and offload_* on; it does not affect results": (
         *(f"{role}.fsdp_config." for role in (_ACTOR, _REF)),
         *(f"{role}.strategy" for role in (_ACTOR, _REF)),
         *(f"{role}.use_torch_compile" for role in (_ACTOR, _REF)),
         *(f"{_ACTOR}.megatron.{part}_offload" for part in ("param", "grad", "optimizer")),
         f"{_REF}.megatron.param_offload",
     ),
-    "as here": (
+    "mindrl does the same without a key": (
         *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch", "trainer.resume_mode"),
         *("trainer.val_before_train", "data.truncation", f"{_ROLLOUT}.calculate_log_probs"),
         *(f"{_ROLLOUT}.enable_chunked_prefill", f"{_ROLLOUT}.free_cache_engine"),
@@ -176,25 +182,29 @@ def _names(theirs: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Mapp
     """Yield the entries for renamed keys, and for verl defaults of omitted keys."""
     for key, ours in names.items():
         if key in theirs:
-            yield Mapped(key, "renamed", {ours: theirs[key]}, "the same")
+            yield Mapped(key, "renamed", {ours: theirs[key]}, SAME_MEANING)
         elif key in DEFAULTS:
-            yield Mapped(key, "derived", {ours: DEFAULTS[key]}, "not given: verl's default")
+            yield Mapped(key, "derived", {ours: DEFAULTS[key]}, "not in the file; verl's default")
 
 
 def _left(key: str, value: Any, has_critic: bool) -> Mapped:
     """Return the entry for a key that no rule handled: the reason, or that it is not understood."""
     if value is None:
-        return Mapped(key, "ignored", note="null is as if left out")
+        return Mapped(key, "ignored", note="null: the same as without the key")
     if not has_critic and key.startswith(("critic.", "trainer.critic_")):
-        return Mapped(key, "ignored", note="there is no critic without adv_estimator=gae")
+        return Mapped(key, "ignored", note="only adv_estimator=gae trains a critic")
     for reason, places in _IGNORED.items():
         if any(key == place or (place.endswith(".") and key.startswith(place)) for place in places):
             return Mapped(key, "ignored", note=reason)
     if "profiler" in key:
-        return Mapped(key, "ignored", note="set profiler_config to profile a run here")
+        return Mapped(key, "ignored", note="to profile a run in mindrl, set profiler_config")
     if key.endswith("._target_"):
-        return Mapped(key, "ignored", note="of verl's own classes")
-    return Mapped(key, "open", note=f"{value!r} there: not understood; see what it is here")
+        return Mapped(key, "ignored", note="a class of verl")
+    return Mapped(
+        key,
+        "open",
+        note=f"was {value!r}; unknown to mindrl: look for a mindrl key with this meaning",
+    )
 
 
 def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -202,31 +212,33 @@ def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     ours, name, normed = "rl_config.adv_estimator", theirs.get(key, "gae"), theirs.get(by_std, True)
     kind: Kind = "renamed" if key in theirs else "derived"
     if name in ("grpo", "grpo_vectorized"):
-        yield Mapped(key, kind, {ours: "group_norm" if normed else "group_mean"}, f"by {by_std}")
+        yield Mapped(
+            key, kind, {ours: "group_norm" if normed else "group_mean"}, f"depends on {by_std}"
+        )
     elif name == "grpo_passk" and not normed:
-        yield Mapped(key, kind, {ours: "pass_at_k"}, "the same")
+        yield Mapped(key, kind, {ours: "pass_at_k"}, SAME_MEANING)
     elif name in _ESTIMATORS:
-        yield Mapped(key, kind, {ours: _ESTIMATORS[name]}, "the same")
+        yield Mapped(key, kind, {ours: _ESTIMATORS[name]}, SAME_MEANING)
     else:
-        yield Mapped(key, "refused", note=f"{name}: write it as a function of your own")
+        yield Mapped(key, "refused", note=f"{name}: write your own advantage function")
     if by_std in theirs:
-        yield Mapped(by_std, "derived", note=f"{key} and it are {ours}")
+        yield Mapped(by_std, "derived", note=f"part of {ours}, with {key}")
 
 
 def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     key, ours = f"{_ACTOR}.policy_loss.loss_mode", "rl_config.policy_loss"
     mode = theirs.get(key, "vanilla")
     if mode in _LOSSES:
-        yield Mapped(key, "derived", {ours: _LOSSES[mode]}, f"{mode} there")
+        yield Mapped(key, "derived", {ours: _LOSSES[mode]}, f"was {mode}")
     else:
-        yield Mapped(key, "refused", note=f"{mode}: write it as a function of your own")
+        yield Mapped(key, "refused", note=f"{mode}: write your own loss function")
     key, ours = f"{_ACTOR}.loss_agg_mode", "rl_config.loss_aggregation"
     mode = theirs.get(key, "token-mean")
     if mode in _WEIGHTS:
         value, note = _WEIGHTS[mode]
-        yield Mapped(key, "derived" if note else "renamed", {ours: value}, note or "the same")
+        yield Mapped(key, "derived" if note else "renamed", {ours: value}, note or SAME_MEANING)
     else:
-        yield Mapped(key, "refused", note=f"{mode}: {', '.join(_WEIGHTS)} are understood")
+        yield Mapped(key, "refused", note=f"{mode}: use {', '.join(_WEIGHTS)}")
 
 
 def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -234,25 +246,30 @@ def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     in_loss, in_reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     loss, reward = theirs.get(in_loss, False), theirs.get(in_reward, False)
     if loss and reward:
-        yield Mapped(in_loss, "refused", note=f"with {in_reward}: one KL term here; give one")
+        yield Mapped(
+            in_loss, "refused", note=f"mindrl has one KL term; set only this or {in_reward}"
+        )
         return
     weight, kind = f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"
     if reward:
         weight, kind = "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"
         if theirs.get("algorithm.kl_ctrl.type", "fixed") != "fixed":
-            yield Mapped("algorithm.kl_ctrl.type", "refused", note="the coefficient is constant")
+            yield Mapped(
+                "algorithm.kl_ctrl.type", "refused", note="mindrl has only a constant coefficient"
+            )
     for key in {in_loss, in_reward} & theirs.keys():
         yield Mapped(key, "derived", note="replaced by rl_config.init_kl_coef and use_kl_in_reward")
-    asked = theirs.get(weight, 0.001) if loss or reward else 0.0
-    yield Mapped(weight, "derived", {"rl_config.init_kl_coef": asked}, "0 without a KL term")
+    coefficient = theirs.get(weight, 0.001) if loss or reward else 0.0
+    sets = {"rl_config.init_kl_coef": coefficient}
+    yield Mapped(weight, "derived", sets, "0 if the run has no KL term")
     if not (loss or reward):
         return
-    yield Mapped(in_reward, "derived", {"rl_config.use_kl_in_reward": reward}, "as there")
+    yield Mapped(in_reward, "derived", {"rl_config.use_kl_in_reward": reward}, SAME_MEANING)
     found = theirs.get(kind, "kl" if reward else "low_var_kl")
     if found in _KINDS:
-        yield Mapped(kind, "renamed", {"rl_config.kl_penalty": found}, "the same")
+        yield Mapped(kind, "renamed", {"rl_config.kl_penalty": found}, SAME_MEANING)
     else:
-        yield Mapped(kind, "refused", note=f"{found}: {', '.join(sorted(_KINDS))} are here")
+        yield Mapped(kind, "refused", note=f"{found}: use {', '.join(sorted(_KINDS))}")
 
 
 def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -263,16 +280,19 @@ def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     )
     if metric in theirs:
         by = "math_verify" if theirs[metric] == "acc" else None
-        note = f"{theirs[metric]} there; null are the rewards"
+        note = f"was {theirs[metric]}; null means the sum of the rewards"
         yield Mapped(metric, "derived", {"rl_config.filter_groups_metric": by}, note)
     trained = theirs.get("data.train_batch_size", DEFAULTS["data.train_batch_size"])
     at_a_time = theirs.get(drawn, trained)
     if most in theirs:
         batches = -(-max(theirs[most], 0) * at_a_time // trained)
-        note = f"{theirs[most]} times {at_a_time} prompts there, in units of {trained}; 0: no limit"
+        note = (
+            f"was {theirs[most]} times {at_a_time} prompts; mindrl counts batches of {trained}; "
+            "0 means no limit"
+        )
         yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": batches}, note)
     if drawn in theirs:
-        note = "prompts per round there; here as many as are likely needed"
+        note = "prompts per generation round; mindrl generates for as many as are likely needed"
         yield Mapped(drawn, "ignored", note=note)
 
 
@@ -280,10 +300,10 @@ def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     place, ours = "algorithm.rollout_correction", "rl_config.rollout_correction"
     level, bound = theirs.get(f"{place}.rollout_is"), theirs.get(f"{place}.rollout_is_threshold")
     if level in ("token", "sequence"):
-        yield Mapped(f"{place}.rollout_is", "renamed", {f"{ours}.level": level}, "the same")
+        yield Mapped(f"{place}.rollout_is", "renamed", {f"{ours}.level": level}, SAME_MEANING)
         if bound is not None:
             name = f"{place}.rollout_is_threshold"
-            yield Mapped(name, "renamed", {f"{ours}.max_weight": bound}, "the same")
+            yield Mapped(name, "renamed", {f"{ours}.max_weight": bound}, SAME_MEANING)
     elif f"{place}.rollout_is" not in theirs:
-        note = "none there by default"
+        note = "not in the file; off in verl by default"
         yield Mapped(f"{place}.rollout_is", "derived", {f"{ours}.level": "off"}, note)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindrl.config.lora import LINEARS, OF_MEGATRON
-from mindrl.migrate.mapped import Mapped
+from mindrl.migrate.mapped import SAME_MEANING, Mapped
 
 _MODEL, _OURS = "actor_rollout_ref.model", "actor_config.lora"
 _OF_PEFT = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
@@ -27,18 +27,18 @@ _OF_BRIDGE: Mapping[str, tuple[str, ...]] = {
 }
 """Layer names of Megatron-Bridge: fused layers, single layers, and those of latent attention."""
 _KINDS = {
-    "lora": "a fused layer has one A there; here each matrix in it has its own",
-    "canonical_lora": "each matrix has its own A, as here",
+    "lora": "verl has one LoRA matrix A for a fused layer; mindrl has one for each matrix in it",
+    "canonical_lora": "each matrix has its own A, the same in mindrl",
 }
-_MERGED, _NO_IMAGES = "the engine gets merged weights here", "there are no images in a run here"
+_MERGED, _NO_IMAGES = "mindrl's engine gets merged weights", "mindrl trains no models with images"
 _NO_RESULT: Mapping[str, str] = {
     **dict.fromkeys(("merge", "a2a_experimental", "fully_sharded_loras"), _MERGED),
     **{f"freeze_{part}": _NO_IMAGES for part in ("vision_model", "vision_projection")},
-    "freeze_language_model": "as here",
-    "lora_A_init_method": "A is initialised as in PEFT",
+    "freeze_language_model": "the same in mindrl",
+    "lora_A_init_method": "mindrl initialises A as PEFT does",
 }
 _AS_HERE: Mapping[str, object] = {"dropout_position": "pre", "lora_B_init_method": "zero"}
-_BASE = "the reference is the actor without its adapters, as there"
+_BASE = "the reference is the actor without its adapters, as in verl"
 
 
 def verl_adapters(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -54,8 +54,11 @@ def verl_adapters(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         keys = [key for key in theirs if key.startswith(f"{_BRIDGE}.")]
         yield from _unused(theirs, "lora.rank", keys)
     for key, note in (
-        (f"{_MODEL}.use_shm", "a matter of speed; no result depends on it"),
-        ("actor_rollout_ref.rollout.layered_summon", "weights travel slice by slice in any case"),
+        (f"{_MODEL}.use_shm", "affects only speed"),
+        (
+            "actor_rollout_ref.rollout.layered_summon",
+            "mindrl always sends the weights to the engine in slices",
+        ),
     ):
         if key in theirs:
             yield Mapped(key, "ignored", note=note)
@@ -66,31 +69,31 @@ def _unused(theirs: Mapping[str, Any], rank: str, keys: list[str]) -> Iterator[M
     for key in keys:
         if key in theirs:
             is_rank = key == f"{_MODEL}.{rank}"
-            note = "no such adapters" if is_rank else f"only with {_MODEL}.{rank} above 0"
+            note = "no such adapters" if is_rank else f"no effect without {_MODEL}.{rank} above 0"
             yield Mapped(key, "ignored", note=note)
 
 
 def _of_peft(theirs: Mapping[str, Any], rank: int, folder: str | None) -> Iterator[Mapped]:
     """Yield the entries for the PEFT keys; verl reads the rest from an adapter folder itself."""
     if folder is not None:
-        note = "a PEFT folder, as there; r, alpha and layers are separate keys"
+        note = "a PEFT folder, as in verl; r, alpha and layers are separate keys"
         sets = {f"{_OURS}.load": folder}
         yield Mapped(f"{_MODEL}.lora_adapter_path", "renamed", sets, note)
     if rank > 0:
         yield Mapped(f"{_MODEL}.lora_rank", "renamed", {f"{_OURS}.r": rank}, _BASE)
     else:
-        note = "taken from adapter_config.json there; write it here: now 8"
+        note = "verl reads it from adapter_config.json: set it, 8 is only an example"
         yield Mapped(f"{_MODEL}.lora_rank", "open", {f"{_OURS}.r": 8}, note)
     alpha = f"{_MODEL}.lora_alpha"
     if alpha in theirs:
-        yield Mapped(alpha, "renamed", {f"{_OURS}.alpha": theirs[alpha]}, "the same")
+        yield Mapped(alpha, "renamed", {f"{_OURS}.alpha": theirs[alpha]}, SAME_MEANING)
     yield from _targets(theirs)
     excluded = f"{_MODEL}.exclude_modules"
     if theirs.get(excluded):
-        note = "name in target_modules the layers that have adapters; left out, none is excluded"
+        note = "list the layers with adapters in target_modules; if dropped, no layer is excluded"
         yield Mapped(excluded, "refused", note=note)
     elif excluded in theirs:
-        yield Mapped(excluded, "ignored", note="excludes nothing")
+        yield Mapped(excluded, "ignored", note="no layer is excluded")
 
 
 def _targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -99,14 +102,14 @@ def _targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     names = [given] if isinstance(given, str) else [*given]
     known = [name for name in names if name in LINEARS]
     if "all-linear" in names:
-        note = "all of attention and feed-forward; routers and heads have none"
+        note = "all layers of attention and feed-forward; router and output head get no adapters"
         yield Mapped(key, "derived", {f"{_OURS}.target_modules": []}, note)
     elif len(known) == len(names):
-        yield Mapped(key, "renamed", {f"{_OURS}.target_modules": known}, "the same")
+        yield Mapped(key, "renamed", {f"{_OURS}.target_modules": known}, SAME_MEANING)
     else:
         other = ", ".join(str(name) for name in names if name not in known)
-        left = "those of the other names" if known else "all that there are"
-        note = f"{other}: known are {', '.join(LINEARS)}; left out, layers are {left}"
+        rest = "only the other layers" if known else "all layers"
+        note = f"{other}: use {', '.join(LINEARS)}; if dropped, {rest} get adapters"
         yield Mapped(key, "refused", {f"{_OURS}.target_modules": known}, note)
 
 
@@ -118,23 +121,23 @@ def _of_bridge(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     if kind in _KINDS:
         yield Mapped(f"{_BRIDGE}.type", "derived", note=_KINDS[kind])
     else:
-        note = f"{kind}: {' and '.join(_KINDS)} are understood; left out, it is lora"
+        note = f"{kind}: use {' or '.join(_KINDS)}; if dropped, it is lora"
         yield Mapped(f"{_BRIDGE}.type", "refused", note=note)
-    alpha, note = f"{_BRIDGE}.alpha", "the same, or verl's default"
+    alpha, note = f"{_BRIDGE}.alpha", f"{SAME_MEANING}, or verl's default"
     yield Mapped(alpha, "renamed", {f"{_OURS}.alpha": given.get("alpha", 32)}, note)
     if "dropout" in given:
         sets = {f"{_OURS}.dropout": given["dropout"]}
-        yield Mapped(f"{_BRIDGE}.dropout", "renamed", sets, "the same")
+        yield Mapped(f"{_BRIDGE}.dropout", "renamed", sets, SAME_MEANING)
     yield from _bridge_targets(theirs)
     if "adapter_path" in given:
-        note = f"{given['adapter_path']} there, in Megatron's format; {_OURS}.load reads PEFT's"
+        note = f"{given['adapter_path']} has Megatron's format; set {_OURS}.load to a PEFT folder"
         yield Mapped(f"{_BRIDGE}.adapter_path", "open", note=note)
     for name, note in _NO_RESULT.items():
         if name in given:
             yield Mapped(f"{_BRIDGE}.{name}", "ignored", note=note)
     for name, value in _AS_HERE.items():
         if given.get(name) == value:
-            yield Mapped(f"{_BRIDGE}.{name}", "ignored", note="as here")
+            yield Mapped(f"{_BRIDGE}.{name}", "ignored", note="the same in mindrl")
 
 
 def _bridge_targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -143,16 +146,16 @@ def _bridge_targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     found = [linear for name in names for linear in _OF_BRIDGE.get(name, ())]
     sets = {f"{_OURS}.target_modules": list(dict.fromkeys(found))}
     if unknown := [str(name) for name in names if name not in _OF_BRIDGE]:
-        left = "those of the other names" if found else "all that there are"
-        note = f"{', '.join(unknown)}: known are {', '.join(_OF_BRIDGE)}; left out, layers are "
-        yield Mapped(key, "refused", sets, f"{note}{left}")
+        rest = "only the other layers" if found else "all layers"
+        note = f"{', '.join(unknown)}: use {', '.join(_OF_BRIDGE)}; if dropped, {rest} get adapters"
+        yield Mapped(key, "refused", sets, note)
     else:
-        yield Mapped(key, "derived", sets, "the same layers, or those of verl's default")
+        yield Mapped(key, "derived", sets, "the same layers, or verl's default")
     if theirs.get(excluded):
-        note = "name in target_modules the layers that have adapters; left out, none is excluded"
+        note = "list the layers with adapters in target_modules; if dropped, no layer is excluded"
         yield Mapped(excluded, "refused", note=note)
     elif excluded in theirs:
-        yield Mapped(excluded, "ignored", note="excludes nothing")
+        yield Mapped(excluded, "ignored", note="no layer is excluded")
 
 
 def _of_critic(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -161,8 +164,8 @@ def _of_critic(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     for rank in ("lora_rank", "lora.rank"):
         key = f"critic.model.{rank}"
         if has_critic and theirs.get(key, 0) > 0:
-            note = "mindrl trains all weights of the critic; remove it"
+            note = "mindrl trains all weights of the critic; only the actor can have adapters"
             yield Mapped(key, "refused", note=note)
         elif key in theirs:
-            note = "all weights of a critic train, as here"
+            note = "all weights of the critic are trained, the same in mindrl"
             yield Mapped(key, "ignored", note=note)

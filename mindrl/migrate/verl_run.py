@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindrl.errors import ConfigError
-from mindrl.migrate.mapped import MISSING, Mapped
+from mindrl.migrate.mapped import MISSING, SAME_MEANING, Mapped
 
 STEPS, LOAD = "megatron_training.train_iters", "actor_config.load"
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
@@ -70,22 +70,22 @@ def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         ("data.val_files", "megatron_training.test_data_path", "data/test.parquet", tests),
     ):
         if files := theirs.get(key):
-            yield Mapped(key, "renamed", {ours: files}, "the same")
+            yield Mapped(key, "renamed", {ours: files}, SAME_MEANING)
         elif needed:
-            yield Mapped(key, "open", {ours: example}, "not given: name the file")
-    note = "where verl's rows have it"
+            yield Mapped(key, "open", {ours: example}, "not in the file: set the data file")
+    note = "the column of verl's data with the reference answer"
     sets: dict[str, Any] = {"megatron_training.answer_column": "reward_model.ground_truth"}
     yield Mapped("data.train_files.ground_truth", "derived", sets, note)
     if "data.reward_fn_key" not in theirs:
         sets = {"data_config.source_column": "data_source"}
-        yield Mapped("data.reward_fn_key", "derived", sets, "not given: verl's default")
+        yield Mapped("data.reward_fn_key", "derived", sets, "not in the file; verl's default")
     if "data.shuffle" in theirs:
         sets = {"megatron_training.no_shuffle": not theirs["data.shuffle"]}
-        yield Mapped("data.shuffle", "renamed", sets, "the other way round")
+        yield Mapped("data.shuffle", "renamed", sets, "the opposite meaning: the value is inverted")
     if "data.filter_overlong_prompts" in theirs:
         policy = "drop" if theirs["data.filter_overlong_prompts"] else "error"
         sets = {"rl_config.overlong_prompt_policy": policy}
-        yield Mapped("data.filter_overlong_prompts", "renamed", sets, "the same")
+        yield Mapped("data.filter_overlong_prompts", "renamed", sets, SAME_MEANING)
     yield from _reward(theirs)
 
 
@@ -97,10 +97,13 @@ def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     name = own if path.endswith(".py") else "math_verify"
     sets = {"rl_config.verifier_function": [name], "rl_config.verifier_weight": [1.0]}
     if name != own:
-        note = "verl has a reward for each data_source, or your own function: name yours here"
+        note = (
+            "verl selects a reward by data_source, or uses your own function: set your reward "
+            "function"
+        )
         yield Mapped(f"{place}.path" if path else "reward_model.reward_manager", "open", sets, note)
         return
-    yield Mapped(f"{place}.path", "renamed", sets, "called as verl calls it")
+    yield Mapped(f"{place}.path", "renamed", sets, "called with the same arguments as in verl")
     if f"{place}.name" in theirs:
         yield Mapped(f"{place}.name", "derived", note="part of rl_config.verifier_function")
     given = f"{place}.reward_kwargs."
@@ -109,7 +112,7 @@ def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     }
     for key in kwargs:
         yield Mapped(
-            f"{given}{key}", "renamed", {"rl_config.verifier_kwargs": [kwargs]}, "the same"
+            f"{given}{key}", "renamed", {"rl_config.verifier_kwargs": [kwargs]}, SAME_MEANING
         )
 
 
@@ -118,18 +121,18 @@ def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
     key, steps = "trainer.total_epochs", "trainer.total_training_steps"
     if steps in theirs:
         if key in theirs:
-            yield Mapped(key, "ignored", note=f"{steps} decides")
+            yield Mapped(key, "ignored", note=f"overridden by {steps}")
         return
     epochs, batch = theirs.get(key, 30), theirs.get("data.train_batch_size", 1024)
     formula = f"{epochs} epochs of ROWS // {batch} steps"
     if rows is None:
         note = (
-            f"{formula}, but data.train_files is not here: set {STEPS} in the new file, or put "
-            f"{steps}=STEPS on the command line"
+            f"{formula}, but data.train_files is not on this machine: set {STEPS} in the new "
+            f"file, or add {steps}=STEPS to the command line"
         )
         yield Mapped(key, "open", {STEPS: MISSING}, note)
     elif rows < batch:
-        note = f"{formula}: the {rows} rows here do not fill one batch; set {STEPS}"
+        note = f"{formula}: the {rows} rows of data.train_files do not fill one batch; set {STEPS}"
         yield Mapped(key, "open", {STEPS: MISSING}, note)
     else:
         note = f"{formula}, with the {rows} rows of data.train_files"
@@ -139,16 +142,18 @@ def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
 def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for model, devices, save and test intervals, and lengths."""
     if (model := "actor_rollout_ref.model.path") not in theirs:
-        yield Mapped(model, "open", {LOAD: MISSING}, f"not given: set {LOAD} to the model's folder")
+        yield Mapped(
+            model, "open", {LOAD: MISSING}, f"not in the file: set {LOAD} to the model's folder"
+        )
     nodes, per_node = theirs.get("trainer.nnodes", 1), theirs.get("trainer.n_gpus_per_node", 8)
     sets = {"rl_config.actor_resource.num_npus": nodes * per_node}
     yield Mapped("trainer.nnodes", "derived", sets, f"{nodes} machines of {per_node} devices")
     if (device := theirs.get("trainer.device")) in _DEVICES:
         sets = {"rl_config.device": _DEVICES[device]}
-        yield Mapped("trainer.device", "renamed", sets, "the same")
+        yield Mapped("trainer.device", "renamed", sets, SAME_MEANING)
     for key, ours in (("save_freq", "megatron_training.save_interval"), ("test_freq", _TEST)):
         found = theirs.get(f"trainer.{key}", -1)
-        yield Mapped(f"trainer.{key}", "renamed", {ours: max(found, 0)}, "0 is never")
+        yield Mapped(f"trainer.{key}", "renamed", {ours: max(found, 0)}, "0 means never")
     prompt, response = (
         theirs.get(f"data.max_{name}_length", 512) for name in ("prompt", "response")
     )
@@ -165,40 +170,40 @@ def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for the rollout engine, and for the tokens per trainer pass."""
     name = theirs.get(f"{_ROLLOUT}.name", "vllm")
     if name in _ENGINES:
-        note = f"{name} there; vLLM generates here, from the same distribution"
+        note = f"was {name}; mindrl generates with vLLM, from the same distribution"
         yield Mapped(f"{_ROLLOUT}.name", "derived", note=note)
     else:
-        note = f"{name}: {', '.join(_ENGINES)} are understood; left out, vLLM generates"
+        note = f"{name}: use {', '.join(_ENGINES)}; if dropped, vLLM is used"
         yield Mapped(f"{_ROLLOUT}.name", "refused", note=note)
     budget, ours = f"{_ACTOR}.ppo_max_token_len_per_gpu", "rl_config.max_packing_token_size"
     if budget in theirs:
-        note = "of a rank and a micro-batch, with use_dynamic_bsz"
+        note = "tokens per rank and micro-batch, used with use_dynamic_bsz"
         yield Mapped(budget, "renamed", {ours: theirs[budget]}, note)
     elif theirs.get(f"{_ACTOR}.use_dynamic_bsz"):
-        yield Mapped(budget, "derived", {ours: 16384}, "not given: verl's default")
+        yield Mapped(budget, "derived", {ours: 16384}, "not in the file; verl's default")
     for role, ours in ((_REF, "ref"), (_ROLLOUT, "actor")):
         key = f"{role}.log_prob_max_token_len_per_gpu"
         if key in theirs:
             sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key]}
-            yield Mapped(key, "renamed", sets, "the same")
+            yield Mapped(key, "renamed", sets, SAME_MEANING)
 
 
 def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for packing, recomputation and the optimizer."""
     key = "actor_rollout_ref.model.use_remove_padding"
     if key in theirs:
-        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, "the same")
+        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, SAME_MEANING)
     key = "actor_rollout_ref.model.enable_gradient_checkpointing"
     if theirs.get(key):
         names = {"granularity": "full", "method": "uniform", "num_layers": 1}
         sets = {f"actor_config.recompute_{name}": value for name, value in names.items()}
-        yield Mapped(key, "renamed", sets, "every layer")
+        yield Mapped(key, "renamed", sets, "recomputes every layer")
     elif key in theirs:
         yield Mapped(key, "derived", note="nothing is recomputed")
     key = f"{_ACTOR}.optim.betas"
     betas = theirs.get(key, (0.9, 0.999))
     sets = {"actor_config.adam_beta1": betas[0], "actor_config.adam_beta2": betas[1]}
-    yield Mapped(key, "renamed", sets, "the same, or verl's default")
+    yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
 
 
 def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -209,8 +214,10 @@ def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         ours = ("profile", "profile_step_start", "profile_step_end")
         values = (True, min(steps), max(steps) + 1)
         sets = {f"profiler_config.{name}": value for name, value in zip(ours, values, strict=True)}
-        yield Mapped(key, "derived", sets, "from the first of them to the last")
+        yield Mapped(
+            key, "derived", sets, "profiles all steps from the first to the last of the list"
+        )
         ranks = f"{_ACTOR}.profiler.ranks"
         if theirs.get(ranks) and not theirs.get(f"{_ACTOR}.profiler.all_ranks"):
             sets = {"profiler_config.profile_ranks": tuple(theirs[ranks])}
-            yield Mapped(ranks, "renamed", sets, "the same")
+            yield Mapped(ranks, "renamed", sets, SAME_MEANING)

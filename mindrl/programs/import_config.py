@@ -50,21 +50,29 @@ _TITLES: Mapping[Kind, str] = {
 _EXAMPLE = """\
 example:
   mindrl import-config MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
-  mindrl train-grpo --config-name mine --dry-run
+  mindrl train --config-name mine --dry-run
   mindrl import-config outputs/VERL-RUN/.hydra/overrides.yaml data.seed=7 -o mine.yaml
   mindrl import-config verl/examples/grpo_trainer/run_qwen3-8b.sh -o mine.yaml
 
-The model files are read from the folder model next to the file.
+The model files are read from the folder `model` next to the file.
 """
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("file", metavar="THEIRS", help="their .yaml file, or the .sh script that starts verl")
+    add(
+        "file",
+        metavar="THEIRS",
+        help="file of the other trainer: .yaml, or a .sh script that starts verl",
+    )
     add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
-    add("overrides", nargs="*", metavar="key=value", help="overrides of verl for its file")
-    add("--model-configs", metavar="DIR", help="their model files (default: model, next to THEIRS)")
-    devices = "devices of one machine, which their file does not have (default: %(default)s)"
+    add("overrides", nargs="*", metavar="key=value", help="overrides of a verl run, applied last")
+    add(
+        "--model-configs",
+        metavar="DIR",
+        help="MindSpeed-RL's model files (default: model, next to THEIRS)",
+    )
+    devices = "devices of one machine; MindSpeed-RL's files omit it (default: %(default)s)"
     add("--devices-per-node", type=count, default=8, metavar="N", help=devices)
     refused = "refused keys to drop, or `all`: the report lists how the run differs"
     add("--leave-out", default="", metavar="KEY,KEY", help=refused)
@@ -149,7 +157,7 @@ def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import
         return imported, {}
     path = str(Path(output).with_suffix("")) + "-sizes.json"
     place = theirs.actor.place("num_layers").rpartition(".")[0]
-    note = "the sizes, for checks and plans on machines without actor_config.load"
+    note = "the model's sizes, for checks and plans on machines without actor_config.load"
     kept = Mapped(place, "derived", {"actor_config.sizes": path}, note)
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
 
@@ -158,11 +166,11 @@ def _read(sections: dict[str, Any], options: argparse.Namespace) -> TheirRun:
     """Parse a MindSpeed-RL file and the model files in its defaults list.
 
     Raises:
-        ConfigError: A file is missing or no YAML, or has keys that MindSpeed-RL does not know.
+        ConfigError: A file is missing or is not YAML, or has keys that MindSpeed-RL does not know.
     """
     file = Path(options.file)
     if options.overrides:
-        raise ConfigError(f"{options.overrides[0]}: overrides are only for files of verl")
+        raise ConfigError(f"{options.overrides[0]}: overrides are possible only for verl files")
     folder = Path(options.model_configs) if options.model_configs else file.parent / "model"
     models: dict[str, Any] = {}
     for name in _model_names(file, sections.pop("defaults", None) or []):

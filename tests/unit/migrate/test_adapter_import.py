@@ -58,7 +58,8 @@ def test_the_run_of_their_page_is_one_of_ours() -> None:
         SHARED: "derived",
     }
     assert of(result, TARGETS).note == (
-        "a fused layer has one A there; here each matrix in it has its own, as PEFT's have"
+        "MindSpeed-RL has one LoRA matrix A for a fused layer; mindrl has one for each matrix in "
+        "it, as PEFT has"
     )
 
 
@@ -94,9 +95,9 @@ def test_latent_attention_has_other_layers_under_the_same_name(
         (
             ["linear_qkv", "output_layer"],
             ["q_proj", "k_proj", "v_proj"],
-            "left out, adapters are those of the other names",
+            "if dropped, only the other layers get adapters",
         ),
-        (["output_layer"], None, "left out, adapters are none: all weights train"),
+        (["output_layer"], None, "if dropped, all weights are trained"),
     ],
 )
 def test_a_layer_that_can_have_none_is_refused_with_those_that_can(
@@ -108,7 +109,7 @@ def test_a_layer_that_can_have_none_is_refused_with_those_that_can(
         TARGETS,
         "refused",
         {"actor_config.lora.target_modules": left} if left else {},
-        f"output_layer: known are {known}; {words}",
+        f"output_layer: use {known}; {words}",
     )
     assert result.values.get("actor_config.lora.r") == (8 if left else None)
 
@@ -116,8 +117,8 @@ def test_a_layer_that_can_have_none_is_refused_with_those_that_can(
 def test_without_layers_the_other_keys_say_nothing() -> None:
     result = imported({"megatron_training.lora_r": 4, SHARED: False})
     assert adapters(result) == LoRAConfig()
-    assert of(result, "megatron_training.lora_r").note == "only with lora_target_modules"
-    assert of(result, SHARED).note == "off, as here"
+    assert of(result, "megatron_training.lora_r").note == "no effect without lora_target_modules"
+    assert of(result, SHARED).note == "off, the same in mindrl"
 
 
 @pytest.mark.parametrize("rank", [0, -1, 2.5, True])
@@ -130,10 +131,10 @@ def test_a_rank_is_a_whole_number_from_1(rank: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        (PAGE, "derived", "the actor without its adapters, as there"),
-        (PAGE | {SHARED: False}, "ignored", "in any case, with the same log-probs"),
+        (PAGE, "derived", "the reference is the actor without its adapters"),
+        (PAGE | {SHARED: False}, "ignored", "always the actor without its adapters"),
         (PAGE | DAPO, "ignored", "DAPO has no reference"),
-        ({SHARED: True}, "refused", "true there needs lora_target_modules"),
+        ({SHARED: True}, "refused", "true requires lora_target_modules"),
     ],
 )
 def test_the_reference_shares_the_weights_of_an_actor_with_adapters(
@@ -147,8 +148,8 @@ def test_a_critic_has_no_adapters_here() -> None:
     shared = imported(PPO | {TARGETS: FUSED})
     assert only_refused(shared).key == TARGETS
     assert only_refused(shared).note == (
-        "the critic's too there; mindrl trains all weights of the critic, so only the actor "
-        "has adapters"
+        "set for the critic too, but mindrl trains all weights of the critic; if dropped, only the "
+        "actor has adapters"
     )
     assert adapters(shared).target_modules == DENSE_LINEARS
     own = "critic_config.lora_target_modules"

@@ -41,14 +41,14 @@ def test_every_key_is_accounted_for_and_gets_a_reason_where_it_is_not_taken_over
 def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, nearest: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         imported({key: 1})
-    assert str(refusal.value) == f"{key} is no key of MindSpeed-RL; the nearest is {nearest}"
+    assert str(refusal.value) == f"{key} is not a key of MindSpeed-RL; the nearest is {nearest}"
 
 
 def test_an_unknown_section_is_refused_with_those_that_are_read() -> None:
     with pytest.raises(ConfigError) as refusal:
         imported({"megatron_config.seed": 1})
     assert str(refusal.value) == (
-        "megatron_config.seed: megatron_config is no section that is read; those are "
+        "megatron_config.seed: unknown section megatron_config; sections are "
         "megatron_training, actor_config, critic_config, rl_config, generate_config, "
         "profiler_config, msprobe_config"
     )
@@ -86,7 +86,7 @@ def test_a_value_of_the_wrong_kind_is_refused_in_words(
 def test_a_number_in_quotes_is_a_number_and_the_report_says_so() -> None:
     entry = of(imported({"actor_config.lr": "1e-6"}), "actor_config.lr")
     assert entry.sets == {"actor_config.lr": 1e-6}
-    assert entry.note == "written as text there, a number here"
+    assert entry.note == "was text in the file, is a number in mindrl"
 
 
 def test_a_key_with_dashes_is_the_one_with_underscores() -> None:
@@ -96,7 +96,7 @@ def test_a_key_with_dashes_is_the_one_with_underscores() -> None:
 def test_the_later_section_wins_and_the_other_one_is_reported() -> None:
     result = imported({"megatron_training.lr": 1e-5, "actor_config.lr": 2e-6})
     assert result.values["actor_config.lr"] == 2e-6
-    assert of(result, "megatron_training.lr").note == "actor_config.lr has the last word"
+    assert of(result, "megatron_training.lr").note == "overridden by actor_config.lr"
 
 
 def test_a_default_that_differs_from_ours_is_written_out() -> None:
@@ -136,7 +136,7 @@ def test_keys_that_never_did_anything_are_ignored_even_where_ours_of_that_name_d
     result = imported({"rl_config.verifier_timeout": 120, "rl_config.verifier_parallel": 4})
     assert "rl_config.verifier_timeout" not in result.values
     assert of(result, "rl_config.verifier_parallel").note == (
-        "it never had an effect in MindSpeed-RL: documented, read by no code"
+        "no effect in MindSpeed-RL: documented, but not read by its code"
     )
 
 
@@ -144,7 +144,7 @@ def test_both_batch_sizes_count_prompts_and_a_mini_batch_is_no_larger_than_the_b
     result = imported({"rl_config.mini_batch_size": 64})
     assert result.values["megatron_training.global_batch_size"] == 32
     assert result.values["rl_config.mini_batch_size"] == 32
-    assert of(result, "rl_config.mini_batch_size").note.startswith("64 there, more than the 32")
+    assert of(result, "rl_config.mini_batch_size").note.startswith("was 64, more than the 32")
     assert "n_samples_per_prompt" in of(imported({}), "rl_config.mini_batch_size").note
 
 
@@ -152,7 +152,7 @@ def test_lengths_are_raised_to_prompt_and_response_together() -> None:
     result = imported({"megatron_training.seq_length": 2048, "generate_config.max_model_len": 4000})
     assert result.values["megatron_training.seq_length"] == 4096
     assert result.values["generate_config.max_model_len"] == 4096
-    assert of(result, "megatron_training.seq_length").note.startswith("2048 there; prompt and")
+    assert of(result, "megatron_training.seq_length").note.startswith("was 2048; prompt and")
 
 
 def test_a_prompt_fits_into_one_piece_of_the_engine() -> None:
@@ -177,8 +177,8 @@ def test_paths_are_left_open_and_the_tokenizers_folder_stands_in_for_the_checkpo
     result = imported({"actor_config.save": "ckpt"})
     assert result.values["actor_config.load"] == "models/hf"
     assert of(result, "actor_config.load").kind == "open"
-    assert of(result, "actor_config.load").note.startswith("ckpt there, in Megatron's format")
-    assert of(result, "megatron_training.data_path").note.startswith("the prefix of .bin/.idx")
+    assert of(result, "actor_config.load").note.startswith("was ckpt; it has Megatron's format")
+    assert of(result, "megatron_training.data_path").note.startswith("was a prefix of .bin/.idx")
     assert "actor_config.save" not in result.values
     assert imported({"actor_config.save": "new"}).values["actor_config.save"] == "new"
 
@@ -188,7 +188,8 @@ def test_a_split_that_keeps_rows_from_the_training_holds_out_as_many() -> None:
     assert of(cut, "megatron_training.split").kind == "derived"
     assert cut.values["data_config.held_out_fraction"] == 0.05
     whole = of(imported({"megatron_training.split": "100,0,0"}), "megatron_training.split")
-    assert (whole.kind, whole.note) == ("ignored", "all rows train, as here")
+    note = "all rows are used for training, the same in mindrl"
+    assert (whole.kind, whole.note) == ("ignored", note)
 
 
 def test_a_swapped_optimizer_is_offloaded_between_updates() -> None:
@@ -268,12 +269,12 @@ def test_checkpoints_are_as_often_as_there_and_without_an_optimizer_they_are_exp
 @pytest.mark.parametrize(
     ("key", "value", "kind", "note"),
     [
-        ("finetune", True, "ignored", "from the weights alone, as here"),
-        ("finetune", False, "open", "false there: steps continue"),
-        ("no_load_optim", True, "ignored", "from the weights alone, as here"),
-        ("no_load_rng", True, "ignored", "follow from seed and step"),
-        ("no_save_rng", True, "ignored", "follow from seed and step"),
-        ("load_checkpoint_loosely", True, "ignored", "is an error here"),
+        ("finetune", True, "ignored", "loads only weights, the same in mindrl"),
+        ("finetune", False, "open", "false: MindSpeed-RL continues the step count"),
+        ("no_load_optim", True, "ignored", "loads only weights, the same in mindrl"),
+        ("no_load_rng", True, "ignored", "derived from seed and step"),
+        ("no_save_rng", True, "ignored", "derived from seed and step"),
+        ("load_checkpoint_loosely", True, "ignored", "is always an error in mindrl"),
         ("enable_high_availability", True, "ignored", "rl_config.max_restarts"),
     ],
 )
@@ -369,19 +370,19 @@ def test_a_critic_has_sizes_and_an_optimizer_of_its_own_and_all_devices() -> Non
 
 
 def test_a_file_of_dpo_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stage=dpo: read are ray_grpo, ray_dapo and ray_ppo"):
+    with pytest.raises(ConfigError, match="stage=dpo must be ray_grpo, ray_dapo or ray_ppo"):
         imported({"megatron_training.stage": "dpo"})
 
 
 def test_a_resource_is_null_or_has_a_number_of_devices() -> None:
     nothing = imported({"rl_config.reward_resource": None})
-    assert of(nothing, "rl_config.reward_resource").note == "null is as if left out"
-    with pytest.raises(ConfigError, match=r"rl_config\.reward_resource is no key"):
+    assert of(nothing, "rl_config.reward_resource").note == "null: the same as without the key"
+    with pytest.raises(ConfigError, match=r"rl_config\.reward_resource is not a key"):
         imported({"rl_config.reward_resource": 4})
     refused = imported({"rl_config.reward_resource.num_npus": 4}).refused
     assert [each.key for each in refused] == ["rl_config.reward_resource.num_npus"]
 
 
 def test_a_model_that_no_file_has_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"actor_config\.model=other: no model file has it"):
+    with pytest.raises(ConfigError, match=r"actor_config\.model=other is in no model file"):
         imported({"actor_config.model": "other"})

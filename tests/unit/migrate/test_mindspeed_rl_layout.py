@@ -17,7 +17,7 @@ def test_layers_a_chunk_become_chunks_a_stage() -> None:
     per_chunk = "actor_config.num_layers_per_virtual_pipeline_stage"
     result = imported({**stages, per_chunk: 7})
     assert result.values["actor_config.virtual_pipeline_model_parallel_size"] == 2
-    assert of(result, per_chunk).note == "28 layers / 2 stages / 7 layers a chunk"
+    assert of(result, per_chunk).note == "28 layers / 2 stages / 7 layers per chunk"
     refused = imported({**stages, per_chunk: 5}).refused
     assert [each.key for each in refused] == [per_chunk]
 
@@ -99,7 +99,7 @@ def test_a_larger_replica_decodes_what_its_devices_did(
     )
     (entry,) = (each for each in result.mapped if each.key == key)
     assert entry.sets == {key: here}
-    assert (entry.kind, f"{there} there, for each replica" in entry.note) == (
+    assert (entry.kind, f"was {there} per replica" in entry.note) == (
         ("honoured", False) if here == there else ("derived", True)
     )
     assert result.values["generate_config.max_num_batched_tokens"] == tokens

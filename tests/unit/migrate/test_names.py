@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_name_of_another_trainer_comes_to_our_key_with_its_value(
     key: str, value: object, ours: str
 ) -> None:
-    assert str(other_name(key, value)).endswith(f"'s name; here: {ours}")
+    assert str(other_name(key, value)).endswith(f"'s name; in mindrl: {ours}")
 
 
 def test_a_key_that_is_ours_in_a_section_is_no_name_of_another_trainer() -> None:
@@ -50,7 +50,8 @@ def test_a_key_that_is_ours_in_a_section_is_no_name_of_another_trainer() -> None
 
 
 def test_what_has_no_key_here_says_why_and_a_wrong_value_is_no_traceback() -> None:
-    assert "has no equivalent: as here" in str(other_name("actor_rollout_ref.hybrid_engine", True))
+    answer = str(other_name("actor_rollout_ref.hybrid_engine", True))
+    assert answer.endswith("has no equivalent in mindrl: mindrl does the same without a key")
     assert "must be a whole number" in str(other_name("trainer.nnodes", "two"))
 
 
@@ -83,11 +84,11 @@ def test_unknown_keys_of_a_file_and_of_the_command_line_are_answered_with_ours()
         load_run_config({"actor_config": {"load": "m", "learning_rate": 1e-5}}, other_name)
     assert (
         "actor_config.learning_rate is not a configuration key; "
-        "it is TRL's name; here: actor_config.lr=1e-05"
+        "it is TRL's name; in mindrl: actor_config.lr=1e-05"
     ) in str(refusal.value).splitlines()
     command = [sys.executable, "cli/train_grpo.py", "--dry-run", "trainer.nnodes=2", "x.y.z=1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     first, second = ended.stderr.splitlines()
-    assert first.endswith("it is verl's name; here: rl_config.actor_resource.num_npus=16")
+    assert first.endswith("it is verl's name; in mindrl: rl_config.actor_resource.num_npus=16")
     assert "x.y.z is not a configuration key; write the section first" in second

@@ -73,7 +73,7 @@ def test_the_tables_have_as_many_keys_as_the_four_classes_of_each_release(
         (
             {"megatron_training.npu_deterministic": True},
             {"n_group": 8},
-            "of no one release: n_group went with 2.2, npu_deterministic came with 2.3",
+            "of mixed releases: n_group was last in 2.2, npu_deterministic is new in 2.3",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_the_old_name_of_deterministic_computing_sets_the_new_one() -> None:
     assert (entry.kind, entry.sets) == ("renamed", {"megatron_training.npu_deterministic": True})
     both = imported({key: True, "megatron_training.npu_deterministic": False})
     assert both.values["megatron_training.npu_deterministic"] is False
-    assert of(both, key).note == "npu_deterministic has the last word"
+    assert of(both, key).note == "overridden by npu_deterministic"
 
 
 def test_2_0_trains_in_float32_where_it_is_not_told_otherwise() -> None:

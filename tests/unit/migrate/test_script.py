@@ -103,8 +103,8 @@ def test_a_configuration_of_its_own_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "need"),
     [
-        ("echo hello", "no commands with overrides of verl, such as algorithm.adv_estimator=grpo"),
-        (f"{START} data.seed=1\n{START} data.seed=2", "2 commands with overrides"),
+        ("echo hello", "no commands with verl overrides, such as algorithm.adv_estimator=grpo"),
+        (f"{START} data.seed=1\n{START} data.seed=2", "2 commands with verl overrides"),
         (f"{START} data.seed=1\n  data.x=2", "data.x=2 is a separate command; end the line"),
         ("torchrun -m verl.trainer.sft_trainer data.seed=1", "it starts verl.trainer.sft_trainer;"),
         ("a=1\nb='x\ny", "line 2: ' has no end"),

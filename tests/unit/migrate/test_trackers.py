@@ -27,7 +27,7 @@ def test_trackers_of_mindspeed_rl_come_by_their_names_with_project_and_name() ->
     found = imported(keys)
     assert tracking(found) == Tracking(trackers=("wandb",), project="maths", experiment="first")
     assert of(found, "rl_config.use_tensorboard").kind == "honoured"
-    assert of(found, "rl_config.wandb_save_dir").note == "trackers write to the run folder"
+    assert of(found, "rl_config.wandb_save_dir").note == "mindrl's trackers write to the run folder"
 
 
 def test_both_at_once_have_one_project_and_one_mode() -> None:
@@ -44,7 +44,7 @@ def test_both_at_once_have_one_project_and_one_mode() -> None:
     asked = Tracking(trackers=("wandb", "swanlab"), project="maths", experiment="7", offline=True)
     assert tracking(found) == asked
     assert of(found, "rl_config.swanlab_exp_name").note == (
-        "seven there; rl_config.tracking.experiment is that of all trackers"
+        "was seven; all trackers use rl_config.tracking.experiment"
     )
 
 
@@ -73,6 +73,6 @@ def test_the_loggers_of_a_verl_run_come_by_their_names_and_others_are_told() -> 
     assert tracking(found) == Tracking(trackers=("wandb",), project="maths", experiment="first")
     assert found.values["rl_config.use_tensorboard"] is False
     (logger,) = [each for each in found.mapped if each.key == "trainer.logger"]
-    assert (logger.kind, logger.note) == ("derived", "not here: clearml")
+    assert (logger.kind, logger.note) == ("derived", "not supported: clearml")
     plain = import_verl({**keys, "trainer.logger": "console"})
     assert tracking(plain) == Tracking()

@@ -136,7 +136,7 @@ def test_overrides_as_hydra_keeps_them_become_a_file_and_more_come_on_top(tmp_pa
     text = ours.read_text("utf-8")
     assert "# Imported from overrides.yaml, a file of verl." in text
     assert "  n_samples_per_prompt: 8\n" in text
-    assert "trainer.esi_redundant_time\n      0 there: not understood" in ended.stdout
+    assert "trainer.esi_redundant_time\n      was 0; unknown to mindrl" in ended.stdout
 
 
 def test_a_reward_function_of_the_user_comes_along_with_its_arguments() -> None:

@@ -136,9 +136,10 @@ def test_the_new_file_says_over_a_key_where_it_comes_from(tmp_path: Path) -> Non
         "  - _self_",
     ]
     at = lines.index("  num_layer_list: [1, 3]")
-    assert lines[at - 1] == ("  # actor_config.num_layer_list: written as text there, a list here")
+    note = "was text in the file, is a list in mindrl"
+    assert lines[at - 1] == f"  # actor_config.num_layer_list: {note}"
     at = lines.index("  seq_length: 1024")
-    assert lines[at - 2].startswith("  # megatron_training.seq_length: 512 there; prompt and")
+    assert lines[at - 2].startswith("  # megatron_training.seq_length: was 512; prompt and")
 
 
 def test_a_dry_run_takes_the_new_file_from_its_own_folder(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_ppo_file_has_a_critic_whose_keys_can_be_overridden(tmp_path: Path) ->
     )
     ended = ran(written(tmp_path, text + CRITIC))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "run it with mindrl train-ppo" in ended.stdout
+    assert "run it with mindrl train\n" in ended.stdout
     assert "  - mindrl_critic_defaults\n" in (tmp_path / "ours.yaml").read_text()
     config = loaded(tmp_path)
     assert findings(config) == []
@@ -190,7 +191,7 @@ def test_refused_keys_are_named_and_nothing_is_written_until_they_are_left_out(
     assert (whole.returncode, whole.stderr) == (0, "")
     assert loaded(tmp_path).rl_config.verifier_function == ("math_verify",)
     head = (tmp_path / "ours.yaml").read_text().split("defaults:")[0]
-    assert "# Dropped rl_config.multi_turn_enable: no tools here" in head
+    assert "# Dropped rl_config.multi_turn_enable: mindrl has no tool calls" in head
 
 
 def test_json_has_each_key_with_value_kind_and_what_it_sets(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_json_has_each_key_with_value_kind_and_what_it_sets(tmp_path: Path) -> N
         "value": "1,3",
         "kind": "derived",
         "sets": {"actor_config.num_layer_list": [1, 3]},
-        "note": "written as text there, a list here",
+        "note": "was text in the file, is a list in mindrl",
     }
     assert found["rl_config.verifier_timeout"]["kind"] == "ignored"
     assert {each["kind"] for each in answer["keys"]} == {
@@ -247,9 +248,9 @@ def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
         ("a: ${nowhere}\n", "a: ${nowhere} is not a key; write a full key"),
         ("defaults: [model: big]\n", "big.yaml: no such model file; --model-configs names their"),
         ("defaults: [datasets: x]\n", "defaults: {'datasets': 'x'}: must be a model file"),
-        (GRPO.replace("seed: 7", "sed: 7"), "megatron_training.sed is no key of MindSpeed-RL"),
+        (GRPO.replace("seed: 7", "sed: 7"), "megatron_training.sed is not a key of MindSpeed-RL"),
         (GRPO.replace("seed: 7", "seed: x"), 'megatron_training.seed="x" must be a valid'),
-        (GRPO.replace("ray_grpo", "dpo"), "stage=dpo: read are ray_grpo, ray_dapo and ray_ppo"),
+        (GRPO.replace("ray_grpo", "dpo"), "stage=dpo must be ray_grpo, ray_dapo or ray_ppo"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_refused_in_words_with_code_2(

@@ -1,4 +1,4 @@
-"""Runs of only one half of each step, and the numbering that two such jobs share."""
+"""Runs of only one half of each step, and the schedule of a train job and its rollout jobs."""
 
 from dataclasses import replace
 
@@ -28,18 +28,24 @@ def on_its_own_devices(config: RunConfig) -> RunConfig:
     return replace(config, rl_config=alone)
 
 
-def version_of(config: RunConfig, step: int) -> int:
-    """Return the step after which the weights were published that sample a step, with a spool.
+def published_version(config: RunConfig, step: int) -> int:
+    """Return the version of the newest weights in a spool when a step starts.
 
-    They are the newest weights that exist if the train job is `rl_config.max_staleness` steps late:
-    the result does not depend on which job is faster.
+    It is the step after which the train job published them.
     """
     every = config.spool_config.publish_every
-    newest = step - 1 - (config.rl_config.max_staleness - (every - 1))
-    return max(0, newest // every * every)
+    return (step - 1) // every * every
 
 
-def records_per_step(config: RunConfig) -> int:
-    """Return the number of spool records per step."""
-    prompts = config.megatron_training.global_batch_size
-    return prompts // (config.spool_config.prompts_per_record or prompts)
+def steps_ahead(config: RunConfig) -> int:
+    """Return how many steps before it trains on it the train job of a spool requests a response.
+
+    Weights may be `publish_every` - 1 steps old when they are requested, so that no response is
+    older than `rl_config.max_staleness` when it is trained on.
+    """
+    return config.rl_config.max_staleness - (config.spool_config.publish_every - 1)
+
+
+def prompts_per_record(config: RunConfig) -> int:
+    """Return the maximum number of prompts of a request, and of its record."""
+    return config.spool_config.prompts_per_record or config.megatron_training.global_batch_size

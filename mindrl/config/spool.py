@@ -22,7 +22,7 @@ class SpoolConfig:
     prompts_per_record: PositiveInt | None = None
     """Prompts that a rollout job completes at a time and writes as one record; must divide
     `megatron_training.global_batch_size`. None: all of a step. Several rollout jobs share the
-    records of a step."""
+    requests for a step."""
     max_records_mib: PositiveInt | None = None
     """Maximum MiB of records, above which rollout jobs wait; records that the train job waits for
     are still generated. None: the free disk space."""

@@ -38,12 +38,11 @@ def spool_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _steps(config: RunConfig) -> Iterator[Finding]:
-    """The prompts of a step must follow from its number."""
+    """Yield what the exchange of whole responses and their scores does not support."""
     rl = config.rl_config
-    whole = "must be false: a rollout job finds the prompts of a step by its number"
-    for name in ("partial_rollout", "filter_groups_enable"):
-        if getattr(rl, name):
-            yield broken(f"rl_config.{name}", True, whole, False)
+    if rl.partial_rollout:
+        need = "must be false: a rollout job completes each response that it starts"
+        yield broken("rl_config.partial_rollout", True, need, False)
     if rl.has_baseline:
         need = "is not supported with a spool, which has no greedy answers"
         yield broken("rl_config.adv_estimator", rl.adv_estimator, need)

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import xxhash
 
 from mindrl.checkpoint.commits import Commits
 from mindrl.checkpoint.fixed_models import fingerprint
-from mindrl.config.halves import records_per_step, version_of
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData, data_lines, read_data
@@ -32,11 +30,12 @@ from mindrl.spool.duties import Duties
 from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
 from mindrl.spool.header import CONTENT
 from mindrl.spool.leases import Leases
-from mindrl.spool.reader import StepReader
+from mindrl.spool.reader import RecordReader
 from mindrl.trainer.inputs import shared_prints
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
-from mindrl.trainer.source.spool import SpoolGroups
+from mindrl.trainer.source.choice import spool_source
+from mindrl.trainer.source.generated import GeneratedGroups
 from mindrl.trainer.spool_rollouts import SpoolRollouts
 
 _AGREED = (
@@ -95,24 +94,23 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     with _part_of(spool, "train", "the train job") as leases:
         spool.agree(agreed(config, read_data(config)))
 
-        def source(trainer: PolicyTrainer) -> SpoolGroups:
-            return SpoolGroups(
-                config=config,
-                reader=StepReader(
-                    spool=spool,
-                    leases=leases,
-                    parts=records_per_step(config),
-                    notify=trainer.run_log.warn,
-                    waits=config.spool_config.waits,
-                ),
-                answering=trainer.answering,
+        def source(trainer: PolicyTrainer) -> GeneratedGroups:
+            notify = trainer.run_log.warn
+            reader = RecordReader(
+                spool=spool, leases=leases, notify=notify, waits=config.spool_config.waits
+            )
+            return spool_source(
+                config,
+                trainer.answering,
+                reader,
                 committed=lambda: max(commits.steps(), default=0),
+                warn=notify,
             )
 
         train(plan, platform, run_dir, source=source)
         last = config.megatron_training.train_iters
         spool.note(SpoolProgress(gathering=last, confirmed=last, done=True))
-        spool.records.forget(last)
+        spool.clear()
 
 
 def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
@@ -132,13 +130,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
         spool.agree(agreed(config, data))
         console = StepConsole(config.megatron_training.train_iters)
         files = RunFiles(folder, {"actor": folder.root / "model"}, console)
-        duties = Duties(
-            spool=spool,
-            leases=leases,
-            steps=config.megatron_training.train_iters,
-            parts=records_per_step(config),
-            version_of=partial(version_of, config),
-        )
+        duties = Duties(spool=spool, leases=leases)
         with interrupts_unwrapped(), console:
             _roll_out(Attempts(plan, platform, data, files), duties)
 

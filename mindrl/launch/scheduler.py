@@ -107,10 +107,10 @@ class Scheduler:
 
     def show(self) -> None:
         """Report the progress of the jobs if it has changed."""
-        far, there = self.spool.progress(), self.spool.records.places()
+        far, there = self.spool.progress(), self.spool.records.answered()
         alive = ", ".join(job.name for job in self.jobs.values() if self._lives(job)) or "none"
         newest = max(self.spool.weights.versions(), default="none")
-        ahead = f", up to step {there[-1].step}" if there else ""
+        ahead = f", up to prompt {there[-1].end}" if there else ""
         said = (
             f"train: at step {far.gathering}, saved {far.confirmed} | weights: {newest} | "
             f"records: {len(there)}{ahead} | alive: {alive}"
@@ -171,4 +171,5 @@ class Scheduler:
 
     def _state(self) -> object:
         spool = self.spool
-        return spool.progress(), tuple(spool.records.places()), tuple(spool.weights.versions())
+        exchanged = (spool.requests.all(), spool.records.answered(), spool.weights.versions())
+        return spool.progress(), *map(tuple, exchanged)

@@ -1,19 +1,18 @@
-"""Next work of a rollout job: the first part of a step that is neither done nor leased."""
+"""Next work of a rollout job: the first request that is neither answered nor leased."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindrl.spool.folder import Spool, SpoolProgress
 from mindrl.spool.leases import Leases
-from mindrl.spool.records import Place
+from mindrl.spool.requests import SpoolRequest
 from mindrl.spool.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duty:
-    """A part of a step to generate, leased by this process."""
+    """A request to answer, leased by this process."""
 
-    place: Place
+    request: SpoolRequest
     weights: Weights
 
 
@@ -23,11 +22,6 @@ class Duties:
 
     spool: Spool
     leases: Leases
-    steps: int
-    parts: int
-    """Parts per step."""
-    version_of: Callable[[int], int]
-    """Returns the version of the weights that must sample a step."""
     why_none: str = ""
     """What the job is waiting for."""
 
@@ -37,46 +31,51 @@ class Duties:
         Raises:
             SpoolError: A marker is damaged.
         """
-        progress, there = self.spool.progress(), {*self.spool.records.places()}
-        for step in range(progress.confirmed + 1, self.steps + 1):
-            lacking = [part for part in range(self.parts) if Place(step, part) not in there]
-            if not lacking:
-                continue
-            weights = self.spool.weights.find(self.version_of(step))
+        progress, answered = self.spool.progress(), {*self.spool.records.answered()}
+        requests = [
+            each
+            for each in self.spool.requests.all()
+            if each.prompts.end > progress.trained and each.prompts not in answered
+        ]
+        if not requests:
+            self.why_none = f"waits for requests of the train job{self._if_nobody_trains()}"
+            return None
+        for request in requests:
+            weights = self.spool.weights.find(request.version)
             if weights is None:
-                waits = f"step {step} waits for the weights of step {self.version_of(step)}"
+                waits = f"step {request.step} waits for the weights of step {request.version}"
                 self.why_none = waits + self._if_nobody_trains()
                 return None
-            if self._is_full(step, progress):
-                self.why_none = f"step {step} waits: the records have reached their size limit"
+            if self._is_full(request, progress):
+                waits = f"step {request.step} waits: the records have reached their size limit"
+                self.why_none = waits
                 return None
-            for part in lacking:
-                if duty := self._leased(Place(step, part), weights):
-                    return duty
+            if duty := self._leased(request, weights):
+                return duty
         self.why_none = "other rollout jobs generate all remaining responses"
         return None
 
     def finish(self, duty: Duty) -> None:
         """Release work that is done or abandoned."""
-        self.leases.give_back(str(duty.place))
+        self.leases.give_back(str(duty.request.prompts))
 
     def _if_nobody_trains(self) -> str:
         if self.leases.living("train"):
             return ""
         return f"; {self.spool.root} has no running train job: start one with mindrl job train"
 
-    def _leased(self, place: Place, weights: Weights) -> Duty | None:
-        if self.leases.take(str(place)) is not None:
+    def _leased(self, request: SpoolRequest, weights: Weights) -> Duty | None:
+        if self.leases.take(str(request.prompts)) is not None:
             return None
         # The previous holder may have finished since the records were listed.
-        if (self.spool.records.root / str(place)).exists():
-            self.leases.give_back(str(place))
+        if (self.spool.records.root / str(request.prompts)).exists():
+            self.leases.give_back(str(request.prompts))
             return None
-        return Duty(place=place, weights=weights)
+        return Duty(request=request, weights=weights)
 
-    def _is_full(self, step: int, progress: SpoolProgress) -> bool:
+    def _is_full(self, request: SpoolRequest, progress: SpoolProgress) -> bool:
         """Return whether the limit is reached; work that the trainer waits for always proceeds."""
         most = self.spool.limits.max_bytes
-        if most is None or step <= max(progress.gathering, progress.confirmed + 1):
+        if most is None or request.prompts.first < progress.awaited:
             return False
         return self.spool.records.nbytes() >= most

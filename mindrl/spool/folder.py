@@ -15,6 +15,7 @@ from mindrl.spool.files import remove, sealed, unsealed, write_over
 from mindrl.spool.header import agree
 from mindrl.spool.leases import Leases
 from mindrl.spool.records import Records
+from mindrl.spool.requests import Requests
 from mindrl.spool.weights import WeightFolders
 
 Signal = Literal["drain", "stop"]
@@ -29,8 +30,12 @@ class SpoolProgress:
 
     gathering: int = 0
     """Current step."""
+    awaited: int = 0
+    """Position after the prompts whose responses the current step waits for."""
     confirmed: int = 0
     """Last step that a checkpoint contains."""
+    trained: int = 0
+    """Position of the first prompt whose responses later steps need."""
     done: bool = False
 
 
@@ -55,10 +60,16 @@ class Spool:
     def __post_init__(self) -> None:
         """Create the folders."""
         try:
-            for folder in (self.records.root, self.weights.root, self._leases, self._signals):
+            exchanged = (self.requests.root, self.records.root, self.weights.root)
+            for folder in (*exchanged, self._leases, self._signals):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SpoolError(f"cannot create {self.root}: {error}") from error
+
+    @property
+    def requests(self) -> Requests:
+        """Requests of the train job."""
+        return Requests(self.root / "requests")
 
     @property
     def records(self) -> Records:
@@ -108,6 +119,13 @@ class Spool:
             OSError: It cannot be written.
         """
         write_over(self.root / "progress.json", sealed(json.dumps(asdict(progress)).encode()))
+
+    def clear(self) -> None:
+        """Remove all requests and records."""
+        every = [each.prompts for each in self.requests.all()] + self.records.answered()
+        end = max((each.end for each in every), default=0)
+        self.requests.forget(end)
+        self.records.forget(end)
 
     def send(self, signal: Signal) -> None:
         """Make all jobs end, now or after using the existing data."""

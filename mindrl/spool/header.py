@@ -8,7 +8,7 @@ from typing import Any
 from mindrl.errors import SpoolError
 from mindrl.spool.files import sealed, unsealed, write_new
 
-FORMAT = 1
+FORMAT = 2
 CONTENT = "content of "
 """Prefix of the names of fingerprints, which a spool of an earlier version lacks.
 

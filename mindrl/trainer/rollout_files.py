@@ -128,6 +128,7 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "left_out": scores.left_out,
         "left_out_of": scores.left_out_of,
         "judges": scores.judges,
+        "accuracies": scores.accuracies,
     }
     return pa.table(columns, metadata={_SCORES: json.dumps(known).encode()})
 
@@ -175,6 +176,7 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         left_out_of=known.get("left_out_of", {}),
         sources=sources if any(sources) else (),
         judges=known.get("judges", {}),
+        accuracies={name: tuple(each) for name, each in known.get("accuracies", {}).items()},
     )
     rollouts = Rollouts.from_responses([each.token_ids for each in prompts], responses, groups)
     if "ages" in table.column_names:

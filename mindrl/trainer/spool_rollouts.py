@@ -1,4 +1,4 @@
-"""Loop of a rollout job: generates and scores parts of steps, and writes them to the spool."""
+"""Loop of a rollout job: answers requests, scores the responses, and writes them to the spool."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from mindrl.spool.weights import Weights
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import packed
 from mindrl.trainer.source.interface import Gathered
-from mindrl.trainer.source.spool import responses_of, step_prompts
+from mindrl.trainer.source.spool import requested_prompts, response_ids
 from mindrl.trainer.weight_probe import loaded_gap
 
 
@@ -41,7 +41,7 @@ class SpoolRollouts:
         return self.duties.spool
 
     def run(self, check_interrupt: Callable[[], None]) -> None:
-        """Generate parts until the end.
+        """Answer requests until the end.
 
         Raises:
             StopRequestedError: The job was asked to stop.
@@ -91,25 +91,22 @@ class SpoolRollouts:
         return True
 
     def _drawn(self, duty: Duty) -> Record:
-        trainer, place = self.trainer, duty.place
-        answering = trainer.answering
-        prompts, count = step_prompts(answering, place.step), answering.sampling.samples_per_prompt
-        size = len(prompts) // self.duties.parts
-        first, end = place.part * size, (place.part + 1) * size
-        asked = prompts[first:end]
+        trainer, request = self.trainer, duty.request
+        answering, step = trainer.answering, request.step
+        asked, answered = requested_prompts(answering, request)
         with trainer.timer("step"):
-            rollouts = answering.roll_out(asked, place.step, prompts[:first])
+            rollouts = answering.roll_out(asked, step, answered)
             rating = trainer.rewards.compute(asked, rollouts, blocking=True)
             gathered = Gathered(prompts=asked, rollouts=rollouts, rating=rating)
-            metrics, batch = trainer.rate(place.step, gathered)
+            metrics, batch = trainer.rate(step, gathered)
         spent = trainer.spent(metrics)
-        spent |= {"spool/part": float(place.part), "spool/weights": float(duty.weights.version)}
+        spent |= {"spool/part": float(request.part), "spool/weights": float(request.version)}
         samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))
-        trainer.run_log.step(place.step, metrics | spent | self.gap, samples)
+        trainer.run_log.step(step, metrics | spent | self.gap, samples)
         return Record(
-            place=place,
+            prompts=request.prompts,
             weights=duty.weights.name,
-            ids=tuple(responses_of(prompts, count)[first * count : end * count]),
-            content=packed(place.step, batch),
+            ids=tuple(response_ids(asked, answered, answering.sampling.samples_per_prompt)),
+            content=packed(step, batch),
             gap=self.gap,
         )

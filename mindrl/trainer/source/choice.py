@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any, cast
 
+from mindrl.config.halves import steps_ahead
 from mindrl.config.run import RunConfig
 from mindrl.errors import CheckpointError
+from mindrl.spool.reader import RecordReader
 from mindrl.trainer.engines import SeparateEngines
 from mindrl.trainer.source.bounds import PoolBounds
 from mindrl.trainer.source.generated import GeneratedGroups
@@ -14,6 +16,7 @@ from mindrl.trainer.source.group_filter import GroupFilter
 from mindrl.trainer.source.interface import Answering, Gathered, Source
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replicas import Replicas
+from mindrl.trainer.source.spool import SpoolGeneration
 from mindrl.trainer.source.stored import StoredGroups, stored_rollouts
 
 
@@ -43,7 +46,42 @@ def source_of(
         last_step=config.megatron_training.train_iters,
         in_order=completes,
     )
-    group_filter = GroupFilter(config, answering, warn) if rl.filter_groups_enable else None
+    return _generated(config, pool, bounds, generation, warn)
+
+
+def spool_source(
+    config: RunConfig,
+    answering: Answering,
+    reader: RecordReader,
+    committed: Callable[[], int],
+    warn: Callable[[str], None],
+) -> GeneratedGroups:
+    """Return the source of a train job, whose responses come from rollout jobs.
+
+    `committed` returns the last step that a checkpoint on disk contains.
+    """
+    pool, ahead = GroupPool(config, answering), steps_ahead(config)
+    bounds = PoolBounds(
+        per_step=answering.per_step,
+        in_flight=(1 + ahead) * answering.per_step,
+        max_staleness=ahead,
+        last_step=config.megatron_training.train_iters,
+        in_order=True,
+    )
+    generation = SpoolGeneration(config=config, pool=pool, reader=reader, committed=committed)
+    return _generated(config, pool, bounds, generation, warn)
+
+
+def _generated(
+    config: RunConfig,
+    pool: GroupPool,
+    bounds: PoolBounds,
+    generation: Generation,
+    warn: Callable[[str], None],
+) -> GeneratedGroups:
+    rl, group_filter = config.rl_config, None
+    if rl.filter_groups_enable:
+        group_filter = GroupFilter(config, pool.answering, warn)
     return GeneratedGroups(pool, bounds, generation, group_filter, blocking=rl.blocking)
 
 

@@ -1,7 +1,7 @@
-"""Groups of responses that the run generates itself, in every order of generation and training.
+"""Groups of responses that are generated for a run, in every order of generation and training.
 
-In turns, one step off, asynchronous, partial rollout and dynamic sampling differ in the numbers of
-`PoolBounds`, in the generation and in the group filter.
+In turns, one step off, asynchronous, partial rollout, two jobs and dynamic sampling differ in the
+numbers of `PoolBounds`, in the generation and in the group filter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,18 +56,24 @@ class GeneratedGroups(Source[Gathered]):
             trained = [judged.groups[index] for index in judged.chosen]
         if generation.runs_ahead:
             pool.start(step, bounds.to_start_ahead(step, len(pool.groups)))
-        metrics, probed = generation.end(step, trained, check_interrupt)
+        measured = generation.end(step, trained, check_interrupt)
+        metrics = measured.metrics
         prompts, rollouts = pool.prompts_of(trained), pool.rollouts(step, trained)
         rating: Rating
         if judged is None:
-            rewards = pool.answering.rewards
-            rating = rewards.compute(prompts, rollouts, blocking=self.blocking)
+            rewards, known = pool.answering.rewards, generation.rewarded(trained)
+            rating = rewards.compute(prompts, rollouts, blocking=self.blocking, known=known)
         else:
-            metrics |= judged.metrics()
+            metrics = metrics | judged.metrics()
             rewarded = judged.rewarded()
             rating = nullcontext(lambda: rewarded)
         return Gathered(
-            prompts=prompts, rollouts=rollouts, rating=rating, metrics=metrics, probed=probed
+            prompts=prompts,
+            rollouts=rollouts,
+            rating=rating,
+            metrics=metrics,
+            probed=measured.probed,
+            gap=measured.gap,
         )
 
     def trained(self, step: int) -> Metrics:
@@ -90,6 +96,7 @@ class GeneratedGroups(Source[Gathered]):
         fresh = PoolState(next_prompt=step * self.bounds.per_step)
         self.states = {step: PoolState.of_json(state) if state else fresh}
         self.pool.load(self.states[step])
+        self.generation.load(step)
         self.without_signal = self.states[step].without_signal
 
     def _ready(self, step: int, needed: int, complete_G: Sequence[bool]) -> list[int] | None:
@@ -119,7 +126,9 @@ class GeneratedGroups(Source[Gathered]):
         while True:
             groups = self._take(step, judged.needed)
             prompts, rollouts = pool.prompts_of(groups), pool.rollouts(step, groups)
-            with pool.answering.rewards.compute(prompts, rollouts, blocking=True) as rewarded:
+            known = self.generation.rewarded(groups)
+            rating = pool.answering.rewards.compute(prompts, rollouts, blocking=True, known=known)
+            with rating as rewarded:
                 judged.add(groups, rewarded(), group_filter.signals(rewarded()))
             check_interrupt()
             if judged.needed <= 0:

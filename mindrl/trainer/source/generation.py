@@ -6,12 +6,25 @@ from dataclasses import dataclass, field
 
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
+from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.source.group import OpenGroup
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.weight_probe import PROBE_RESPONSES
 
 IsEnough = Callable[[Sequence[bool]], bool]
 """Returns whether the complete groups, True in the order of the pool, are enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Measurements of a step's generation."""
+
+    metrics: Metrics = field(default_factory=dict)
+    probed: Rollouts | None = None
+    """Tokens by which the log-prob gap of the step's weights can be measured if the step itself may
+    have none."""
+    gap: Metrics = field(default_factory=dict)
+    """Log-prob gap that the engines of the step's responses have measured themselves."""
 
 
 class Generation(ABC):
@@ -31,17 +44,19 @@ class Generation(ABC):
     @abstractmethod
     def end(
         self, step: int, trained: Sequence[OpenGroup], check_interrupt: Callable[[], None]
-    ) -> tuple[Metrics, Rollouts | None]:
-        """Stop waiting for a step, which trains on these groups; generation may run ahead.
-
-        Returns:
-            Metrics, and tokens by which the log-prob gap of the step's weights can be measured if
-                the step itself may have none.
-        """
+    ) -> Measured:
+        """Stop waiting for a step, which trains on these groups; generation may run ahead."""
 
     def publish(self, step: int) -> Metrics:  # noqa: ARG002
         """Publish the weights after a step to engines that run ahead; others fetch them."""
         return {}
+
+    def load(self, step: int) -> None:  # noqa: B027
+        """Continue after a step with the groups that the pool has loaded."""
+
+    def rewarded(self, groups: Sequence[OpenGroup]) -> Rewarded | None:  # noqa: ARG002
+        """Return the scores of the reward functions if the generation has applied them."""
+        return None
 
 
 @dataclass(kw_only=True)
@@ -93,14 +108,14 @@ class InTurns(Generation):
         step: int,
         trained: Sequence[OpenGroup],
         check_interrupt: Callable[[], None],
-    ) -> tuple[Metrics, Rollouts | None]:
+    ) -> Measured:
         """Return the rounds; and tokens of open responses if the step trains on older ones only."""
         check_interrupt()
         if self.round_steps is None:
-            return {}, None
+            return Measured()
         is_fresh = any(
             (each.steps_N == step).any() for group in trained for each in group.sequences
         )
         probed = None if is_fresh else self.pool.sampled_in(step, PROBE_RESPONSES)
         rounds = {"staleness/rounds": float(self.rounds)}
-        return rounds | self.pool.staleness(step, trained), probed
+        return Measured(metrics=rounds | self.pool.staleness(step, trained), probed=probed)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.rollouts import Responses
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.trace import span
 from mindrl.trainer.engines import Replica, SeparateEngines
 from mindrl.trainer.source.assignments import Assignments
-from mindrl.trainer.source.generation import Generation, IsEnough
+from mindrl.trainer.source.generation import Generation, IsEnough, Measured
 from mindrl.trainer.source.group import OpenGroup
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replica_thread import Advanced, Lost, Probed, ReplicaThread, is_loss
@@ -73,7 +73,7 @@ class Replicas(Generation):
         step: int,
         trained: Sequence[OpenGroup],
         check_interrupt: Callable[[], None],
-    ) -> tuple[Metrics, Rollouts | None]:
+    ) -> Measured:
         """Let the replicas run ahead; wait for the probes of those that generate."""
         self._assign()
         check_interrupt()
@@ -81,7 +81,7 @@ class Replicas(Generation):
             self._process_event(check_interrupt)
         assert self.probe is not None, "weights were published"
         probed = self.probe.rollouts(dict(sorted(self.probed.items())))
-        return self.pool.staleness(step, trained), probed
+        return Measured(metrics=self.pool.staleness(step, trained), probed=probed)
 
     def publish(self, step: int) -> Metrics:
         """Stop the replicas, and publish the weights after a step; return the times of the step."""

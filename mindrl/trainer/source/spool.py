@@ -1,90 +1,138 @@
-"""Steps that train on a rollout job's responses, received through a spool."""
+"""Responses that rollout jobs generate, requested and received through a spool."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
 
 from mindrl.batch.prompts import Prompt, sample_numbers
-from mindrl.batch.rollouts import Rollouts
-from mindrl.config.halves import version_of
+from mindrl.config.halves import prompts_per_record, published_version
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError, SpoolError
 from mindrl.observability.metrics import Metrics
-from mindrl.spool.reader import StepReader
-from mindrl.spool.records import Record
-from mindrl.spool.weights import Weights
-from mindrl.trainer.reward_manager import RatedBatch
+from mindrl.spool.reader import RecordReader
+from mindrl.spool.records import PromptRange
+from mindrl.spool.requests import SpoolRequest
+from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.rollout_files import unpacked
-from mindrl.trainer.source.interface import Answering, Gathered, Source
+from mindrl.trainer.source.generation import Generation, IsEnough, Measured
+from mindrl.trainer.source.group import OpenGroup, OpenSequence
+from mindrl.trainer.source.interface import Answering
+from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.weight_probe import known_logprobs, worst_gap
 
 
-@dataclass(kw_only=True)
-class SpoolGroups(Source[Gathered]):
-    """Reads the records of each step from a spool, and publishes weights to it.
+@dataclass(eq=False)
+class _Received:
+    """Scores of a record."""
 
-    Reward functions were applied by the rollout job; a reward model and the length penalty are
-    added here.
+    rewarded: Rewarded
+    is_counted: bool = False
+    """Whether its failures were returned."""
+
+    def rows(self, rows: Sequence[int]) -> Rewarded:
+        """Return some responses; the first call returns the failures of all of them."""
+        if len(rows) == len(self.rewarded.responses):
+            return self.rewarded
+        kept = self.rewarded.rows(rows)
+        failures = () if self.is_counted else kept.scores.failures
+        self.is_counted = True
+        scores = replace(kept.scores, failures=failures, left_out=0, left_out_of={})
+        return replace(kept, scores=scores)
+
+
+@dataclass(kw_only=True)
+class SpoolGeneration(Generation):
+    """Sends a request for each range of started groups, and reads the records in order.
+
+    Groups are used in the order of the data, and a request names its weights, so that the data of a
+    step does not depend on which job is faster. Reward functions are applied by the rollout job.
     """
 
+    runs_ahead = True
     config: RunConfig
-    reader: StepReader
-    answering: Answering
+    pool: GroupPool
+    reader: RecordReader
     committed: Callable[[], int]
     """Returns the last step that a checkpoint on disk contains."""
-    check_interrupt: Callable[[], None] = lambda: None
+    check_interrupt: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
     """Raises if the run must end."""
-    ready: bool = False
+    is_ready: bool = field(default=False, init=False)
     """Whether the initial weights of the run are in the spool."""
-    newest: Rollouts | None = None
-    """Rollouts of the last step, published with the weights after it."""
+    requests: list[SpoolRequest] = field(default_factory=list, init=False)
+    """Requests whose groups are not all used."""
+    received: dict[OpenGroup, tuple[_Received, int]] = field(default_factory=dict, init=False)
+    """Record of each complete group that is not used, and the index of its prompt there."""
+    gaps: list[Metrics] = field(default_factory=list, init=False)
+    """Log-prob gaps of the records that the current step has read."""
+    trained: tuple[int, Sequence[OpenGroup]] | None = field(default=None, init=False)
+    """The last step and its groups, published with the weights after it."""
+    needed: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 0)}, init=False)
+    """For steps that a checkpoint may contain: the first prompt and the oldest weights that are
+    needed after them."""
 
-    def next(self, step: int, check_interrupt: Callable[[], None]) -> Gathered:
-        """Wait for the records of a step."""
+    def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:
+        """Publish the initial weights, and delete what no checkpoint needs."""
         self.check_interrupt = check_interrupt
-        if not self.ready:
-            self.trained(step - 1)
-            self.ready = True
-        self.confirm(self.committed())
-        weights, prompts = self._weights(step), step_prompts(self.answering, step)
-        ids = responses_of(prompts, self.answering.sampling.samples_per_prompt)
-        with self.answering.rewards.timer("rollout"):
-            records = self.reader.take(step, ids, weights.name, check_interrupt)
-        batch, age = self._batch(records), step - 1 - weights.version
-        rollouts = self.newest = batch.rollouts
-        if age:
-            tokens = int(rollouts.response_mask_BT.sum())
-            rollouts = rollouts.with_ages(torch.full((tokens,), age))
-        rating = self.answering.rewards.compute(
-            batch.prompts, rollouts, blocking=True, known=batch.rewarded
-        )
+        self.gaps = []
+        if not self.is_ready:
+            self.publish(step - 1)
+            self.is_ready = True
+        self._drop_used_requests()
+        saved = self.committed()
+        if saved in self.needed:
+            self.reader.confirm(saved, *self.needed[saved])
+            self.needed = {each: what for each, what in self.needed.items() if each >= saved}
+
+    def generate(self, step: int, is_enough: IsEnough, check_interrupt: Callable[[], None]) -> None:
+        """Wait for records, in the order of the data, until there are enough groups."""
+        self._send(step)
+        pool = self.pool
+        self.reader.begin(step, min(pool.next_prompt, pool.first_open + pool.answering.per_step))
+        with pool.answering.rewards.timer("rollout"):
+            for request in self.requests:
+                if is_enough(pool.complete_groups()):
+                    break
+                if not all(group in self.received for group in self._groups_of(request).values()):
+                    self._receive(request, check_interrupt)
+
+    def end(
+        self,
+        step: int,
+        trained: Sequence[OpenGroup],
+        check_interrupt: Callable[[], None],
+    ) -> Measured:
+        """Request the groups that were started ahead."""
+        self._send(step)
+        check_interrupt()
+        self.trained = step, trained
+        steps_N = torch.cat([each.steps_N for group in trained for each in group.sequences])
+        ages_N = step - steps_N
         metrics = {
-            "staleness/mean": float(age),
-            "staleness/max": float(age),
+            "staleness/mean": ages_N.double().mean().item(),
+            "staleness/max": float(ages_N.max()),
             "spool/records_bytes": float(self.reader.spool.records.nbytes()),
         }
-        return Gathered(
-            prompts=batch.prompts,
-            rollouts=rollouts,
-            rating=rating,
-            metrics=metrics,
-            gap=worst_gap([record.gap for record in records]),
-        )
+        return Measured(metrics=metrics, gap=worst_gap(self.gaps))
 
-    def trained(self, step: int) -> Metrics:
+    def publish(self, step: int) -> Metrics:
         """Publish the weights after a step, if they are due.
 
         On a full disk this waits until there is room.
         """
-        if step % self.config.spool_config.publish_every:
+        self._drop_used_requests()
+        version = published_version(self.config, step + 1)
+        oldest = min((each.version for each in self.requests), default=version)
+        self.needed[step] = self.pool.first_open, oldest
+        if version != step:
             return {}
         began, spool, reported = time.perf_counter(), self.reader.spool, set[str]()
         known = None
-        if self.newest is not None and self.config.rl_config.max_staleness:
-            known = known_logprobs(self.answering.workers, self.newest)
+        if self.trained is not None and self.config.rl_config.max_staleness:
+            known = known_logprobs(self.pool.answering.workers, self.pool.rollouts(*self.trained))
         while True:
             try:
                 spool.weights.publish(step, self._export, known)
@@ -95,33 +143,111 @@ class SpoolGroups(Source[Gathered]):
                 reported.add(str(error))
             spool.wait(self.check_interrupt)
 
-    def confirm(self, step: int) -> None:
-        """Delete what is not needed after a checkpoint contains a step."""
-        self.reader.confirm(step, version_of(self.config, step + 1))
+    def load(self, step: int) -> None:
+        """Continue after a step; open groups are read from their records again.
+
+        Raises:
+            SpoolError: The spool lacks the request of an open group.
+        """
+        pool, spool = self.pool, self.reader.spool
+        for number, group in pool.groups.items():
+            fresh = tuple(OpenSequence.started(each.sample) for each in group.sequences)
+            pool.groups[number] = replace(group, sequences=fresh)
+        self.requests = spool.requests.all()
+        self._drop_used_requests()
+        there = {
+            position
+            for each in self.requests
+            for position in range(each.prompts.first, each.prompts.end)
+        }
+        if lacking := {*range(pool.first_open, pool.next_prompt)} - there:
+            raise SpoolError(
+                f"{spool.requests.root} has no request for prompt {min(lacking)} in the order of "
+                f"the data, whose responses the checkpoint of step {step} waits for: another run "
+                "used this spool, or its files were removed"
+            )
+        oldest = min((each.version for each in self.requests), default=step)
+        self.needed = {step: (pool.first_open, oldest)}
+
+    def rewarded(self, groups: Sequence[OpenGroup]) -> Rewarded:
+        """Return the scores of complete groups, which are used now."""
+        parts, samples = [], self.pool.samples
+        used = (self.received.pop(group) for group in groups)
+        for record, each in groupby(used, key=lambda pair: pair[0]):
+            starts = [index * samples for _, index in each]
+            rows = [row for start in starts for row in range(start, start + samples)]
+            parts.append(record.rows(rows))
+        return Rewarded.joined(parts)
+
+    def _send(self, step: int) -> None:
+        """Send requests for the groups that have none."""
+        pool = self.pool
+        start = self.requests[-1].prompts.end if self.requests else pool.first_open
+        before = [each for each in self.requests if each.step == step]
+        step_first = before[0].step_first if before else start
+        most = prompts_per_record(self.config)
+        for part, first in enumerate(range(start, pool.next_prompt, most), len(before)):
+            request = SpoolRequest(
+                prompts=PromptRange(first, min(first + most, pool.next_prompt)),
+                step=step,
+                step_first=step_first,
+                part=part,
+                version=published_version(self.config, step),
+            )
+            self.reader.send(request, self.check_interrupt)
+            self.requests.append(request)
+
+    def _receive(self, request: SpoolRequest, check_interrupt: Callable[[], None]) -> None:
+        """Give the groups of a request their responses."""
+        pool = self.pool
+        asked, answered = requested_prompts(pool.answering, request)
+        ids = response_ids(asked, answered, pool.samples)
+        record = self.reader.take(request, ids, check_interrupt)
+        batch = unpacked(record.content)
+        received = _Received(batch.rewarded)
+        self.gaps.append(dict(record.gap))
+        responses = [*batch.rollouts.responses().each()]
+        finished = batch.rollouts.finished_B.tolist()
+        for number, group in self._groups_of(request).items():
+            index = pool.position(number) - request.prompts.first
+            rows = range(index * pool.samples, (index + 1) * pool.samples)
+            sequences = tuple(
+                each.with_more(*responses[row], step=request.version + 1, finished=finished[row])
+                for each, row in zip(group.sequences, rows, strict=True)
+            )
+            pool.groups[number] = replace(group, sequences=sequences)
+            self.received[pool.groups[number]] = received, index
+
+    def _groups_of(self, request: SpoolRequest) -> dict[int, OpenGroup]:
+        """Return the open groups of a request, by number."""
+        prompts = request.prompts
+        return {
+            number: group
+            for number, group in self.pool.groups.items()
+            if prompts.first <= self.pool.position(number) < prompts.end
+        }
+
+    def _drop_used_requests(self) -> None:
+        first, end = self.pool.first_open, self.pool.next_prompt
+        self.requests = [each for each in self.requests if first < each.prompts.end <= end]
 
     def _export(self, folder: Path) -> None:
         # No date and no commit, so that equal weights give equal files.
-        self.answering.workers.export("actor", folder, {})
-
-    def _weights(self, step: int) -> Weights:
-        version, folders = version_of(self.config, step), self.reader.spool.weights
-        if (found := folders.find(version)) is None:
-            raise SpoolError(
-                f"{folders.root} has no weights of step {version}, which generate step {step}: "
-                "another run used this spool, or they were removed"
-            )
-        return found
-
-    def _batch(self, records: Sequence[Record]) -> RatedBatch:
-        return RatedBatch.joined([unpacked(record.content) for record in records])
+        self.pool.answering.workers.export("actor", folder, {})
 
 
-def step_prompts(answering: Answering, step: int) -> list[Prompt]:
-    """Return the prompts of a step, in order."""
-    return answering.prompts_from((step - 1) * answering.per_step, answering.per_step)
+def requested_prompts(
+    answering: Answering, request: SpoolRequest
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Return the prompts of a request, and those that its step started before them."""
+    first, count = request.prompts.first, request.prompts.end - request.prompts.first
+    before = answering.prompts_from(request.step_first, first - request.step_first)
+    return answering.prompts_from(first, count), before
 
 
-def responses_of(prompts: Sequence[Prompt], samples: int) -> list[tuple[int, int]]:
-    """Return the prompt's uid and the sample number of each response of a step."""
-    uids = [prompt.uid for prompt in prompts for _ in range(samples)]
-    return [*zip(uids, sample_numbers(uids), strict=True)]
+def response_ids(
+    asked: Sequence[Prompt], answered: Sequence[Prompt], samples: int
+) -> list[tuple[int, int]]:
+    """Return the uid and the sample number of each response to the prompts of a request."""
+    uids = [prompt.uid for prompt in (*answered, *asked) for _ in range(samples)]
+    return [*zip(uids, sample_numbers(uids), strict=True)][len(answered) * samples :]

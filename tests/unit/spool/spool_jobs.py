@@ -20,8 +20,9 @@ from pathlib import Path
 from mindrl.spool.duties import Duties
 from mindrl.spool.files import sealed, unsealed, wait_for_room, write_over
 from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
-from mindrl.spool.reader import StepReader
-from mindrl.spool.records import Place, Record
+from mindrl.spool.reader import RecordReader
+from mindrl.spool.records import PromptRange, Record
+from mindrl.spool.requests import SpoolRequest
 
 PARTS, PROMPTS, SAMPLES, SAVES = 3, 2, 2, 3
 SECONDS = 0.03
@@ -37,26 +38,46 @@ def version_of(step: int) -> int:
     return max(0, step - 1 - LAG)
 
 
-def ids_of(place: Place) -> tuple[tuple[int, int], ...]:
-    first = ((place.step - 1) * PARTS + place.part) * PROMPTS
-    return tuple((uid, n) for uid in range(first, first + PROMPTS) for n in range(SAMPLES))
+def requests_of(step: int) -> list[SpoolRequest]:
+    """Return the requests for the responses that a step trains on."""
+    first = (step - 1) * PARTS * PROMPTS
+    starts = range(first, first + PARTS * PROMPTS, PROMPTS)
+    return [
+        SpoolRequest(
+            prompts=PromptRange(start, start + PROMPTS),
+            step=step,
+            step_first=first,
+            part=part,
+            version=version_of(step),
+        )
+        for part, start in enumerate(starts)
+    ]
+
+
+def ids_of(prompts: PromptRange) -> tuple[tuple[int, int], ...]:
+    return tuple((uid, n) for uid in range(prompts.first, prompts.end) for n in range(SAMPLES))
 
 
 def mixed(*parts: bytes) -> bytes:
     return hashlib.sha256(b" ".join(parts)).digest()
 
 
-def drawn(model: bytes, place: Place) -> bytes:
-    return mixed(model, str(place).encode()) * 100
+def drawn(model: bytes, prompts: PromptRange) -> bytes:
+    return mixed(model, str(prompts).encode()) * 100
 
 
 def learned(steps: int) -> bytes:
     """Return the model of jobs that nobody disturbs, in one process."""
     models = [b"new"]
     for step in range(1, steps + 1):
-        source, places = models[version_of(step)], [Place(step, part) for part in range(PARTS)]
-        models.append(mixed(models[-1], *(drawn(source, place) for place in places)))
+        source, asked = models[version_of(step)], requests_of(step)
+        models.append(mixed(models[-1], *(drawn(source, each.prompts) for each in asked)))
     return models[-1]
+
+
+def export(model: bytes, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model").write_bytes(model)
 
 
 def train(spool: Spool, own: Path, steps: int) -> None:
@@ -67,24 +88,20 @@ def train(spool: Spool, own: Path, steps: int) -> None:
         done, model, trained = found["step"], bytes.fromhex(found["model"]), found["trained"]
     with spool.leases("the train job") as leases:
         assert leases.take("train") is None, "there is one"
-        reader = StepReader(spool=spool, leases=leases, parts=PARTS, notify=notify)
+        reader = RecordReader(spool=spool, leases=leases, notify=notify)
 
         def publish(step: int) -> None:
-            def export(folder: Path) -> None:
-                folder.mkdir()
-                (folder / "model").write_bytes(model)
+            write = partial(spool.weights.publish, step, partial(export, model))
+            wait_for_room(write, notify, lambda: time.sleep(0.01))
 
-            wait_for_room(
-                lambda: spool.weights.publish(step, export), notify, lambda: time.sleep(0.01)
-            )
+        def confirm(step: int) -> None:
+            reader.confirm(step, step * PARTS * PROMPTS, version_of(step + 1))
 
         publish(done)
-        reader.confirm(done, version_of(done + 1))
+        confirm(done)
         for step in range(done + 1, steps + 1):
-            weights = spool.weights.find(version_of(step))
-            assert weights is not None, "it was published"
-            ids = [each for part in range(PARTS) for each in ids_of(Place(step, part))]
-            records = reader.take(step, ids, weights.name, lambda: None)
+            reader.begin(step, step * PARTS * PROMPTS)
+            records = step_records(reader, step, steps)
             time.sleep(SECONDS)
             model = mixed(model, *(record.content for record in records))
             trained += [each for record in records for each in record.ids]
@@ -92,14 +109,23 @@ def train(spool: Spool, own: Path, steps: int) -> None:
             if step % SAVES == 0:
                 state = {"step": step, "model": model.hex(), "trained": trained}
                 write_over(saved, sealed(json.dumps(state).encode()))
-                reader.confirm(step, version_of(step + 1))
+                confirm(step)
         spool.note(SpoolProgress(gathering=steps, confirmed=steps, done=True))
+        spool.clear()
 
 
-def rollout(spool: Spool, own: Path, steps: int) -> None:
+def step_records(reader: RecordReader, step: int, steps: int) -> list[Record]:
+    """Send the requests of a step and of those ahead of it, and wait for its records."""
+    for ahead in range(step, min(step + LAG, steps) + 1):
+        for request in requests_of(ahead):
+            reader.send(request, lambda: None)
+    return [reader.take(each, ids_of(each.prompts), lambda: None) for each in requests_of(step)]
+
+
+def rollout(spool: Spool, own: Path, _: int) -> None:
     with spool.leases("a rollout job") as leases:
         leases.take(f"rollout-{own.name}")
-        duties = Duties(spool=spool, leases=leases, steps=steps, parts=PARTS, version_of=version_of)
+        duties = Duties(spool=spool, leases=leases)
         while not spool.progress().done:
             duty = duties.take()
             if duty is None:
@@ -112,10 +138,10 @@ def rollout(spool: Spool, own: Path, steps: int) -> None:
                 continue
             time.sleep(SECONDS)
             record = Record(
-                place=duty.place,
+                prompts=duty.request.prompts,
                 weights=duty.weights.name,
-                ids=ids_of(duty.place),
-                content=drawn(model, duty.place),
+                ids=ids_of(duty.request.prompts),
+                content=drawn(model, duty.request.prompts),
             )
             wait_for_room(
                 lambda record=record: spool.records.put(record), notify, lambda: time.sleep(0.01)

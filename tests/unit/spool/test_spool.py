@@ -15,11 +15,15 @@ from mindrl.spool.files import forget_building, sealed, unsealed, wait_for_room,
 from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
 from mindrl.spool.header import FORMAT
 from mindrl.spool.leases import Leases
-from mindrl.spool.reader import StepReader
-from mindrl.spool.records import Place, Record
+from mindrl.spool.reader import RecordReader
+from mindrl.spool.records import PromptRange, Record
+from mindrl.spool.requests import SpoolRequest
 
 OURS = {"megatron_training.seed": 1, "model": "0a1b", "rl_config.max_staleness": 1}
 IDS = ((3, 0), (3, 1))
+FIRST = SpoolRequest(prompts=PromptRange(0, 1), step=1, step_first=0, part=0, version=0)
+SECOND = replace(FIRST, prompts=PromptRange(1, 2), part=1)
+THIRD = replace(FIRST, prompts=PromptRange(2, 4), step=2, step_first=2)
 GONE = replace(this_process("a rollout job"), pid=2**22 - 1)
 ELSEWHERE = Holder(host="other 1", pid=1, started=0.0, what="a rollout job")
 
@@ -36,13 +40,13 @@ def published(found: Spool, version: int, content: bytes = b"weights") -> str:
     return found.weights.publish(version, export).name
 
 
-def record(place: Place, weights: str, ids: tuple[tuple[int, int], ...] = IDS) -> Record:
-    return Record(place=place, weights=weights, ids=ids, content=b"two responses")
+def record(prompts: PromptRange, weights: str, ids: tuple[tuple[int, int], ...] = IDS) -> Record:
+    return Record(prompts=prompts, weights=weights, ids=ids, content=b"two responses")
 
 
-def reader(found: Spool, told: list[str], **how: bool) -> StepReader:
+def reader(found: Spool, told: list[str], **how: bool) -> RecordReader:
     leases = found.leases("the train job")
-    return StepReader(spool=found, leases=leases, parts=1, notify=told.append, **how)
+    return RecordReader(spool=found, leases=leases, notify=told.append, **how)
 
 
 def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -
     path = tmp_path / "spool.json"
     newer = {**json.loads(unsealed(path)), "format": FORMAT + 1, "prefetch": 3}
     path.write_bytes(sealed(json.dumps(newer).encode()))
-    with pytest.raises(SpoolError, match=r"format is 1 here, .* with 2\nprefetch is unknown"):
+    with pytest.raises(SpoolError, match=r"format is 2 here, .* with 3\nprefetch is unknown"):
         found.agree(OURS)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SpoolError, match=r"spool.json is damaged"):
@@ -148,23 +152,49 @@ def test_a_lease_that_another_was_faster_to_take_stays_its_own(tmp_path: Path) -
 
 
 def test_a_record_is_there_once_and_whole(tmp_path: Path) -> None:
-    records, place = spool(tmp_path).records, Place(12, 3)
-    assert records.put(record(place, "v1"))
-    assert not records.put(record(place, "v2"))
-    assert records.read(place) == record(place, "v1")
-    assert records.nbytes() == (records.root / "step-00000012.part-0003").stat().st_size
-    (records.root / str(place)).rename(records.root / str(Place(12, 4)))
-    with pytest.raises(SpoolError, match=r"part-0004 contains the record of .*12.part-0003"):
-        records.read(Place(12, 4))
-    left = records.root / ".step-00000012.part-0003.0.building"
+    records, prompts, others = spool(tmp_path).records, PromptRange(12, 16), PromptRange(12, 15)
+    assert records.put(record(prompts, "v1"))
+    assert not records.put(record(prompts, "v2"))
+    assert records.read(prompts) == record(prompts, "v1")
+    name = "prompts-00000012-00000016"
+    assert records.nbytes() == (records.root / name).stat().st_size
+    (records.root / name).rename(records.root / str(others))
+    with pytest.raises(SpoolError, match=rf"-00000015 contains the record of {name}"):
+        records.read(others)
+    left = records.root / f".{name}.0.building"
     left.write_bytes(b"half")
     forget_building(records.root)
     assert left.exists(), "its writer may be at it"
     os.utime(left, (0, 0))
-    records.forget(11)
-    assert [path.name for path in records.root.iterdir()] == [str(Place(12, 4))]
-    records.forget(12)
-    assert records.places() == []
+    records.forget(14)
+    assert [path.name for path in records.root.iterdir()] == [str(others)]
+    records.forget(15)
+    assert records.answered() == []
+
+
+def test_a_request_is_replaced_with_its_record_and_a_damaged_one_is_sent_again(
+    tmp_path: Path,
+) -> None:
+    found, told = spool(tmp_path), list[str]()
+    sender = reader(found, told)
+    for request in (FIRST, THIRD, SECOND):
+        sender.send(request, lambda: None)
+    assert found.requests.all() == [FIRST, SECOND, THIRD]
+    assert not found.requests.put(FIRST)
+    for request in (FIRST, SECOND):
+        found.records.put(record(request.prompts, "v0"))
+    # The next step asks again, for responses of newer weights.
+    again = replace(SECOND, step=2, step_first=1, part=0, version=1)
+    sender.send(FIRST, lambda: None)
+    sender.send(again, lambda: None)
+    assert found.requests.all() == [FIRST, again, THIRD]
+    assert found.records.answered() == [FIRST.prompts]
+    path = found.requests.root / str(THIRD.prompts)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert found.requests.all() == [FIRST, again]
+    sender.send(THIRD, lambda: None)
+    found.requests.forget(2)
+    assert found.requests.all() == [THIRD]
 
 
 def test_weights_are_there_with_their_marker_and_equal_ones_are_not_replaced(
@@ -197,31 +227,33 @@ def test_what_other_weights_drew_is_set_aside(tmp_path: Path) -> None:
     """A train job that was killed has learned other weights of the same number since."""
     found, told = spool(tmp_path), list[str]()
     drawn, ours = published(found, 0, b"before"), published(found, 0)
-    found.records.put(record(Place(1, 0), drawn))
+    found.records.put(record(FIRST.prompts, drawn))
     with pytest.raises(StopRequestedError, match=r"step 1 in .* is incomplete"):
-        reader(found, told, waits=False).take(1, IDS, ours, lambda: None)
+        reader(found, told, waits=False).take(FIRST, IDS, lambda: None)
     (line,) = told
-    why = f"step-00000001.part-0000 was generated with weights {drawn} instead of {ours};"
+    why = f"prompts-00000000-00000001 was generated with weights {drawn} instead of {ours};"
     assert line.startswith(why)
-    found.records.put(record(Place(1, 0), ours))
-    (read,) = reader(found, told).take(1, IDS, ours, lambda: None)
-    assert read.ids == IDS
-    assert found.progress() == SpoolProgress(gathering=1)
+    found.records.put(record(FIRST.prompts, ours))
+    assert reader(found, told).take(FIRST, IDS, lambda: None).ids == IDS
 
 
 def test_other_responses_than_the_trainers_are_refused(tmp_path: Path) -> None:
     found = spool(tmp_path)
-    for step, ids in ((1, ((3, 0), (3, 0))), (2, ((3, 0), (4, 0)))):
-        found.records.put(record(Place(step, 0), "v0", ids))
+    with pytest.raises(SpoolError, match=r"no weights of step 0, which generate the responses"):
+        reader(found, []).take(FIRST, IDS, lambda: None)
+    weights = published(found, 0)
+    for request, ids in ((FIRST, ((3, 0), (3, 0))), (SECOND, ((3, 0), (4, 0)))):
+        found.records.put(record(request.prompts, weights, ids))
     with pytest.raises(SpoolError, match="has 2 responses, 1 of them different; 1 of the 2 that"):
-        reader(found, []).take(1, IDS, "v0", lambda: None)
+        reader(found, []).take(FIRST, IDS, lambda: None)
     with pytest.raises(SpoolError, match="has 2 responses, 2 of them different; 1 of the 2 that"):
-        reader(found, []).take(2, IDS, "v0", lambda: None)
+        reader(found, []).take(SECOND, IDS, lambda: None)
 
 
 def test_a_train_job_reports_missing_rollout_jobs_once_and_obeys_signals(tmp_path: Path) -> None:
     found, told = spool(tmp_path), list[str]()
-    looks = iter(range(3))
+    published(found, 0)
+    looks = iter(range(5))
 
     def check_interrupt() -> None:
         if next(looks) == 2:
@@ -229,44 +261,54 @@ def test_a_train_job_reports_missing_rollout_jobs_once_and_obeys_signals(tmp_pat
 
     reader_of_job = reader(found, told)
     with pytest.raises(StopRequestedError, match=r"stopped by .*signals/stop"):
-        reader_of_job.take(1, IDS, "v0", check_interrupt)
+        reader_of_job.take(FIRST, IDS, check_interrupt)
     assert len(told) == 1
     assert "start one with mindrl job rollout" in told[0]
     found.start()
     found.send("drain")
     with pytest.raises(StopRequestedError, match=r"step 1 in .* is incomplete"):
-        reader_of_job.take(1, IDS, "v0", lambda: None)
+        reader_of_job.take(FIRST, IDS, lambda: None)
 
 
 def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: Path) -> None:
     found = spool(tmp_path, max_bytes=1)
-    leases = found.leases("a rollout job")
-    duties = Duties(
-        spool=found, leases=leases, steps=9, parts=2, version_of=lambda step: max(0, step - 2)
-    )
+    duties = Duties(spool=found, leases=found.leases("a rollout job"))
+    assert duties.take() is None
+    alone = f"; {found.root} has no running train job: start one with mindrl job train"
+    assert duties.why_none == f"waits for requests of the train job{alone}"
+    for request in (FIRST, SECOND, THIRD):
+        found.requests.put(request)
     assert duties.take() is None
     waits = "step 1 waits for the weights of step 0"
-    assert duties.why_none.startswith(f"{waits}; {found.root} has no running train job: ")
+    assert duties.why_none == f"{waits}{alone}"
     assert found.leases("the train job").take("train") is None
     assert duties.take() is None
     assert duties.why_none == waits
     name = published(found, 0)
+    found.note(SpoolProgress(gathering=1, awaited=2))
     first, second = duties.take(), duties.take()
     assert first is not None
     assert second is not None
-    assert (first.place, second.place) == (Place(1, 0), Place(1, 1))
-    others = replace(duties, leases=Leases(leases.root, 60.0, ELSEWHERE))
+    assert (first.request, second.request) == (FIRST, SECOND)
+    assert duties.take() is not None, "there are no records yet"
+    duties.leases.give_back(str(THIRD.prompts))
+    others = replace(duties, leases=Leases(duties.leases.root, 60.0, ELSEWHERE))
     for duty in (first, second):
-        found.records.put(record(duty.place, name))
+        found.records.put(record(duty.request.prompts, name))
         duties.finish(duty)
     assert others.take() is None
     assert others.why_none.startswith("step 2 waits: the records")
     # What the trainer waits for is drawn all the same.
-    found.note(SpoolProgress(gathering=2))
+    found.note(SpoolProgress(gathering=2, awaited=4))
     third = others.take()
     assert third is not None
-    assert third.place == Place(2, 0)
+    assert third.request == THIRD
     assert third.weights.name == name
+    # A checkpoint contains all that the other requests answer.
+    found.records.forget(4)
+    found.note(SpoolProgress(gathering=3, awaited=4, confirmed=2, trained=4))
+    assert others.take() is None
+    assert others.why_none == "waits for requests of the train job"
 
 
 def test_any_other_error_of_a_disk_is_not_waited_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from spool_jobs import LIMITS, PARTS, Place, ids_of, learned
+from spool_jobs import LIMITS, PARTS, ids_of, learned, requests_of
 
 from mindrl.spool.files import unsealed
 from mindrl.spool.folder import Spool
@@ -45,11 +45,11 @@ class Jobs:
     def require_each_once(self) -> None:
         """Require each response to be in the model once, and the model to be the undisturbed."""
         found = json.loads(unsealed(self.root / "train" / "checkpoint"))
-        places = [Place(n, part) for n in range(1, self.steps + 1) for part in range(PARTS)]
-        each = [ids for place in places for ids in ids_of(place)]
+        asked = [each.prompts for n in range(1, self.steps + 1) for each in requests_of(n)]
+        each = [ids for prompts in asked for ids in ids_of(prompts)]
         assert sorted((uid, n) for uid, n in found["trained"]) == each
         assert found["model"] == learned(self.steps).hex()
-        assert self.spool.records.places() == []
+        assert self.spool.records.answered() == []
         assert self.spool.weights.versions() == [self.steps - 1, self.steps]
 
 
@@ -81,7 +81,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     while "waits for free space" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert jobs.spool.records.places() == []
+    assert jobs.spool.records.answered() == []
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     resource.prlimit(jobs.running["rollout"].pid, resource.RLIMIT_FSIZE, unlimited)
     jobs.wait()
@@ -94,12 +94,12 @@ def test_a_damaged_record_is_told_of_set_aside_and_drawn_again(tmp_path: Path) -
     jobs = Jobs(tmp_path, 9)
     jobs.start("train")
     deadline = time.monotonic() + 60
-    while not jobs.spool.weights.versions():
+    while len(jobs.spool.requests.all()) < 2 * PARTS:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     jobs.kill("train")
     jobs.start("rollout")
-    while len(places := jobs.spool.records.places()) < 2 * PARTS:
+    while len(places := jobs.spool.records.answered()) < 2 * PARTS:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     cut, changed = (jobs.spool.records.root / str(place) for place in (places[1], places[4]))

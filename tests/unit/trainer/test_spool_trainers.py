@@ -1,6 +1,7 @@
 """A train job and a rollout job over one spool, with roles that answer from memory."""
 
 import math
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from memory_roles import (
 
 from mindrl.config.changed import with_value
 from mindrl.config.finding import Finding
-from mindrl.config.halves import records_per_step, version_of
+from mindrl.config.halves import published_version, steps_ahead
 from mindrl.config.run import RunConfig
 from mindrl.config.spool import SpoolConfig
 from mindrl.config.spool_rules import spool_findings
@@ -28,10 +29,13 @@ from mindrl.config.validate import findings
 from mindrl.errors import LogprobGapError, OutputError, SpoolError, StopRequestedError
 from mindrl.spool.duties import Duties
 from mindrl.spool.folder import Spool, SpoolLimits, SpoolProgress
-from mindrl.spool.reader import StepReader
+from mindrl.spool.reader import RecordReader
+from mindrl.spool.records import PromptRange
+from mindrl.spool.requests import SpoolRequest
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import unpacked
-from mindrl.trainer.source.spool import SpoolGroups
+from mindrl.trainer.source.choice import spool_source
+from mindrl.trainer.source.generated import GeneratedGroups
 from mindrl.trainer.spool_rollouts import SpoolRollouts
 
 STEPS = 4
@@ -49,7 +53,7 @@ def of_job(job: str, **changes: object) -> RunConfig:
         publish_every=changes.pop("publish_every", 1),
         prompts_per_record=changes.pop("prompts_per_record", None),
     )
-    return with_value(config(train_iters=STEPS, **changes), "spool_config", spool)
+    return with_value(config(**{"train_iters": STEPS, **changes}), "spool_config", spool)
 
 
 class SpoolRoles(MemoryRoles):
@@ -90,27 +94,15 @@ def trainer_of(root: Path, chosen: RunConfig) -> tuple[PolicyTrainer, SpoolRoles
 
 def groups_of(
     trainer: PolicyTrainer, spool: Spool, committed: Callable[[], int] = lambda: 0
-) -> SpoolGroups:
-    reader = StepReader(
-        spool=spool,
-        leases=spool.leases("the train job"),
-        parts=records_per_step(trainer.config),
-        notify=trainer.run_log.warn,
-    )
-    return SpoolGroups(
-        config=trainer.config, reader=reader, answering=trainer.answering, committed=committed
-    )
+) -> GeneratedGroups:
+    notify = trainer.run_log.warn
+    reader = RecordReader(spool=spool, leases=spool.leases("the train job"), notify=notify)
+    return spool_source(trainer.config, trainer.answering, reader, committed, notify)
 
 
 def rollouts_of(root: Path, spool: Spool, chosen: RunConfig) -> tuple[SpoolRollouts, SpoolRoles]:
     trainer, roles = trainer_of(root, chosen)
-    duties = Duties(
-        spool=spool,
-        leases=spool.leases("a rollout job"),
-        steps=STEPS,
-        parts=records_per_step(chosen),
-        version_of=lambda step: version_of(chosen, step),
-    )
+    duties = Duties(spool=spool, leases=spool.leases("a rollout job"))
     written = Counter[str]()
     return SpoolRollouts(
         duties=duties, trainer=trainer, notify=lambda _: None, records=written
@@ -134,7 +126,8 @@ def test_both_jobs_go_through_all_steps_and_a_response_is_as_old_as_its_weights(
     assert set(drawing.calls) == {"generate", "score", "flush"}
     # Two steps with the first weights, for the train job may be one behind.
     assert drawing.loaded == [0, 1, 2]
-    assert [step for _, _, step in drawing.asked] == [1, 1, 2, 2, 3, 3, 4, 4]
+    # The steps that requested them.
+    assert [step for _, _, step in drawing.asked] == [1, 1, 1, 1, 2, 2, 3, 3]
     assert loop.records == {"written": 8}
     rows = lines(tmp_path / "train/metrics.jsonl")
     assert [row["staleness/max"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
@@ -171,7 +164,7 @@ def test_an_engine_that_keeps_old_weights_ends_the_train_job(
     assert [message.split(":")[0] for message in warned] == ["step 3"]
 
 
-def test_the_weights_of_a_step_follow_from_its_number_alone() -> None:
+def test_the_weights_of_a_step_are_as_old_as_the_bound_allows() -> None:
     for staleness, every, versions in (
         (0, 1, [0, 1, 2, 3, 4, 5]),
         (1, 1, [0, 0, 1, 2, 3, 4]),
@@ -180,9 +173,10 @@ def test_the_weights_of_a_step_follow_from_its_number_alone() -> None:
         (3, 2, [0, 0, 0, 0, 2, 2]),
     ):
         chosen = of_job("train", max_staleness=staleness, publish_every=every)
-        assert [version_of(chosen, step) for step in range(1, 7)] == versions
-        ages = [step - 1 - version_of(chosen, step) for step in range(1, 100)]
-        assert max(ages) == staleness
+        ahead = steps_ahead(chosen)
+        found = [published_version(chosen, max(1, step - ahead)) for step in range(1, 100)]
+        assert found[:6] == versions
+        assert max(step - 1 - each for step, each in enumerate(found, 1)) == staleness
 
 
 def test_records_hold_the_parts_of_a_step_in_order(tmp_path: Path) -> None:
@@ -190,8 +184,13 @@ def test_records_hold_the_parts_of_a_step_in_order(tmp_path: Path) -> None:
     chosen = of_job("rollout", prompts_per_record=1)
     loop, roles = rollouts_of(tmp_path / "rollout", spool, chosen)
     spool.weights.publish(0, lambda folder: roles.export("actor", folder, {}))
+    for part in range(2):
+        prompts = PromptRange(part, part + 1)
+        spool.requests.put(
+            SpoolRequest(prompts=prompts, step=1, step_first=0, part=part, version=0)
+        )
     loop.run(lambda: spool.send("drain") if loop.records["written"] == 2 else None)
-    first, second = (spool.records.read(place) for place in spool.records.places()[:2])
+    first, second = (spool.records.read(prompts) for prompts in spool.records.answered())
     order = [PROMPTS[index].uid for index in loop.trainer.order.indices(0, 2)]
     assert first.ids == ((order[0], 0), (order[0], 1))
     assert second.ids == ((order[1], 0), (order[1], 1))
@@ -229,16 +228,33 @@ def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_name
     tmp_path: Path,
 ) -> None:
     spool = Spool(tmp_path / "spool", LIMITS)
-    trainer, roles = trainer_of(tmp_path / "train", of_job("train"))
-    groups = groups_of(trainer, spool)
-    for version in range(4):
-        spool.weights.publish(version, lambda folder: roles.export("actor", folder, {}))
-    groups.confirm(3)
-    # Step 4 is the next that could be drawn again: by the weights behind step 2.
-    assert spool.weights.versions() == [2, 3]
+    trainer, _ = trainer_of(tmp_path / "train", of_job("train"))
+    saved = 0
+    trainer.source = groups_of(trainer, spool, lambda: saved)
+    loop, _ = rollouts_of(tmp_path / "rollout", spool, of_job("rollout"))
+    other = Thread(target=loop.run, args=(nothing,))
+    other.start()
+    try:
+        for step in (1, 2, 3):
+            trainer.recorded_step(step)
+        assert [each.step for each in spool.requests.all()] == [1, 1, 2, 3]
+        saved = 3
+        trainer.recorded_step(4)
+    finally:
+        spool.send("drain")
+        other.join()
+    # Step 4 may be repeated; its responses have the weights of step 2.
+    assert [each.step for each in spool.requests.all()] == [3]
+    assert [each.first for each in spool.records.answered()] == [6]
+    assert spool.weights.versions() == [2, 3, 4]
     assert spool.progress().confirmed == 3
-    with pytest.raises(SpoolError, match=r"no weights of step 0, which generate step 2"):
-        groups.next(2, nothing)
+    state = trainer.source.state(3)
+    again = groups_of(trainer, spool)
+    again.load_state(3, state)
+    shutil.rmtree(spool.requests.root)
+    spool.requests.root.mkdir()
+    with pytest.raises(SpoolError, match=r"has no request for prompt 6 in the order of the data"):
+        again.load_state(3, state)
 
 
 def test_what_does_not_go_with_two_jobs_is_named() -> None:

@@ -20,6 +20,7 @@ from mindrl.algorithms.advantages import (
     token_rewards,
     whiten,
 )
+from mindrl.config import rl
 from mindrl.config.own_functions import named_function, trial
 
 
@@ -166,18 +167,8 @@ def gae(rated: RatedResponses) -> Estimate:
     return Estimate(advantages_BT=whitened_BT, returns_BT=returns_BT, metrics=metrics)
 
 
-ESTIMATORS: Mapping[str, Estimator] = {
-    "group_norm": group_norm,
-    "group_mean": group_mean,
-    "rloo": rloo,
-    "opo": opo,
-    "pass_at_k": pass_at_k,
-    "remax": remax,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
-    "gae": gae,
-}
-"""Estimators by their names in `rl_config.adv_estimator`."""
+ESTIMATORS: Mapping[str, Estimator] = {name: globals()[name] for name in rl.ESTIMATORS}
+"""Estimators by their names in `rl_config.adv_estimator`: each is the function of that name."""
 
 
 def resolve_estimator(name: str) -> Estimator:

@@ -39,7 +39,7 @@ GROUP_ESTIMATORS = (
 )
 """Estimators that compare the responses to one prompt with each other."""
 ESTIMATORS = (*GROUP_ESTIMATORS, "remax", "reinforce_plus_plus", "gae")
-"""Names in `mindrl.algorithms.estimators`."""
+"""Names of all functions in `mindrl.algorithms.estimators` that estimate advantages."""
 ACCURACY = "accuracy"
 """Value of `filter_groups_metric`: the scores that measure accuracy."""
 KlPenalty = Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"]

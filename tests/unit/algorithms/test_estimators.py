@@ -1,12 +1,15 @@
 """Each estimator of advantages against arithmetic by hand, and against loops in float64."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 
+from mindrl.algorithms import estimators
 from mindrl.algorithms.estimators import (
     ESTIMATORS,
     Estimate,
@@ -136,8 +139,17 @@ def test_random_groups_equal_a_loop_in_float64(name: str, seed: int) -> None:
     assert per_response(name, given) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_the_names_of_the_configuration_are_those_of_the_table() -> None:
-    assert set(rl.ESTIMATORS) == ESTIMATORS.keys()
+def test_each_estimator_has_its_name_in_the_configuration() -> None:
+    found = {
+        name
+        for name, value in vars(estimators).items()
+        if inspect.isfunction(value)
+        and not name.startswith("_")
+        and get_type_hints(value).items() >= {"rated": RatedResponses}.items()
+        and [*inspect.signature(value).parameters] == ["rated"]
+    }
+    assert found == {*rl.ESTIMATORS}
+    assert all(ESTIMATORS[name].__name__ == name for name in found)
 
 
 OWN = """

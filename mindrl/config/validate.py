@@ -1,7 +1,6 @@
 """Rules between fields: all checks that need only the configuration."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from math import gcd, lcm, prod
 
 from mindrl.config.adapter_rules import adapter_findings, adapter_warnings
@@ -23,7 +22,7 @@ from mindrl.config.finding import (
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
 from mindrl.config.placement_rules import placement_findings
 from mindrl.config.profiler_rules import profiler_findings
-from mindrl.config.rl import ACCURACY, ESTIMATORS, GROUP_ESTIMATORS
+from mindrl.config.rl import ACCURACY, GROUP_ESTIMATORS
 from mindrl.config.role import LearningConfig
 from mindrl.config.role_places import devices_key
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
@@ -255,7 +254,6 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
     """A critic must exist if and only if the estimator needs one, and warm-up must end."""
     rl, steps = config.rl_config, config.megatron_training.train_iters
     name, wanted, there = rl.adv_estimator, rl.has_critic, config.critic_config is not None
-    yield from unknown_part(_ESTIMATOR, name, ESTIMATORS)
     if wanted and not there:
         text = (
             f"critic_config is missing: {_ESTIMATOR}=gae needs a critic; write "
@@ -277,14 +275,6 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
         (rl.critic_warmup, "rl_config.critic_warmup", f"needs {_ESTIMATOR}=gae, found {name}", 0),
         (alone, _SAMPLES, group, 2),
     )
-
-
-def unknown_part(field: str, name: str, builtins: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding if a part of an algorithm is neither a builtin nor the user's own."""
-    if ":" not in name and name not in builtins:
-        legal = get_close_matches(name, builtins, n=1, cutoff=0.5)
-        need = f"must be {', '.join(builtins)}, or your own function: package.module:function"
-        yield broken(field, name, need, *legal)
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """All checks before Ray starts: configuration, model, data, rewards, memory."""
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from mindrl.algorithms.policy_loss_names import policy_loss_names
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
@@ -20,13 +18,14 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.reward_columns import reward_kwargs
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings, learning_warnings, unknown_part
+from mindrl.config.validate import findings, learning_warnings
 from mindrl.data.files import files_of
 from mindrl.errors import ConfigError, DataError, MindrlError
 from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
+from mindrl.preflight.algorithm_checks import part_findings
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.machine_checks import (
     attention_findings,
@@ -130,7 +129,7 @@ def checked_run(
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config), *tracker_findings(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
-    found += [*_algorithm(config), *_data_folders(config)]
+    found += [*part_findings(config), *_data_folders(config)]
     specs = [*_own_specs(config)]
     found += [*specs, *(missing if needs_files else [])]
     found += device_findings(config, platform) if here else []
@@ -246,25 +245,6 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
                 close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
                 legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
                 yield Finding(str(error), field, names, legal)
-
-
-def _algorithm(config: RunConfig) -> Iterator[Finding]:
-    """Try the user's own parts of the algorithm and the loss's options, which import torch."""
-    rl, names = config.rl_config, policy_loss_names()
-    yield from unknown_part("rl_config.policy_loss", rl.policy_loss, names)
-    if ":" in rl.adv_estimator:
-        yield from _tried("estimators", "resolve_estimator", rl.adv_estimator)
-    if ":" in rl.policy_loss or (rl.policy_loss in names and rl.policy_loss_options):
-        yield from _tried("token_loss", "resolve_token_loss", rl)
-
-
-def _tried(module: str, function: str, argument: object) -> Iterator[Finding]:
-    try:
-        getattr(import_module(f"mindrl.algorithms.{module}"), function)(argument)
-    except MindrlError as error:
-        for line in str(error).splitlines():
-            # An error begins with its key.
-            yield Finding(line, re.split("[= ]", line, maxsplit=1)[0])
 
 
 def _own_specs(config: RunConfig) -> Iterator[Finding]:

@@ -26,6 +26,8 @@ from mindrl.errors import ConfigError
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check, check_without_files
 
+ESTIMATOR, LOSS = "rl_config.adv_estimator", "rl_config.policy_loss"
+
 
 def test_a_run_whose_parts_are_all_there_is_let_through(
     tmp_path: Path, run_config: MakeConfig
@@ -273,6 +275,27 @@ def test_parts_of_an_algorithm_that_do_not_serve_are_refused_before_anything_sta
     found = refused(run_config(model_folder(tmp_path / "model"), chosen))
     assert [finding.partition("=")[0] for finding in found] == keys
     assert all("TypeError" in finding for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "ends"),
+    [
+        (ESTIMATOR, "grpo", f"grpo is verl's name: write {ESTIMATOR}=group_norm"),
+        (ESTIMATOR, "rloo_vectorized", f"verl's name: write {ESTIMATOR}=rloo"),
+        (ESTIMATOR, "dr_grpo", f"OpenRLHF's name: write {ESTIMATOR}=group_mean"),
+        # No key of mindrl has the meaning of verl's gpg.
+        (ESTIMATOR, "gpg", "or your own function: package.module:function"),
+        (LOSS, "vanilla", f"verl's name: write {LOSS}=dual_clip"),
+        (LOSS, "dapo", "TRL's name: write rl_config.loss_aggregation=token_mean"),
+    ],
+)
+def test_a_part_by_the_name_of_another_trainer_is_refused_with_ours(
+    field: str, name: str, ends: str, tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model, changes = model_folder(tmp_path / "model"), {field: name}
+    (finding,) = refused(run_config(model, overrides(tmp_path) | changes))
+    assert finding.startswith(f"{field}={name} must be ")
+    assert finding.endswith(ends)
 
 
 def test_the_loss_and_its_options_are_checked_before_anything_starts(

@@ -160,11 +160,11 @@ def configured(values: Mapping[str, Any]) -> RunConfig:
         ConfigError: A key or a value is not legal.
     """
     # Check types first: what follows compares texts with other keys of their section.
-    load_run_config(without_unset(values), other_name)
-    sized = with_sizes(values)
+    plain = without_unset(values)
+    config, sized = load_run_config(plain, other_name), with_sizes(values)
     if (old := deprecation(values)) is not None:
         note(old)
-    return load_run_config(sized, other_name)
+    return config if sized == plain else load_run_config(sized, other_name)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from hydra.errors import ConfigCompositionException
 
 from mindrl.allocation.into_config import with_sizes
 from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import load_run_config
+from mindrl.config.load import Hint, load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.section import documented_fields
 from mindrl.config.validate import findings
+from mindrl.programs import compose as programs_compose
 from mindrl.programs.config_files import run_names
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -70,6 +71,24 @@ def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_de
     assert config.actor_config.lr == 3e-5
     assert config.actor_config.tensor_model_parallel_size == 4
     assert config.actor_config.adam_beta1 == 0.9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "times"), [([], 1), (["actor_config.backend=megatron:d2"], 2)]
+)
+def test_a_configuration_is_built_once_unless_a_string_sets_its_sizes(
+    overrides: list[str], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def counted(values: dict[str, Any], hint: Hint) -> RunConfig:
+        built.append(load_run_config(values, hint))
+        return built[-1]
+
+    monkeypatch.setattr(programs_compose, "load_run_config", counted)
+    values = composed("grpo_tiny_cpu", overrides)
+    assert programs_compose.configured(values) == load_run_config(with_sizes(values))
+    assert len(built) == times
 
 
 def test_each_key_of_the_dataclasses_is_known_to_hydra_with_its_default() -> None:

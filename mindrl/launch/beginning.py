@@ -121,9 +121,25 @@ def _newest_complete(
         raise CheckpointError("\n".join(findings))
     # A reference that was reset may be fixed from now on.
     updates = {role: n for role, n in state["updates"].items() if role in config.changing_roles}
+    if not weights_alone:
+        _check_readable(found.folder, state)
     if not weights_alone and "source" in state:
         state = {**state, "source": source_state(config, found.step, state)}
     return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)
+
+
+def _check_readable(folder: Path, state: Mapping[str, Any]) -> None:
+    """Refuse a state that earlier versions stored in a form that is not read any more.
+
+    `gathering` has the open groups and the position in the data, both with other fields than
+    `source`. It is empty if neither existed.
+    """
+    if state.get("gathering"):
+        raise CheckpointError(
+            f"{folder}: an earlier version of mindrl stored the open groups of responses and the "
+            "position in the data, which this version cannot read; continue with that version, or "
+            "take only the weights with megatron_training.finetune=true"
+        )
 
 
 def _inherited(config: RunConfig, found: Beginning) -> Beginning:

@@ -43,10 +43,10 @@ def begin(tmp_path: Path, run_config: Callable[..., RunConfig]) -> Begin:
     return call
 
 
-def save(run: Path, step: int, config: dict[str, Any]) -> Path:
+def save(run: Path, step: int, config: dict[str, Any], **state: Any) -> Path:
     commits = Commits(run / "checkpoints")
     files = [write_synced(commits.begin(step) / "actor-00000.safetensors", [b"weights"])]
-    record = {**PARTS, "config": config, "updates": {"actor": 2 * step}}
+    record = {**PARTS, **state, "config": config, "updates": {"actor": 2 * step}}
     return commits.commit(step, files, record).folder
 
 
@@ -127,6 +127,24 @@ def test_weights_alone_leave_steps_and_updates_behind_and_all_keys_but_the_model
     assert str(found).startswith("starts with the weights of ")
     with pytest.raises(CheckpointError, match=r"megatron_training\.seed=7 differs"):
         begin(resume=old, seed=7)
+
+
+def test_open_groups_in_the_form_of_an_earlier_version_are_refused_and_not_dropped(
+    begin: Begin, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    old, before = tmp_path / "old", recorded_config(run_config(Path("model"), STEPS))
+    # Steps in turns stored nothing.
+    save(old, 30, before, gathering={})
+    found = begin(resume=str(old))
+    assert found is not None
+    assert found.step == 30
+    for state in ({"place": 242, "groups": [{"index": 3, "born": 30}]}, {"place": 245}):
+        save(old, 40, before, gathering=state)
+        with pytest.raises(CheckpointError, match=r"step-00000040: an earlier version of mindrl"):
+            begin(resume=str(old))
+        found = begin(resume=str(old), finetune=True)
+        assert found is not None
+        assert (found.step, found.state) == (0, {})
 
 
 def test_an_evaluation_before_the_first_step_is_forgotten_where_weights_alone_are_taken(

@@ -17,7 +17,7 @@ class Limit:
     """A time limit that starts when it is created."""
 
     seconds: float
-    said: str
+    description: str
     """The seconds, and their source."""
     ticks: int | None = None
     """Minimum number of progress ticks above which a late call has taken too long; a late call with
@@ -54,12 +54,12 @@ class CallLimits:
     def of(self, kind: CallKind) -> Limit:
         """Return the limit of a call that starts now."""
         if kind not in self.longest:
-            said = f"{self.first_seconds} s (rl_config.worker_call_timeout_seconds)"
-            return Limit(seconds=self.first_seconds, said=said)
+            description = f"{self.first_seconds} s (rl_config.worker_call_timeout_seconds)"
+            return Limit(seconds=self.first_seconds, description=description)
         seconds, ticks = self.longest[kind]
         limit = max(self.least_seconds, _FACTOR * seconds)
-        said = f"{limit:.0f} s; the longest such call so far took {seconds:.1f} s"
-        return Limit(seconds=limit, said=said, ticks=_FACTOR * ticks)
+        description = f"{limit:.0f} s; the longest such call so far took {seconds:.1f} s"
+        return Limit(seconds=limit, description=description, ticks=_FACTOR * ticks)
 
     def note(self, kind: CallKind, seconds: float, ticks: int) -> None:
         """Record a call that was answered."""

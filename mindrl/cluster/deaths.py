@@ -17,11 +17,12 @@ def death_of(
     identity: Identity | None,
     prefork: PreforkServer | None,
     watch: GroupWatch | None,
-    said: str = "",
+    ray_error: str = "",
 ) -> str:
     """Return how the process of a rank ended: its signal, and signs of a lack of memory.
 
-    The signal is known for workers forked by the prefork server. `said` is Ray's error.
+    The signal is known for workers forked by the prefork server. `ray_error` is the text of
+    Ray's error.
     """
     how = None
     if prefork is not None and identity is not None:
@@ -31,6 +32,6 @@ def death_of(
                 break
             time.sleep(0.05)
     causes = [] if watch is None else [watch.out_of_memory(rank)]
-    if _MEMORY_MONITOR in said:
+    if _MEMORY_MONITOR in ray_error:
         causes.append("Ray ended it because the node was low on memory")
     return "; ".join([f"died: its process {how or 'is gone'}", *filter(None, causes)])

@@ -60,9 +60,9 @@ class GroupWatch:
         here = nodes.pop(ray.get_runtime_context().get_node_id(), {})
         self.here = NodeWatch(here)
         self.others = [_OtherNode(node, keys, calls) for node, keys in nodes.items()]
-        asked = [each.asked for each in self.others]
+        pending = [each.pending for each in self.others]
         try:
-            calls.within(start_seconds, ray.get, asked, timeout=start_seconds)
+            calls.within(start_seconds, ray.get, pending, timeout=start_seconds)
         except RayError as error:
             raise ClusterError(f"cannot watch the workers of other nodes: {error}") from error
 
@@ -92,21 +92,21 @@ class GroupWatch:
         self._everywhere("dump_stacks")
 
     def end(self) -> None:
-        """Make sure that all workers, which were asked to end, have ended; then stop watching."""
+        """Make sure that all workers, which were told to end, have ended; then stop watching."""
         self._everywhere("end")
         with suppress(WorkerDiedError):
             for node in self.others:
                 self.calls.within(_ANSWER_SECONDS, ray.kill, node.actor)
 
     def _everywhere(self, method: str) -> None:
-        asked: list[Any] = []
+        pending: list[Any] = []
         with suppress(WorkerDiedError):
-            asked += [self.calls(getattr(node.actor, method).remote) for node in self.others]
+            pending += [self.calls(getattr(node.actor, method).remote) for node in self.others]
         getattr(self.here, method)()
         with suppress(WorkerDiedError):
-            if asked:
-                limit, count = 2 * _ANSWER_SECONDS, len(asked)
-                self.calls.within(limit, ray.wait, asked, num_returns=count, timeout=limit / 2)
+            if pending:
+                limit, count = 2 * _ANSWER_SECONDS, len(pending)
+                self.calls.within(limit, ray.wait, pending, num_returns=count, timeout=limit / 2)
 
 
 class _OtherNode:
@@ -117,23 +117,23 @@ class _OtherNode:
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": there}
         self.calls, self.ranks = calls, keys.keys()
         self.actor = calls(ray.remote(NodeWatch).options(**options).remote, dict(keys))
-        self.asked = calls(self.actor.look.remote)
+        self.pending = calls(self.actor.look.remote)
         self.seen: dict[int, Sight] = {}
 
     def out_of_memory(self) -> str:
         """Return the node's count of killed processes; empty if it does not answer."""
         with suppress(RayError, WorkerDiedError):
-            asked = self.calls(self.actor.out_of_memory.remote)
-            said: str = self.calls(ray.get, asked, timeout=_ANSWER_SECONDS)
-            return said
+            pending = self.calls(self.actor.out_of_memory.remote)
+            count: str = self.calls(ray.get, pending, timeout=_ANSWER_SECONDS)
+            return count
         return ""
 
     def look(self) -> dict[int, Sight]:
         """Return the last answer: workers of a silent node appear to make no progress."""
-        if self.calls(ray.wait, [self.asked], timeout=0)[0]:
-            asked, self.asked = self.asked, self.calls(self.actor.look.remote)
+        if self.calls(ray.wait, [self.pending], timeout=0)[0]:
+            done, self.pending = self.pending, self.calls(self.actor.look.remote)
             with suppress(RayError):
-                self.seen = self.calls(ray.get, asked)
+                self.seen = self.calls(ray.get, done)
         return self.seen
 
 

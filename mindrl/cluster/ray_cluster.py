@@ -78,7 +78,7 @@ class RayCluster:
         return self.own_shares or node_shares(self.devices, self.devices_per_node)
 
     @property
-    def asked(self) -> str:
+    def requested(self) -> str:
         """The devices in terms of the configuration."""
         apart = f" and rl_config.rollout_resource.num_npus={self.rollout_devices}"
         training = self.devices - self.rollout_devices
@@ -245,7 +245,7 @@ class RayCluster:
         present = self.platform.local_devices()
         if present < self.devices:
             raise ClusterError(
-                f"{self.asked}: this machine has {present} "
+                f"{self.requested}: this machine has {present} "
                 f"{self.platform.ray_resource} device(s); use {present} or fewer, or set "
                 "RAY_ADDRESS to join a larger cluster"
             )
@@ -263,7 +263,7 @@ class RayCluster:
         while not fits(shares, present := self.present()):
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{self.asked} with npus_per_node={self.devices_per_node}: needs "
+                    f"{self.requested} with npus_per_node={self.devices_per_node}: needs "
                     f"{len(shares)} node(s) with {max(shares)} "
                     f"{resource} device(s) each; the cluster has nodes with {present} after "
                     f"{wait_seconds:.0f} s (rl_config.{key})"
@@ -276,7 +276,7 @@ class RayCluster:
                 continue
             self.calls(remove_placement_group, placement)
             raise ClusterError(
-                f"{self.asked}: other jobs use the {resource} devices of the cluster"
+                f"{self.requested}: other jobs use the {resource} devices of the cluster"
             )
         return placement
 

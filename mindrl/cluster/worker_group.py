@@ -86,10 +86,10 @@ class WorkerGroup:
             is_deterministic = config.megatron_training.is_deterministic
             self._start(cluster, crew.nodes, deterministic=is_deterministic)
             seconds = rl.worker_start_timeout_seconds
-            said = f"{seconds} s (rl_config.worker_start_timeout_seconds)"
-            limit = Limit(seconds=seconds, said=said)
-            asked = [self.calls(handle.identify.remote) for handle in self.handles]
-            starting = dict(enumerate(asked))
+            text = f"{seconds} s (rl_config.worker_start_timeout_seconds)"
+            limit = Limit(seconds=seconds, description=text)
+            references = [self.calls(handle.identify.remote) for handle in self.handles]
+            starting = dict(enumerate(references))
             self.identities = self.answers(starting, limit, _START)
             self.watch = GroupWatch(
                 self.identities, rl.heartbeat_timeout_seconds, limit.left(), self.calls
@@ -99,8 +99,8 @@ class WorkerGroup:
             notify(f"{size} {crew.name}(s) started ({limit.passed():.1f} s); loading the models")
             address = self.identities[0].address
             builds = [handle.build.remote for handle in self.handles]
-            asked = [self.calls(build, address, plan, crew.factory) for build in builds]
-            building = dict(enumerate(asked))
+            references = [self.calls(build, address, plan, crew.factory) for build in builds]
+            building = dict(enumerate(references))
             # Engines are silent while they compile and load; the start has its own limit.
             self.show = crew.show
             seconds_of = self.answers(building, limit, _START, silence_counts=False)
@@ -135,7 +135,7 @@ class WorkerGroup:
         assert first + len(arguments) <= len(self.handles), "there are more arguments than workers"
         shares = {id(given): given for given in arguments}
         stored = {key: self.calls(ray.put, given) for key, given in shares.items()}
-        asked, step = TRACE.now(), TRACE.step
+        called_at, step = TRACE.now(), TRACE.step
 
         def send() -> dict[int, Any]:
             return {
@@ -148,7 +148,7 @@ class WorkerGroup:
                 for place, given in enumerate(arguments)
             }
 
-        return Call(self, method, self.calls(send), kind_of(method, arguments), asked)
+        return Call(self, method, self.calls(send), kind_of(method, arguments), called_at)
 
     def call(
         self,
@@ -233,7 +233,7 @@ class WorkerGroup:
         if hang is not None:
             pending, what = hang.ranks, hang.seen
         elif limit.is_over(0 if vigil is None else vigil.most_done()):
-            what = f"did not respond within {limit.said}"
+            what = f"did not respond within {limit.description}"
         else:
             return
         who = worker_names(pending, self.identities, self.name)
@@ -299,11 +299,11 @@ class Call:
         method: str,
         references: Mapping[int, Any],
         kind: CallKind,
-        asked: int,
+        called_at: int,
     ) -> None:
-        """Start the clock; `asked` is the start time on the clock of the trace."""
+        """Start the clock; `called_at` is the start time on the clock of the trace."""
         self.group, self.method, self.references, self.kind = group, method, references, kind
-        self.limit, self.asked = group.limits.of(kind), asked
+        self.limit, self.called_at = group.limits.of(kind), called_at
 
     def wait(self, *, silence_counts: bool = True) -> list[Any]:
         """Wait for all of them; return the results.
@@ -321,7 +321,7 @@ class Call:
                 self.references, self.limit, self.method, silence_counts=silence_counts
             )
         for rank, reply in zip(self.references, answers, strict=True):
-            TRACE.take(f"{self.group.name}-{rank}", reply.trace, asked=self.asked)
+            TRACE.take(f"{self.group.name}-{rank}", reply.trace, called_at=self.called_at)
         ticks = max(reply.ticks for reply in answers)
         self.group.limits.note(self.kind, self.limit.passed(), ticks)
         return [reply.result for reply in answers]

@@ -21,7 +21,7 @@ class Conversation:
     """System prompt."""
     messages: list[ChatMessage] = field(default_factory=list)
 
-    def ask(self, text: str) -> Sequence[int]:
+    def add_question(self, text: str) -> Sequence[int]:
         """Append a user message; return the whole conversation as token ids.
 
         Raises:

@@ -15,7 +15,7 @@ from mindrl.errors import (
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ASKED = b"stopping after the current step and an export; a second signal stops at once\n"
+_NOTICE = b"stopping after the current step and an export; a second signal stops at once\n"
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def signals_as_errors() -> Iterator[None]:
 
 
 class StopRequests:
-    """Signals that have asked a run to stop."""
+    """Signals received by a run that stops at the next step."""
 
     def __init__(self) -> None:
         """Start without signals."""
@@ -76,17 +76,17 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    def ask(number: int, _frame: FrameType | None) -> None:
+    def request_stop(number: int, _frame: FrameType | None) -> None:
         requests.signals.append(signal.Signals(number))
         give_back()
         if grace_seconds is not None:
             over.start()
         # Not by print: the signal may have interrupted one.
         with suppress(OSError):
-            os.write(2, _ASKED)
+            os.write(2, _NOTICE)
 
     for each in _SIGNALS:
-        signal.signal(each, ask)
+        signal.signal(each, request_stop)
     try:
         yield requests
     except (WorkerDiedError, ReshardError) as error:
@@ -100,9 +100,9 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
 
 
 @contextmanager
-def trace_requests(ask: Callable[[], None]) -> Iterator[None]:
-    """Call `ask` on SIGUSR1; the program continues."""
-    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: ask())
+def trace_requests(request: Callable[[], None]) -> Iterator[None]:
+    """Call `request` on SIGUSR1; the program continues."""
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: request())
     try:
         yield
     finally:

@@ -119,13 +119,13 @@ class Trace:
         if self.step is not None:
             self.spans.append((PHASE, name, self.now(), None, None))
 
-    def take(self, process: str, found: TracePart | None, *, asked: int) -> None:
-        """Add the spans that another process recorded in a call made at `asked`, now answered."""
+    def take(self, process: str, found: TracePart | None, *, called_at: int) -> None:
+        """Add the spans of another process, recorded in a call made at `called_at`."""
         if self.step is None or found is None:
             return
         its, now = self.others[process], self.now()
         its.spans += found.spans
-        least, most = asked - found.start, now - found.end
+        least, most = called_at - found.start, now - found.end
         its.earliest = least if its.earliest is None else max(its.earliest, least)
         its.latest = most if its.latest is None else min(its.latest, most)
 

@@ -49,9 +49,9 @@ class Platform:
         found = settings_by_owner()
         return (*found["engine"], *found[self.kind])
 
-    def is_eager(self, asked: bool | None) -> bool:
+    def is_eager(self, setting: bool | None) -> bool:
         """Return whether the engine runs without graphs; None selects the platform's default."""
-        return not self.captures_graphs if asked is None else asked
+        return not self.captures_graphs if setting is None else setting
 
     def local_devices(self) -> int:
         """Return the number of usable devices of this machine, without opening them."""

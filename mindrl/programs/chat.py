@@ -20,17 +20,17 @@ class Chat:
     """A conversation; text is printed as it arrives, without terminal control characters."""
 
     conversation: Conversation
-    asked: AnswerSampling
+    sampling: AnswerSampling
     longest: int
     """Limit of prompt and answer together, in tokens."""
 
-    def ask(self, text: str) -> Sequence[int]:
+    def add_question(self, text: str) -> Sequence[int]:
         """Add a user message; returns the whole conversation as token ids.
 
         Raises:
             DataError: The message is too long, no text, or the chat template does not accept it.
         """
-        token_ids = self.conversation.ask(text)
+        token_ids = self.conversation.add_question(text)
         if len(token_ids) >= self.longest:
             self.conversation.take_back()
             raise DataError(
@@ -46,28 +46,28 @@ class Chat:
             StopRequestedError: A signal ended it; the partial answer is kept in the conversation.
         """
         room = self.longest - len(token_ids)
-        asked = replace(self.asked, max_tokens=min(self.asked.max_tokens, room))
-        texts, cut = [""] * asked.samples, [False] * asked.samples
+        sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, room))
+        texts, cut = [""] * sampling.samples, [False] * sampling.samples
         try:
             with (
                 stop_requests() as check_interrupt,
-                closing(engine.answers(token_ids, asked)) as pieces,
+                closing(engine.answers(token_ids, sampling)) as pieces,
             ):
                 for piece in pieces:
                     texts[piece.answer] += piece.text
                     cut[piece.answer] |= piece.is_cut
                     # Pieces of several answers would be interleaved.
-                    _write(piece.text * (asked.samples == 1))
+                    _write(piece.text * (sampling.samples == 1))
                     check_interrupt()
         finally:
             self.conversation.add_answer(texts[0])
-            if asked.samples == 1:
+            if sampling.samples == 1:
                 _write("\n")
-        if asked.samples > 1:
+        if sampling.samples > 1:
             for number, text in enumerate(texts, start=1):
-                say(f"--- answer {number} of {asked.samples}", printable(text))
+                say(f"--- answer {number} of {sampling.samples}", printable(text))
         if any(cut):
-            note(f"cut off at {asked.max_tokens} tokens (--max-tokens)")
+            note(f"cut off at {sampling.max_tokens} tokens (--max-tokens)")
         return texts[0]
 
     def talk(self, engine: ChatEngine) -> None:
@@ -85,7 +85,7 @@ class Chat:
 
     def _reply(self, engine: ChatEngine, line: str) -> None:
         try:
-            self.answer(engine, self.ask(line))
+            self.answer(engine, self.add_question(line))
         except DataError as error:
             note(f"{error}, or clear the conversation with {_RESET}")
         except StopRequestedError:

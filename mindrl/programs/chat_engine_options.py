@@ -63,9 +63,9 @@ def chosen_chat_engine(
     return model, config, platform, settings
 
 
-def _longest(model: NamedModel, asked: int | None) -> int:
+def _longest(model: NamedModel, requested: int | None) -> int:
     values = read_config(str(model.folder))[1]
     most = values.get("max_position_embeddings") or values.get("n_positions") or _LONGEST
-    if asked is not None and asked > most:
-        raise ConfigError(f"--max-length {asked}: the model's limit is {most} tokens")
-    return asked or min(most, _LONGEST)
+    if requested is not None and requested > most:
+        raise ConfigError(f"--max-length {requested}: the model's limit is {most} tokens")
+    return requested or min(most, _LONGEST)

@@ -70,12 +70,12 @@ def _generate(options: argparse.Namespace) -> int:
     require_packages("an answer", ROLLOUT_BACKEND)
     say(f"starting the engine with {options.model}; this takes a minute or two", to_stderr=True)
     with _elapsed_time():
-        engine, chat, asked = _started(options)
+        engine, chat, question = _started(options)
     try:
-        if asked is None:
+        if question is None:
             chat.talk(engine)
         else:
-            chat.answer(engine, asked)
+            chat.answer(engine, question)
     finally:
         with output_kept_back():
             engine.close()
@@ -105,11 +105,11 @@ def _started(options: argparse.Namespace) -> "tuple[ChatEngine, Chat, Sequence[i
     take_on(platform.worker_environment(workers=1, one_machine=True))
     chat = chat_of(options, settings, config)
     prompt = sys.stdin.read().removesuffix("\n") if options.prompt == "-" else options.prompt
-    asked = None if prompt is None else chat.ask(prompt)
+    question = None if prompt is None else chat.add_question(prompt)
     with output_kept_back():
         from mindrl.launch.chat_engine import start_chat_engine  # noqa: PLC0415
 
-        return start_chat_engine(settings, platform), chat, asked
+        return start_chat_engine(settings, platform), chat, question
 
 
 def chat_of(
@@ -136,7 +136,7 @@ def chat_of(
     temperature = options.temperature
     if temperature is None and drawn:
         temperature = drawn.temperature
-    asked = AnswerSampling(
+    sampling = AnswerSampling(
         samples=options.samples,
         temperature=temperature,
         truncation=drawn,
@@ -151,7 +151,7 @@ def chat_of(
     conversation = Conversation(
         tokenizer=tokenizer, is_plain=is_plain, system=options.system or system
     )
-    return Chat(conversation=conversation, asked=asked, longest=settings.longest)
+    return Chat(conversation=conversation, sampling=sampling, longest=settings.longest)
 
 
 PROGRAM = Program(

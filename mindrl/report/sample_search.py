@@ -31,14 +31,14 @@ class SampleSearch:
         ValueError: The query has a field of another type.
     """
 
-    def __init__(self, runs: Sequence[RunState], asked: Mapping[str, Any]) -> None:
+    def __init__(self, runs: Sequence[RunState], query: Mapping[str, Any]) -> None:
         self.runs = runs
-        self.run, self.kind, self.source = (str(asked[name]) for name in ("run", "kind", "source"))
-        self.ended, self.words = str(asked["ended"]), str(asked["words"]).lower()
-        self.first, self.last = _number(asked["from"]), _number(asked["to"])
-        self.least, self.most = _number(asked["least"]), _number(asked["most"])
-        self.prompt: str | None = asked["prompt"]
-        self.begin = None if asked["at"] is None else SearchPosition(**asked["at"])
+        self.run, self.kind, self.source = (str(query[name]) for name in ("run", "kind", "source"))
+        self.ended, self.words = str(query["ended"]), str(query["words"]).lower()
+        self.first, self.last = _number(query["from"]), _number(query["to"])
+        self.least, self.most = _number(query["least"]), _number(query["most"])
+        self.prompt: str | None = query["prompt"]
+        self.begin = None if query["at"] is None else SearchPosition(**query["at"])
 
     def answer(self) -> dict[str, Any]:
         """Return the groups, the number of examined samples, and the position to continue.

@@ -76,7 +76,7 @@ class PageServer(ThreadingHTTPServer):
             new = ".".join(str(run.position) for run in self.runs)
             return {**news, "position": f"{files}-{new}", "written": time.time()}
 
-    def samples(self, asked: Any) -> dict[str, Any]:
+    def samples(self, query: Any) -> dict[str, Any]:
         """Return samples that match a query.
 
         Raises:
@@ -84,7 +84,7 @@ class PageServer(ThreadingHTTPServer):
             ValueError, TypeError, KeyError: The query is invalid.
         """
         with self.lock:
-            return SampleSearch(self.runs, asked).answer()
+            return SampleSearch(self.runs, query).answer()
 
     def _known(self, position: str, files: str) -> list[int]:
         """Return a viewer's position for each run; 0 if it needs everything."""
@@ -99,13 +99,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer requests with the token."""
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query)
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
         if not self._is_known(query):
             return
-        if asked.path == "/":
+        if url.path == "/":
             self._answer(HTTPStatus.OK, "text/html", page(None))
-        elif asked.path == "/data.json":
+        elif url.path == "/data.json":
             [position] = query.get("since", [""])[:1]
             self._answer_json(lambda: self.server.news(position))
         else:
@@ -114,11 +114,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a query about samples."""
-        asked = urlsplit(self.path)
-        if not self._is_known(parse_qs(asked.query)):
+        url = urlsplit(self.path)
+        if not self._is_known(parse_qs(url.query)):
             return
         length = self.headers.get("Content-Length", "")
-        if asked.path != "/samples.json":
+        if url.path != "/samples.json":
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not found; POST /samples.json\n")
         elif not length.isdigit() or int(length) > _LONGEST_QUESTION:
             text = f"the query needs a Content-Length of at most {_LONGEST_QUESTION}\n"

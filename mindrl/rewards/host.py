@@ -70,7 +70,7 @@ class RewardService:
                 self._facts = self._ready()
         return self._facts
 
-    def score(self, asked: RowsByFunction) -> Outcomes:
+    def score(self, rows: RowsByFunction) -> Outcomes:
         """Score the responses of each function.
 
         Raises:
@@ -78,7 +78,7 @@ class RewardService:
         """
         self.ready()
         with self._loss_as_error():
-            self._connection.send(asked)
+            self._connection.send(rows)
             outcomes: Outcomes = self._connection.recv()
         return outcomes
 

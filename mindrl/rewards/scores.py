@@ -136,7 +136,7 @@ class Scores:
         return len(self.rewards) + self.left_out
 
     @property
-    def asked(self) -> dict[str, int]:
+    def scored_counts(self) -> dict[str, int]:
         """Number of responses that each function scored, including dropped ones."""
         return {
             name: len(part) - part.count(None) + self.left_out_of.get(name, self.left_out)
@@ -175,7 +175,7 @@ class Scores:
             left_out=self.rated - len(rows),
             left_out_of={
                 name: count - (len(rows) - kept[name].count(None))
-                for name, count in self.asked.items()
+                for name, count in self.scored_counts.items()
             },
             sources=tuple(self.sources[row] for row in rows) if self.sources else (),
             accuracies={
@@ -204,7 +204,7 @@ class Scores:
 
     def without_any_score(self) -> list[Failures]:
         """Return the first failures of each function that failed for the whole batch."""
-        return without_any_score(self.failures, self.asked)
+        return without_any_score(self.failures, self.scored_counts)
 
     def fatal(self, on_failure: str) -> list[str]:
         """Return a line for each function that ends the run, by `rl_config.on_reward_failure`."""
@@ -258,7 +258,7 @@ class Scores:
     def _failed_share(self) -> dict[str, float]:
         """Return the fraction of missing scores; empty if there are none."""
         failed = sum(each.count for each in self.failures)
-        return {"reward/failed_share": failed / sum(self.asked.values())} if failed else {}
+        return {"reward/failed_share": failed / sum(self.scored_counts.values())} if failed else {}
 
     def _source_metrics(self) -> dict[str, float]:
         """Return the fraction of each source, its mean reward and its accuracy."""
@@ -342,7 +342,7 @@ def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:
     return tuple(found.values())
 
 
-def without_any_score(failures: Sequence[Failures], asked: Mapping[str, int]) -> list[Failures]:
+def without_any_score(failures: Sequence[Failures], counts: Mapping[str, int]) -> list[Failures]:
     """Return the first failures of each function that failed for all its responses."""
     by_function: dict[str, list[Failures]] = {}
     for each in failures:
@@ -350,7 +350,7 @@ def without_any_score(failures: Sequence[Failures], asked: Mapping[str, int]) ->
     return [
         kinds[0]
         for function, kinds in by_function.items()
-        if sum(each.count for each in kinds) == asked[function]
+        if sum(each.count for each in kinds) == counts[function]
     ]
 
 

@@ -101,21 +101,21 @@ class WorkerPool:
         self._descriptors = (connection_descriptor, keep_prints(plan.prints))
         self._pool = self._start()
 
-    def score(self, asked: RowsByFunction) -> Outcomes:
+    def score(self, rows: RowsByFunction) -> Outcomes:
         """Score the responses of each function.
 
         A chunk whose worker hung or died is run again one response at a time, so that only the
         responses at fault fail. A response that is late on its own is retried after all others: on
         a busy machine right answers may be late.
         """
-        outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in asked}
+        outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in rows}
         chunks = [
             Chunk(function=function, indices=indices)
-            for function, rows in asked.items()
-            for indices in self._shares(function, len(rows))
+            for function, responses in rows.items()
+            for indices in self._shares(function, len(responses))
         ]
         while chunks:
-            results = self._run(chunks, asked)
+            results = self._run(chunks, rows)
             chunks = []
             for chunk, result in results:
                 final, rest = settled(chunk, result)
@@ -141,12 +141,12 @@ class WorkerPool:
         self._pool.join()
 
     def _run(
-        self, chunks: Iterable[Chunk], asked: RowsByFunction
+        self, chunks: Iterable[Chunk], rows: RowsByFunction
     ) -> list[tuple[Chunk, ChunkResult]]:
         """Send every chunk to a worker and wait for all; the order is that of the chunks."""
         if not self._pool.active:
             self._replace()
-        futures = [(chunk, self._schedule(chunk, asked)) for chunk in chunks]
+        futures = [(chunk, self._schedule(chunk, rows)) for chunk in chunks]
         longest = max(self._seconds(chunk) for chunk, _ in futures)
         self._wait([future for _, future in futures], longest + STALL_SECONDS)
         return [(chunk, self._result(chunk, future)) for chunk, future in futures]
@@ -180,9 +180,9 @@ class WorkerPool:
         rounds = -(-len(chunk.indices) // loaded.concurrency)
         return self._plan.timeout_seconds * rounds + loaded.signature.is_async
 
-    def _schedule(self, chunk: Chunk, asked: RowsByFunction) -> Future[Scored]:
-        rows = asked[chunk.function]
-        chosen = [rows[index] for index in chunk.indices]
+    def _schedule(self, chunk: Chunk, rows: RowsByFunction) -> Future[Scored]:
+        responses = rows[chunk.function]
+        chosen = [responses[index] for index in chunk.indices]
         try:
             future: Future[Scored] = self._pool.schedule(
                 score_rows,
@@ -282,8 +282,8 @@ def serve(connection_descriptor: int) -> None:
             return
         with closing(pool):
             connection.send(pool.ready)
-            for asked in _requests(connection):
-                outcomes = pool.score(asked)
+            for rows in _requests(connection):
+                outcomes = pool.score(rows)
                 os.kill(guard_pid, SWEEP)  # no call is running: remaining processes are leftovers
                 connection.send(outcomes)
 

@@ -52,7 +52,7 @@ class Piece:
 class ChatEngine(Protocol):
     """Answers one prompt at a time."""
 
-    def answers(self, token_ids: Sequence[int], asked: AnswerSampling) -> Generator[Piece]:
+    def answers(self, token_ids: Sequence[int], sampling: AnswerSampling) -> Generator[Piece]:
         """Answer a prompt; closing the generator aborts it."""
 
     def close(self) -> None:

@@ -35,19 +35,19 @@ def sglang_parameters(sampling: Sampling, seed: int, *, drawn: int = 0) -> dict[
     }
 
 
-def answer_parameters(asked: AnswerSampling) -> dict[str, Any]:
+def answer_parameters(sampling: AnswerSampling) -> dict[str, Any]:
     """Return vLLM's parameters of an answer, without those that the model's folder decides."""
     values: dict[str, Any] = {
-        "n": asked.samples,
-        "max_tokens": asked.max_tokens,
-        "stop_token_ids": [*asked.stop_token_ids],
+        "n": sampling.samples,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": [*sampling.stop_token_ids],
     }
-    if asked.temperature is not None:
-        values["temperature"] = asked.temperature
-    if asked.truncation is not None:
-        values |= asked.truncation.truncation()
-    if asked.stop:
-        values |= {"stop": [*asked.stop], **_KEPT_STOPS}
+    if sampling.temperature is not None:
+        values["temperature"] = sampling.temperature
+    if sampling.truncation is not None:
+        values |= sampling.truncation.truncation()
+    if sampling.stop:
+        values |= {"stop": [*sampling.stop], **_KEPT_STOPS}
     return values
 
 

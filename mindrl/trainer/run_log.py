@@ -110,7 +110,7 @@ class RunSummary:
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
     """By function: number of missing scores by kind of failure."""
     steps_without_signal: int = 0
-    told: list[str] = field(default_factory=list)
+    shown_notes: list[str] = field(default_factory=list)
     """Notes about steps that have been shown; each is shown once."""
     skipped_checkpoints: int = 0
     model_step: int | None = None
@@ -227,9 +227,9 @@ class RunLog:
         # The policy did not change, or not because of its rewards.
         if metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0:
             summary.steps_without_signal += 1
-        for name, text in step_notes(metrics, summary.told):
+        for name, text in step_notes(metrics, summary.shown_notes):
             self.warn(f"step {step} {text}")
-            summary.told.append(name)
+            summary.shown_notes.append(name)
 
     def memory(self, step: int, workers: Moments) -> None:
         """Record the devices' memory in a step."""
@@ -281,12 +281,12 @@ class RunLog:
     def held_out_loss(self, step: int, name: str | None, loss: float) -> None:
         """Record the loss on a named set, None for the held-out file; step 0 is before training."""
         found = {"loss": loss, "perplexity": math.exp(min(loss, _LARGEST_LOSS))}
-        when, told = "after" if step else "before", name or "held-out"
-        self.summary.evaluations.setdefault(told, {})[when] = found
+        when, label = "after" if step else "before", name or "held-out"
+        self.summary.evaluations.setdefault(label, {})[when] = found
         place = "evaluation" if name is None else f"eval/{name}"
         self._track(step, {f"{place}/{what}": value for what, value in found.items()})
         shown = "  ".join(f"{what} {value:.4g}" for what, value in found.items())
-        self.console.measured(step, f"{told} {shown}")
+        self.console.measured(step, f"{label} {shown}")
 
     def _answers_to(self, name: str) -> SampleLog:
         if name not in self.eval_sets:

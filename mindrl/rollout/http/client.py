@@ -56,7 +56,7 @@ class ServerClient:
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def ask(
+    def request(
         self, form: type[_Form], path: str, body: Any, *, seconds: float, again: bool = False
     ) -> _Form:
         """Post a request and parse the answer.

@@ -24,7 +24,7 @@ from mindrl.rollout.http.vllm_server import VllmServer
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 60.0
-_ASK_SECONDS = 30.0
+_REQUEST_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 
 
@@ -81,7 +81,7 @@ class VllmRouter:
 
     def _notify(self, what: str, url: str) -> None:
         path = f"/{what}_worker?url={quote(url, safe='')}"
-        self.client.post(path, seconds=_ASK_SECONDS)
+        self.client.post(path, seconds=_REQUEST_SECONDS)
 
     def _ensure(self) -> None:
         """Start or restart it, with its servers, unless it answers."""

@@ -99,7 +99,7 @@ class SglangServer:
             "sampling_params": sglang_parameters(sampling, request.seed, drawn=request.drawn),
             "return_logprob": True,
         }
-        meta = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True).meta_info
+        meta = self.client.request(_Reply, _GENERATE, body, seconds=seconds, again=True).meta_info
         if meta.id != name:
             said = f"it is the response to {meta.id} instead of {name}"
             raise self.client.garbage(_GENERATE, said)
@@ -138,7 +138,7 @@ class SglangServer:
         Raises:
             ReshardError: It failed.
         """
-        said = self.client.ask(_Done, path, body, seconds=self.control_seconds)
+        said = self.client.request(_Done, path, body, seconds=self.control_seconds)
         if not said.success:
             raise ReshardError(f"{self.client.name}: {path}: {said.message}")
 

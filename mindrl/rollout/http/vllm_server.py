@@ -50,7 +50,7 @@ class VllmServer:
             "token_ids": list(request.token_ids),
             "sampling_params": vllm_parameters(sampling, request.seed, drawn=request.drawn),
         }
-        reply = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True)
+        reply = self.client.request(_Reply, _GENERATE, body, seconds=seconds, again=True)
         if not (reply.request_id or name).endswith(name):
             said = f"it is the response to {reply.request_id} instead of {name}"
             raise self.client.garbage(_GENERATE, said)
@@ -79,7 +79,7 @@ class VllmServer:
 
     def _of_all_ranks(self, method: str, arguments: list[str]) -> None:
         body = {"method": method, "args": arguments}
-        said = self.client.ask(_Results, "/collective_rpc", body, seconds=self.control_seconds)
+        said = self.client.request(_Results, "/collective_rpc", body, seconds=self.control_seconds)
         if failed := sorted({each for each in said.results if each}):
             raise ReshardError(f"{self.client.name}: {'; '.join(failed)}")
 

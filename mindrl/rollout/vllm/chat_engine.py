@@ -41,9 +41,9 @@ class VllmChatEngine:
             **platform.engine_options,
         )
 
-    def answers(self, token_ids: Sequence[int], asked: AnswerSampling) -> Generator[Piece]:
+    def answers(self, token_ids: Sequence[int], sampling: AnswerSampling) -> Generator[Piece]:
         """Answer a prompt: see `ChatEngine`."""
-        engine, params = self.llm.llm_engine, self._params(asked)
+        engine, params = self.llm.llm_engine, self._params(sampling)
         engine.add_request(_NAME, TokensPrompt(prompt_token_ids=[*token_ids]), params)
         try:
             while engine.has_unfinished_requests():
@@ -64,7 +64,7 @@ class VllmChatEngine:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _params(self, asked: AnswerSampling) -> SamplingParams:
+    def _params(self, sampling: AnswerSampling) -> SamplingParams:
         of_model = self.llm.llm_engine.model_config.get_diff_sampling_param()
-        values = of_model | answer_parameters(asked)
+        values = of_model | answer_parameters(sampling)
         return SamplingParams(**values, output_kind=RequestOutputKind.DELTA)

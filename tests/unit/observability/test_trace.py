@@ -143,7 +143,7 @@ def test_a_clock_of_another_host_is_moved_by_the_least_that_puts_calls_inside_th
     now = trace.now() // MS
     # Asked 30 ms ago, begun there 10 ms later, done there 10 ms ago.
     there = recorded(now - 20 - is_behind_ms, now - 10 - is_behind_ms)
-    trace.take("worker-0", pickle.loads(pickle.dumps(there)), asked=(now - 30) * MS)
+    trace.take("worker-0", pickle.loads(pickle.dumps(there)), called_at=(now - 30) * MS)
     # The first millisecond is the one that `now` was cut off in.
     assert trace.others["worker-0"].shift / MS == pytest.approx(shift_ms, abs=1.5)
     assert (
@@ -155,7 +155,7 @@ def test_what_answers_behind_the_end_of_a_recording_is_not_of_the_next() -> None
     trace = Trace()
     trace.begin(7)
     trace.end()
-    trace.take("worker-0", recorded(1, 2), asked=0)
+    trace.take("worker-0", recorded(1, 2), called_at=0)
     trace.begin(8)
     assert dict(trace.others) == {}
 

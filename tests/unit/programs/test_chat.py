@@ -33,15 +33,15 @@ class Writer:
     asked: list[AnswerSampling] = field(default_factory=list)
     stops_at: int | None = None
 
-    def answers(self, token_ids: Sequence[int], asked: AnswerSampling) -> Generator[Piece]:
+    def answers(self, token_ids: Sequence[int], sampling: AnswerSampling) -> Generator[Piece]:
         self.heard.append(self.tokenizer.decode(token_ids))
-        self.asked.append(asked)
+        self.asked.append(sampling)
         for first in range(0, len(self.answer), 3):
             if first == self.stops_at:
                 os.kill(os.getpid(), signal.SIGINT)
-            for number in range(asked.samples):
+            for number in range(sampling.samples):
                 yield Piece(answer=number, text=self.answer[first : first + 3])
-        yield Piece(answer=asked.samples - 1, text="", is_cut=True)
+        yield Piece(answer=sampling.samples - 1, text="", is_cut=True)
 
     def close(self) -> None:
         pass
@@ -52,7 +52,7 @@ def chat_of(
 ) -> Chat:
     return Chat(
         conversation=Conversation(tokenizer=tokenizer, is_plain=plain, system=None),
-        asked=AnswerSampling(max_tokens=40, samples=samples),
+        sampling=AnswerSampling(max_tokens=40, samples=samples),
         longest=longest,
     )
 
@@ -92,7 +92,7 @@ def test_an_answer_cannot_command_the_terminal(
     tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = chat_of(tokenizer)
-    assert chat.answer(Writer(tokenizer, HOSTILE), chat.ask("?")) == HOSTILE
+    assert chat.answer(Writer(tokenizer, HOSTILE), chat.add_question("?")) == HOSTILE
     shown = capsys.readouterr().out
     assert shown == "\\x1b]0;taken\\x07 \\x1b[2J\\u202e\n"
 
@@ -101,7 +101,7 @@ def test_several_answers_stand_one_below_the_other_and_a_cut_one_is_told(
     tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = chat_of(tokenizer, samples=2)
-    chat.answer(Writer(tokenizer, "seven"), chat.ask("?"))
+    chat.answer(Writer(tokenizer, "seven"), chat.add_question("?"))
     said = capsys.readouterr()
     assert said.out == "--- answer 1 of 2\nseven\n--- answer 2 of 2\nseven\n"
     assert "cut off at 40 tokens" in said.err
@@ -120,7 +120,7 @@ def test_a_conversation_that_no_longer_fits_is_told_and_goes_on_behind_a_reset(
     assert "must have less than 60" in said
     assert "clear the conversation with /reset" in said
     with pytest.raises(DataError, match="not valid text"):
-        chat_of(tokenizer).ask("\ud800")
+        chat_of(tokenizer).add_question("\ud800")
 
 
 def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(
@@ -180,10 +180,10 @@ def test_the_model_of_a_run_is_asked_as_the_run_draws(
         trust_remote_code=False,
         seed=1,
     )
-    asked = asked_chat(options, settings, run_config(tokenizer_folder, keys)).asked
+    asked = asked_chat(options, settings, run_config(tokenizer_folder, keys)).sampling
     assert (asked.temperature, asked.max_tokens, asked.stop) == (0.5, 7, ("\n\n",))
     assert asked.truncation is not None
     assert asked.truncation.truncation() == {"top_p": 0.9, "top_k": -1, "min_p": 0.05}
     # Of the model itself nothing is known but its own defaults.
-    alone = asked_chat(options, settings, None).asked
+    alone = asked_chat(options, settings, None).sampling
     assert (alone.truncation, alone.stop, alone.max_tokens) == (None, (), 1024)

@@ -79,7 +79,7 @@ def test_a_function_of_lists_may_say_that_it_does_not_apply() -> None:
     assert scores.metrics()["reward/lists"] == 1.0
     # What measures accuracy and does not apply has not said that it is right.
     assert scores.shares(f"{FILE}:lists") == [1.0, 1.0, 0.0, 0.0]
-    assert scores.asked[f"{FILE}:lists"] == 2
+    assert scores.scored_counts[f"{FILE}:lists"] == 2
 
 
 def test_asynchronous_calls_are_under_way_together_up_to_their_bound() -> None:

@@ -295,4 +295,4 @@ def test_batches_of_different_sources_are_joined_and_cut_with_what_was_asked_of_
     assert both.sources == ("form", "form", "sums")
     kept = both.rows([1, 2])
     assert (kept.sources, kept.rewards) == (("form", "sums"), (1.0, 1.0))
-    assert kept.asked == {"boxed_format": 2, "math_verify": 1}
+    assert kept.scored_counts == {"boxed_format": 2, "math_verify": 1}

@@ -12,11 +12,14 @@ from mindrl.config.data_rules import data_keys
 from mindrl.config.own_functions import named_object
 from mindrl.config.run import RunConfig
 from mindrl.data.files import files_of
+from mindrl.trainer.imported_files import imported_files
 
 Prints = Mapping[str, list[list[Any]]]
-"""By configuration key: name, bytes and checksum of each file."""
+"""By configuration key, with `_IMPORTS` for imported files: name, bytes and checksum of each."""
 _EVALUATION = "data_config.eval_sets"
 """May differ from the resumed run, like these keys."""
+_IMPORTS = " imports"
+"""End of the names of the files that those of a key import."""
 _PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
 
 
@@ -27,6 +30,9 @@ def input_prints(config: RunConfig) -> Prints:
     for key, names in _user_functions(config).items():
         files = {file: None for name in names for file in _source_files(key, name)}
         prints[key] = _prints(files)
+        sources = (Path(file) for file in files if Path(file).is_file())
+        imported = {each: None for source in sources for each in imported_files(source)}
+        prints[f"{key}{_IMPORTS}"] = _prints(each for each in imported if str(each) not in files)
     return {key: found for key, found in prints.items() if found}
 
 
@@ -36,17 +42,18 @@ def shared_prints(config: RunConfig) -> dict[str, list[str]]:
     Keys in `megatron_training.resume_allow` are left out.
     """
     own = ("megatron_training.test_data_path", *_PARTS, *config.megatron_training.resume_allow)
-    prints = {key: found for key, found in input_prints(config).items() if key not in own}
-    return {key: [checksum for *_, checksum in found] for key, found in prints.items()}
+    prints = input_prints(config)
+    shared = {key: each for key, each in prints.items() if key.removesuffix(_IMPORTS) not in own}
+    return {key: [checksum for *_, checksum in found] for key, found in shared.items()}
 
 
 def changed_inputs(before: Prints, inputs: Prints, allowed: Collection[str]) -> Iterator[str]:
     """Yield a description of each file that differs from the resumed run.
 
-    Keys in `allowed` may differ. Checkpoints of earlier versions have no fingerprints.
+    Keys in `allowed` may differ. Checkpoints of earlier versions lack fingerprints.
     """
-    for key, now in inputs.items():
-        was = before.get(key)
+    for part, now in inputs.items():
+        was, key = before.get(part), part.removesuffix(_IMPORTS)
         if was is None or key in allowed or [each[1:] for each in was] == [e[1:] for e in now]:
             continue
         new = [name for name, *content in now if content not in [each[1:] for each in was]]

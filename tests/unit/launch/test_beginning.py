@@ -343,3 +343,33 @@ def test_data_and_rewards_that_were_changed_are_refused_by_key_and_file_unless_t
     commits.begin(2)
     commits.commit(2, [], {**PARTS, "config": record["config"], "updates": {}})
     assert begun() is not None
+
+
+def test_a_changed_file_that_a_reward_imports_is_refused_by_its_name_unless_that_is_allowed(
+    tmp_path: Path, run_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    key, reward, helper = "rl_config.verifier_function", "own_reward.py", "helper_of_rewards.py"
+    calls = (
+        f"import {helper[:-3]}\n\ndef score(response, reference):\n    return {helper[:-3]}.ONE\n"
+    )
+    (tmp_path / reward).write_text(calls)
+    (tmp_path / helper).write_text("ONE = 1.0\n")
+    (tmp_path / "other.py").write_text("")
+    keys = {key: (f"{tmp_path / reward}:score",), "rl_config.verifier_weight": (1.0,)}
+    first = run_config(Path("model"), STEPS | keys)
+    record = {"config": recorded_config(first), "inputs": input_prints(first)}
+    save(tmp_path / "run", 20, **record)
+
+    def begun(**allowed: Any) -> Beginning | None:
+        config = run_config(Path("model"), STEPS | keys | allowed)
+        return beginning(config, RunFolder(root=tmp_path / "run"), input_prints(config))
+
+    (tmp_path / "other.py").write_text("changed = True\n")
+    assert begun() is not None
+    (tmp_path / helper).write_text("ONE = 3.0\n")
+    with pytest.raises(CheckpointError) as error:
+        begun()
+    assert str(error.value).startswith(f"{key}: the content of {helper} has changed since the")
+    assert f"megatron_training.resume_allow=[{key}]" in str(error.value)
+    assert begun(**{"megatron_training.resume_allow": (key,)}) is not None

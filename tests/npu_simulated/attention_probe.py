@@ -1,4 +1,4 @@
-"""What the tests of attention and of random numbers call in the process of a simulated device."""
+"""Functions for tests of attention and random numbers, called in a simulated device's process."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Zygotes over simulated NPUs for all tests of this folder."""
+"""Prefork processes with simulated NPUs for all tests of this folder."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the tests of one simulated device call in its process."""
+"""Functions that tests of one simulated device call in its process."""
 
 import ctypes
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What travels between the tests of an engine and the processes of simulated devices."""
+"""Messages between tests of an engine and the processes of simulated devices."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What the tests of an engine on simulated devices call in their processes."""
+"""Functions that tests of an engine on simulated devices call in their processes."""
 
 from contextlib import ExitStack
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What the tests of collectives call in the processes of simulated devices."""
+"""Functions that tests of collectives call in the processes of simulated devices."""
 
 import os
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Puts torch's CPU kernels under the real torch_npu, in a process over the simulated CANN."""
+"""Register torch's CPU kernels for the real torch_npu, in a process with the simulated CANN."""
 
 import os
 import warnings

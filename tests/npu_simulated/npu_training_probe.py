@@ -1,4 +1,4 @@
-"""What the tests of training on simulated devices call in their processes."""
+"""Functions that tests of training on simulated devices call in their processes."""
 
 from training_messages import Case, Course, Updated
 from training_probe import updates as updates_in_place

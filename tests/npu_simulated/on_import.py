@@ -1,4 +1,4 @@
-"""Puts what a simulated NPU lacks into the vendors' packages as they are imported.
+"""Add what a simulated NPU lacks to the vendors' packages when they are imported.
 
 So every process of a run has it, whoever starts it. Nothing is imported here that a process does
 not ask for.

@@ -1,4 +1,4 @@
-"""Processes over simulated NPUs: the vendors' own packages above the libraries of cann/.
+"""Processes with simulated NPUs: the vendors' own packages on the libraries of cann/.
 
 `SimulatedNpus.run("module:function", ..., ranks=2)` calls a function in forked processes, each with
 a device of its own and all of them in one process group over HCCL, by the product's own rendezvous.

@@ -1,4 +1,4 @@
-"""torchvision, for packages that only import it: it does not load beside a CPU build of torch."""
+"""A replacement for torchvision, which cannot load with a CPU build of torch."""
 
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec

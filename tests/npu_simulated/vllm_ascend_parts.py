@@ -1,4 +1,4 @@
-"""The parts of vllm-ascend and of CANN's Python that are compiled on a node, for its engine.
+"""The compiled parts of vllm-ascend and of CANN's Python that its engine needs, in Python.
 
 - `acl.rt.memcpy` and `acl.get_soc_name`, of CANN's Python package.
 - `vllm_ascend.vllm_ascend_C`: the memory pool of the sleep mode, over cann/sleeping_pool.cpp. Its

@@ -1,4 +1,4 @@
-"""What the tests of whole workers call in the processes of simulated devices."""
+"""Functions that tests of whole workers call in the processes of simulated devices."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Imports torch_npu over the simulated CANN once, then forks prepared processes on request.
+"""Import torch_npu with the simulated CANN once, then fork prepared processes on request.
 
 Started by `simulated.SimulatedNpus` as `python zygote_npu.py DESCRIPTOR`. No device is touched
 before the fork, so each process finds the machine that its order describes.

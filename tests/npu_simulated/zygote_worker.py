@@ -1,4 +1,4 @@
-"""A zygote over simulated NPUs with all that a worker has: Megatron-core, vllm, vllm-ascend."""
+"""A prefork process with simulated NPUs, Megatron-core, vllm and vllm-ascend."""
 
 import sys
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Write a C file that defines what the shared libraries of torch_npu ask of CANN and nobody has.
+"""Write a C file with the CANN symbols that torch_npu needs and no library defines.
 
     python symbols.py TORCH_NPU TORCH_LIB LIBRARY... > symbols.c
 

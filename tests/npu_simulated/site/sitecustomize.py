@@ -1,4 +1,4 @@
-"""Python reads it as it begins: whatever process has this folder on its path has simulated NPUs."""
+"""Imported at the start of Python: a process with this folder on its path has simulated NPUs."""
 
 from importlib import import_module
 from importlib.util import find_spec

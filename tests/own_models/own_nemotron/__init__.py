@@ -1,1 +1,1 @@
-"""Nemotron, a family that mindrl has no network of, as a package of a user's own adds it."""
+"""Nemotron, a family without a network in mindrl, added by a user's own package."""

@@ -1,4 +1,4 @@
-"""The network of Nemotron in plain torch, and where tensor-parallel ranks share it.
+"""The network of Nemotron in plain torch, with its split over tensor-parallel ranks.
 
 Norms of a mean and a deviation whose weight counts from 1, a part of each head that turns with the
 position, and a feed-forward part of two matrices with a squared ReLU between them.

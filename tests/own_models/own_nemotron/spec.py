@@ -1,4 +1,4 @@
-"""Sizes, tensors and spec of Nemotron. Imports no torch: a check and a plan read it."""
+"""Sizes, tensors and spec of Nemotron. Imports no torch, because checks and plans read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Stands where `python` is: records which program it should run; what only answers it really runs.
+"""Replacement for `python`: records the program that it should run, and really runs only queries.
 
 So package look-up, free ports and the devices of a run are the script's own. PYTHON_IS_BARE
 hides installed packages.

@@ -1,4 +1,4 @@
-"""Stands where `ray` is: records how it was started, and leaves a child behind when it stops."""
+"""Replacement for `ray`: records how it was started, and leaves a child process when it stops."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A process like a worker: it says how it is found, and then gets on, or does not.
+"""A process like a worker: it prints its identity, and then makes progress or hangs.
 
 Arguments: what it does, and its log.
 """

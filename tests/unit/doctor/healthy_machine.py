@@ -1,4 +1,4 @@
-"""A machine with 8 NPUs of 64 GiB on which the doctor finds nothing, to be made ill in tests."""
+"""A machine with 8 NPUs of 64 GiB without findings of the doctor; tests add the problems."""
 
 from dataclasses import replace
 from pathlib import Path

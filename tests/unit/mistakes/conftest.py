@@ -1,4 +1,4 @@
-"""What a training program says to a natural mistake, before it starts anything."""
+"""The output of a training program for a common mistake, before it starts anything."""
 
 import re
 from pathlib import Path

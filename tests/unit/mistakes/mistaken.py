@@ -1,4 +1,4 @@
-"""Common part of the tables of natural mistakes."""
+"""Common part of the tables of common mistakes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""One of two processes, each a world of its own, that meet in a group beside their default groups.
+"""One of two processes with their own default groups that meet in an additional group.
 
 Started by test_rendezvous.py as `python beside.py RANK [HOST PORT]`; rank 0 prints where its store
 is, then each prints what it saw as JSON.

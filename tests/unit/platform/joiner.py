@@ -1,4 +1,4 @@
-"""One of two ranks: joins the other, adds up their numbers, and says where it listens.
+"""One of two ranks: joins the other, adds up their numbers, and prints its address.
 
 Started by test_rendezvous.py as `python joiner.py RANK HOST PORT [LISTENER]`. Prints one JSON
 object.

@@ -1,4 +1,4 @@
-"""Looks at third-party code as it is published, without a patch, and prints what it finds.
+"""Run third-party code as published, without a patch, and print the result.
 
 Started by test_patches.py in a process of its own: here nothing is patched until the end, and
 the heavy imports happen once. Prints one JSON object.

@@ -1,4 +1,4 @@
-"""Configurations that break one rule each, with the key and the value that mend them."""
+"""Configurations that each break one rule, with the key and the value that correct them."""
 
 from dataclasses import dataclass, field
 from typing import Any

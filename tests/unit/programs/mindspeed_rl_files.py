@@ -1,4 +1,4 @@
-"""A small run in MindSpeed-RL's words, and what becomes of it with changes."""
+"""A small MindSpeed-RL run, and its import with changed keys."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A machine without torch and engines: it imports programs once, and forks one for each call.
+"""A process without torch and engines: it imports programs once, and forks a process for each call.
 
 Started by `user_programs` as `python torchless.py DESCRIPTOR`.
 """

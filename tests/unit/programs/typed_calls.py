@@ -1,4 +1,4 @@
-"""How users call `train`, read by mypy alone: what is right passes, each mistake is an error.
+"""Calls of `train` for mypy only: right calls pass, and each mistake is an error.
 
 Strict mypy refuses a `type: ignore` that nothing needs, so a mistake that it no longer finds fails
 `make types`.

@@ -1,4 +1,4 @@
-"""A machine that looks like an Ascend node to the launch scripts, though it has no NPU.
+"""A machine that looks like an Ascend node to the launch scripts, but has no NPU.
 
 What an Ascend node has and this machine lacks is put in their way: device files, npu-smi, CANN, and
 packages that may be found but not imported. `ray` and `python` are recorders, so that what the

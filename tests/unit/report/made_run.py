@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, of any length."""
+"""Generated run folders of any length."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Random models, layouts and sides, and a plan carried out in memory with NumPy."""
+"""Random models and layouts, and a reshard plan executed in memory with NumPy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A reward function that does to its process what the response says."""
+"""A reward function that harms its process in the way that the response names."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""A server whose answers break off, stall or drip, for tests of every client."""
+"""A server whose answers end early, stall or arrive slowly, for tests of every client."""
 
 import socket
 import socketserver

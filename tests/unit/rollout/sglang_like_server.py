@@ -1,4 +1,4 @@
-"""A server that speaks SGLang's endpoints as they are recorded, and refuses whatever is not.
+"""A server with SGLang's recorded endpoints, which refuses every other request.
 
 It is no SGLang, of which nothing runs on a CPU. What is real: HTTP; the process group, made as
 SGLang makes it; the weights, which a model of transformers loads by their names; the tokens and

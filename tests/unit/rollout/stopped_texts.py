@@ -1,4 +1,4 @@
-"""Feeds tokens through vLLM's own output side, as an engine would, and prints what our rounds took.
+"""Pass tokens to vLLM's output processor as an engine does, and print what our rounds returned.
 
 Arguments: the folder of a tokenizer, and JSON: for each case texts, and tokens that would be drawn.
 """

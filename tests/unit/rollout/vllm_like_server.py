@@ -1,4 +1,4 @@
-"""A server that speaks vLLM's routes and draws nothing, for tests of whoever asks it."""
+"""A server with vLLM's routes that generates nothing, for tests of its clients."""
 
 import json
 import threading

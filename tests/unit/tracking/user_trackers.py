@@ -1,4 +1,4 @@
-"""Trackers of a user, some of which do what none should."""
+"""User trackers, some of which behave badly."""
 
 import os
 import signal

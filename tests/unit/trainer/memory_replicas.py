@@ -1,4 +1,4 @@
-"""Rollout replicas that answer from memory, with the speed and the failures that a test sets.
+"""Rollout replicas that answer from memory, with the speed and the failures of the test.
 
 A token is 100 + the version of the weights that drew it; so many as the prompt's row says.
 """

@@ -1,4 +1,4 @@
-"""Roles of a trainer that answer from memory and write down each call.
+"""Roles of a trainer that answer from memory and record each call.
 
 What a step computes is proved with real models in tests/distributed and tests/e2e.
 """

@@ -1,4 +1,4 @@
-"""A training rank alone in its world that sends a model's weights to a server of whole tensors.
+"""A single training rank that sends a model's weights as whole tensors to a server.
 
 Started by test_broadcast_links.py as `python broadcaster.py URL FOLDER`; prints JSON.
 """

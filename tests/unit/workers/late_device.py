@@ -1,4 +1,4 @@
-"""A device whose streams do their work as late as they may: when somebody waits for it.
+"""A device whose streams execute work as late as possible: when something waits for it.
 
 Whoever reads, changes or frees memory without waiting for the work that concerns it is found out.
 """

@@ -1,4 +1,4 @@
-"""Regions that write down what is done with them. The real ones are in tests/distributed."""
+"""Regions that record their calls. tests/distributed uses the real ones."""
 
 from mindrl.memory.schedule import DEAD_AFTER_USE, NEEDS, Phase, Region
 from mindrl.workers.device_ledger import DeviceLedger

@@ -1,4 +1,4 @@
-"""What stands for MindSpeed's adaptor where no checkout of it is: torch_npu's own, and no patches.
+"""Replacement for MindSpeed's adaptor without a checkout of it: torch_npu's own, without patches.
 
 torch_npu makes an NPU of what Megatron calls CUDA, as it does for MindSpeed too.
 """

@@ -1,4 +1,4 @@
-"""The benchmark of timelines counts all that a recorded step costs, and says how sure it is."""
+"""The timeline benchmark counts the whole cost of a recorded step, with its uncertainty."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Rank files: which ranks have one, what layout.json says, and what is refused."""
+"""Rank files: which ranks have one, the content of layout.json, and refusals."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The state of a model in files: boxes put together from slices, whoever wrote them."""
+"""Model state in files: boxes are assembled from the slices of all writers."""
 
 from contextlib import ExitStack
 from pathlib import Path

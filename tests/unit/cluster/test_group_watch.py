@@ -1,4 +1,4 @@
-"""Workers that hang are told from workers that wait; real processes, one second of patience."""
+"""Hanging workers are distinguished from waiting ones; real processes, a limit of one second."""
 
 import subprocess
 import sys

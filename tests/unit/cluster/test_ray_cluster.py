@@ -1,4 +1,4 @@
-"""What a cluster refuses before it is started, and what it asks of Ray."""
+"""Refusals of a cluster before it starts, and its requests to Ray."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Any value of any key is taken or refused in words, beside backend strings too."""
+"""Any value of any key is accepted or refused with a message, also with backend strings."""
 
 from collections.abc import Iterator
 from copy import deepcopy

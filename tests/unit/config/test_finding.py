@@ -1,4 +1,4 @@
-"""What a finding says of itself."""
+"""The text and fields of a finding."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which keys may differ when a run goes on."""
+"""Which keys may differ when a run is resumed."""
 
 from collections.abc import Callable
 from pathlib import Path

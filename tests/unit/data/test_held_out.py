@@ -1,4 +1,4 @@
-"""Which rows are tests, and that none of them is trained on unless that is asked for."""
+"""Which rows are test rows, and that none is trained on unless the configuration allows it."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a dry run, and a run before it starts anything, say of rows, tokenizer and chat template."""
+"""Messages of a dry run and of a starting run about rows, tokenizer and chat template."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The prediction beside a measurement speaks of the same instant."""
+"""A memory prediction refers to the same moment as the measurement."""
 
 import json
 from collections.abc import Callable

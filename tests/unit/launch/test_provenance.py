@@ -1,4 +1,4 @@
-"""What a run was made with, as its summary and its models say it."""
+"""The versions and inputs of a run in its summary and its models."""
 
 import subprocess
 from collections.abc import Callable

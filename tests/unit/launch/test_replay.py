@@ -1,4 +1,4 @@
-"""What a run leaves of a step suffices to run it again, or is refused in words."""
+"""The files of a step suffice to replay it, or the replay is refused with a message."""
 
 import json
 from dataclasses import replace

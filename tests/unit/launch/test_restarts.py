@@ -1,4 +1,4 @@
-"""How often a run that loses workers begins once more, and what it leaves on record."""
+"""How often a run restarts after it lost workers, and its records of restarts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The layouts in which a run goes on when devices are gone."""
+"""The layouts in which a run continues when devices are lost."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Adapters of low rank in files of MindSpeed-RL and of verl, and what they come to here."""
+"""Import of LoRA adapters from MindSpeed-RL and verl."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What becomes of each key of a MindSpeed-RL file, and the traps between the two languages."""
+"""Import of each MindSpeed-RL key, and pitfalls between the two formats."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What becomes of the layouts of a MindSpeed-RL file: stages, chunks, experts, heads."""
+"""Import of MindSpeed-RL's layouts: stages, chunks, experts, heads."""
 
 import pytest
 from mindspeed_rl_files import EXPERTS, imported, of

@@ -1,4 +1,4 @@
-"""Names of other trainers: each has a key that is here, and errors write it."""
+"""Names of other trainers: each has a mindrl key, and errors name it."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What becomes of the profiler of a MindSpeed-RL file."""
+"""Import of the profiler keys of a MindSpeed-RL file."""
 
 from mindspeed_rl_files import imported, of
 

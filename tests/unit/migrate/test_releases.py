@@ -1,4 +1,4 @@
-"""Which release of MindSpeed-RL a file looks like, and what becomes of keys that came and went."""
+"""Detection of a file's MindSpeed-RL release, and import of added and removed keys."""
 
 from typing import Any
 

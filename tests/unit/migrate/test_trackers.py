@@ -1,4 +1,4 @@
-"""What becomes of the trackers of MindSpeed-RL's and verl's files."""
+"""Import of trackers from MindSpeed-RL's and verl's files."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Keys of verl: what they come to here, and that none is dropped."""
+"""Import of verl keys; no key is lost."""
 
 import json
 import subprocess

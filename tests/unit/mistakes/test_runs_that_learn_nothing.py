@@ -1,4 +1,4 @@
-"""What a run says, once and at once, of steps that teach nothing: the whole line."""
+"""The notes of a run about steps without a learning signal: each whole line, shown once."""
 
 import io
 from pathlib import Path

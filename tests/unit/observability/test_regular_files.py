@@ -1,4 +1,4 @@
-"""Only regular files are read: whatever else lies at a path is refused before it is opened."""
+"""Only regular files are read; any other kind is refused before it is opened."""
 
 import os
 import socket

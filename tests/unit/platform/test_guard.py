@@ -1,4 +1,4 @@
-"""A command below a guard leaves nothing behind, whoever of the two is killed."""
+"""A command below a guard leaves no processes, whichever of the two is killed."""
 
 import os
 import signal

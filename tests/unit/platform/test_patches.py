@@ -1,4 +1,4 @@
-"""Each patch is still needed; a test here that fails says that one can go."""
+"""Each patch is still needed; a test that fails here means that its patch can be removed."""
 
 import inspect
 import json

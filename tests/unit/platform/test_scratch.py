@@ -1,4 +1,4 @@
-"""A folder goes with its owner, or with the next start after its owner was killed."""
+"""A folder is removed with its owner, or at the next start after its owner was killed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The plan of a run whose rollout has devices of its own: links, and the memory of each side."""
+"""The plan of a run with separate rollout devices: links, and the memory of each side."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Configurations that no program can read end each of them in words and with exit code 2."""
+"""Invalid configurations end each program with a message and exit code 2."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Models of a user's own: where they are taken, and what a check says of a spec that is wrong."""
+"""A user's own models: where they are accepted, and findings about invalid specs."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is found of the roles beside the actor before a cluster is started."""
+"""Findings about roles other than the actor, before a cluster is started."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A conversation in the terminal, with a model whose answers are written here."""
+"""A conversation in the terminal, with a model whose answers are set by the test."""
 
 import io
 import os

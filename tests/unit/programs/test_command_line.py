@@ -1,4 +1,4 @@
-"""The command line: overrides in words, a dry run in numbers, exit codes."""
+"""The command line: messages about overrides, numbers of a dry run, exit codes."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The convert program as a user starts it: what it writes, its memory, refusals, help."""
+"""The convert program: files, memory, refusals, help."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`plan placement` as a user meets it: what it prints, from what, and what it refuses."""
+"""`plan placement`: output, inputs and refusals."""
 
 import json
 import sys

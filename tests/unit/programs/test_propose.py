@@ -1,4 +1,4 @@
-"""`plan run` as a user meets it: what it prints, what it writes, what it refuses."""
+"""`plan run`: output, files and refusals."""
 
 import json
 import sys

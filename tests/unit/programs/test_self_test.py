@@ -1,4 +1,4 @@
-"""The self-test as a program: how a trial is printed, and what its pages say."""
+"""The self-test program: how trials are printed, and its documentation."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a server is started with, and what it is refused for."""
+"""Options of a server, and refusals."""
 
 import socket
 from collections.abc import Sequence

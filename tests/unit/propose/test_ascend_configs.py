@@ -1,4 +1,4 @@
-"""The shipped runs on Ascend: docs/reference/ascend-configs.md says of them what is planned."""
+"""docs/reference/ascend-configs.md shows the plans of the shipped Ascend configurations."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

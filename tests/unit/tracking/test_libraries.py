@@ -1,4 +1,4 @@
-"""The libraries themselves, without network; each is skipped where it is not installed."""
+"""The real tracker libraries, without network; each is skipped if it is not installed."""
 
 import json
 import struct

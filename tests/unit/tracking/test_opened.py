@@ -1,4 +1,4 @@
-"""The trackers that a configuration asks for, as their processes are told of them."""
+"""The configured trackers, and the data that their processes get."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Trackers that work, fail, hang and are slow, each in its own process, beside a run's log."""
+"""Trackers that work, fail, hang and are slow, each in its own process, reading a run's log."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Numbers of a step beside those of its replay: a last bit is enough to be named."""
+"""Comparison of a step's numbers with its replay: one different bit is reported."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Steps whose groups all have a signal, and what happens where there are too few of them."""
+"""Steps in which all groups have a signal, and steps with too few such groups."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace

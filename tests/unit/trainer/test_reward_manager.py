@@ -1,4 +1,4 @@
-"""Rewards by rules and by a model, one after the other or beside the devices' work."""
+"""Rewards by rules and by a model, one after the other or concurrent with the devices."""
 
 import threading
 from collections.abc import Sequence

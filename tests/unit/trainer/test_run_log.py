@@ -1,4 +1,4 @@
-"""What a run leaves behind: files that a person or a program can read."""
+"""The files that a run leaves for persons and programs."""
 
 import io
 import json

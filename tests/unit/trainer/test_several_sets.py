@@ -1,4 +1,4 @@
-"""A run that trains on several sets, and one that goes on where it was."""
+"""A run that trains on several data sets, and its resume."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ends a run after a step, and what is only told."""
+"""Which checks end a run after a step, and which only print a note."""
 
 from dataclasses import replace
 from pathlib import Path

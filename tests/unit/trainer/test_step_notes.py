@@ -1,4 +1,4 @@
-"""What a step is told to waste, in one line and once."""
+"""Notes about wasted work in a step: one line, shown once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The learning rate of each step, beside that of Megatron's own schedule."""
+"""The learning rate of each step equals Megatron's own schedule."""
 
 import pytest
 import torch

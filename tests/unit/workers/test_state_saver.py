@@ -1,4 +1,4 @@
-"""A checkpoint holds the state that was asked for, whatever changes while it is written."""
+"""A checkpoint contains the requested state, even if values change while it is written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

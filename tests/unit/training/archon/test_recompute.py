@@ -1,4 +1,4 @@
-"""Layers are compiled where they are asked to be."""
+"""The configured layers are compiled."""
 
 from types import SimpleNamespace
 from typing import Any

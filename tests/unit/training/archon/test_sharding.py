@@ -1,4 +1,4 @@
-"""The tables of the PyTorch-native engine: every element is where the layout says."""
+"""Sharding tables of the PyTorch engine: every element is on the rank of the layout."""
 
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Build a rollout worker from the plan of a run. Import only in a prepared worker process."""
 
-from typing import Any
-
 import torch.distributed as dist
 
 from mindrl.errors import DeviceMemoryError
@@ -9,6 +7,7 @@ from mindrl.launch.link_routes import link_routes
 from mindrl.launch.worker import capacity_of, rollout_engine, with_any_kv_cache
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Region
+from mindrl.models.placement import ShardingTable
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform
 from mindrl.preflight.memory_plan import memory_plan, too_small
@@ -30,12 +29,10 @@ def build_rollout_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
     shardings = RunShardings(plan=plan)
     memory = rollout_memory_plan(shardings, capacity_of(plan, platform.device_type))
     rank, routes = plan.config.world_size + dist.get_rank(), link_routes(shardings)
-    return RolloutWorker(
-        end=ReceivingEnd(LinkEnd(platform=platform, routes=routes, rank=rank)),
-        table=routes.target.table(rank),
-        in_flight_bytes=int(shardings.staging[rank]),
-        **_parts(shardings, platform, memory),
-    )
+    worker = _worker(shardings, platform, memory, routes.target.table(rank))
+    worker.end = ReceivingEnd(LinkEnd(platform=platform, routes=routes, rank=rank))
+    worker.in_flight_bytes = int(shardings.staging[rank])
+    return worker
 
 
 def build_rollout_only_worker(plan: RunPlan, platform: Platform) -> RolloutWorker:
@@ -45,14 +42,15 @@ def build_rollout_only_worker(plan: RunPlan, platform: Platform) -> RolloutWorke
     """
     shardings = RunShardings(plan=plan)
     memory = memory_plan(shardings, capacity_of(plan, platform.device_type))
-    table = shardings.rollout.table(dist.get_rank())
-    worker = RolloutWorker(table=table, **_parts(shardings, platform, memory))
+    worker = _worker(shardings, platform, memory, shardings.rollout.table(dist.get_rank()))
     worker.load_weights(plan.config.actor_config.load, 0)
     return worker
 
 
-def _parts(shardings: RunShardings, platform: Platform, asked: MemoryPlan) -> dict[str, Any]:
-    """Return the engine and its memory ledger, by the names of a worker's fields."""
+def _worker(
+    shardings: RunShardings, platform: Platform, asked: MemoryPlan, table: ShardingTable
+) -> RolloutWorker:
+    """Build a worker without a link, with its engine and memory ledger."""
     plan, memory = shardings.plan, with_any_kv_cache(shardings, asked)
     if plan.config.megatron_training.is_deterministic:
         make_deterministic()
@@ -64,5 +62,10 @@ def _parts(shardings: RunShardings, platform: Platform, asked: MemoryPlan) -> di
     ledger = DeviceLedger(memory.capacity_bytes)
     ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))
     ledger.add(Region.KV_CACHE, RolloutRegion(engine, "kv_cache"))
-    vocabulary = plan.models["actor"].vocab_size
-    return {"inference_model": engine, "ledger": ledger, "plan": memory, "vocabulary": vocabulary}
+    return RolloutWorker(
+        inference_model=engine,
+        table=table,
+        ledger=ledger,
+        plan=memory,
+        vocabulary=plan.models["actor"].vocab_size,
+    )

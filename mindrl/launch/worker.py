@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -30,7 +30,6 @@ from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cac
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import TrainingEngine
-from mindrl.training.engine_in_world import EngineInWorld
 from mindrl.training.settings import EngineSettings
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
 from mindrl.workers.broadcast_links import BroadcastEnd
@@ -53,10 +52,9 @@ def build_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
 
     Raises as `build_actor_hybrid_worker`.
     """
-    if not plan.config.rolls_out:
-        return TrainingWorker(**_Parts.of(plan, platform).of_worker(None))
-    make = build_training_worker if plan.config.is_apart else build_actor_hybrid_worker
-    return make(plan, platform)
+    if plan.config.rolls_out and not plan.config.is_apart:
+        return build_actor_hybrid_worker(plan, platform)
+    return build_training_worker(plan, platform)
 
 
 def build_actor_hybrid_worker(plan: RunPlan, platform: Platform) -> ActorHybridWorker:
@@ -74,16 +72,30 @@ def build_actor_hybrid_worker(plan: RunPlan, platform: Platform) -> ActorHybridW
     rollout = rollout_engine(plan, platform, kv_cache_bytes)
     parts.device.place_rollout(rollout)
     sync = _weight_sync(parts.shardings, parts.engines.get("actor"), rollout, parts.device)
-    return ActorHybridWorker(inference_model=rollout, **parts.of_worker(sync))
+    return ActorHybridWorker(
+        models=parts.models(),
+        device=parts.device,
+        sharding_manager=parts.sharding_manager(sync),
+        inference_model=rollout,
+    )
 
 
 def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
-    """Build all roles of this rank, with a separate rollout. A collective, as above.
+    """Build all roles of this rank, without an engine. A collective, as above.
 
     Raises as `build_actor_hybrid_worker`.
     """
     parts = _Parts.of(plan, platform)
-    actor, shardings = parts.engines.get("actor"), parts.shardings
+    return TrainingWorker(
+        models=parts.models(),
+        device=parts.device,
+        sharding_manager=parts.sharding_manager(None),
+        links=_weight_links(parts, platform) if plan.config.rolls_out else None,
+    )
+
+
+def _weight_links(parts: "_Parts", platform: Platform) -> WeightLinks:
+    plan, shardings = parts.shardings.plan, parts.shardings
     end: TrainingEnd
     if plan.config.rollout_backend == ROLLOUT_BACKEND:
         end = LinkEnd(platform=platform, routes=link_routes(shardings), rank=dist.get_rank())
@@ -94,7 +106,7 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
             server_ranks=plan.replica.world_size,
             verify=plan.config.generate_config.verify_weights,
         )
-    return TrainingWorker(links=WeightLinks(end, actor), **parts.of_worker(None))
+    return WeightLinks(end, parts.engines.get("actor"))
 
 
 def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> RolloutEngine:
@@ -123,8 +135,6 @@ class _Parts:
     device: WorkerDevice
     engines: dict[Role, TrainingEngine]
     """Engines of the roles on this rank."""
-    worlds: dict[Role, World]
-    """Worlds of those roles that are not on all ranks."""
 
     @classmethod
     def of(cls, plan: RunPlan, platform: Platform) -> "_Parts":
@@ -138,49 +148,54 @@ class _Parts:
         engines = _engines(shardings, platform, groups, device, worlds)
         if "actor" not in engines:
             device.place_nothing(Region.ACTOR_WEIGHTS)
-        return cls(shardings=shardings, device=device, engines=engines, worlds=worlds)
+        return cls(shardings=shardings, device=device, engines=engines)
 
-    def of_worker(self, sync: WeightSync | None) -> dict[str, Any]:
-        """Return a worker's fields by name, except those of the rollout."""
-        plan, device, engines = self.shardings.plan, self.device, self.engines
-        config, objective = plan.config, objective_of(plan.config)
-        updates = {
-            role: RoleUpdates(
-                micro_batching=config.micro_batching(role, learns=True),
-                loss=loss,
-                keeps_logprobs=role == "actor" and objective.keeps_logprobs,
-            )
-            for role, loss in objective.losses.items()
-            if role in engines
-        }
+    def models(self) -> dict[Role, RoleModel]:
+        """Return the models of the roles on this rank."""
+        config = self.shardings.plan.config
         models = {
-            role: RoleModel(engine=engine, micro_batching=config.micro_batching(role, learns=False))
-            for role, engine in engines.items()
+            role: RoleModel(
+                engine=self.engines[role],
+                micro_batching=config.micro_batching(role, learns=False),
+                changes=role in config.changing_roles,
+                updates=self._updates(role),
+            )
+            for role in config.roles
+            if role in self.engines
         }
         if config.reference_is_base and (actor := models.get("actor")):
-            asked = config.micro_batching("ref", learns=False)
-            models["ref"] = replace(actor, micro_batching=asked, is_base=True)
-        return {
-            "models": models,
-            "updates": updates,
-            "resets_reference": "ref" in config.changing_roles and "ref" in engines,
-            "device": device,
-            "sharding_manager": ShardingManager(
-                device.ledger, sync, movable=device.plan.movable, device_type=device.device_type
+            models["ref"] = RoleModel(
+                engine=actor.engine,
+                micro_batching=config.micro_batching("ref", learns=False),
+                is_base=True,
+            )
+        return models
+
+    def sharding_manager(self, sync: WeightSync | None) -> ShardingManager:
+        """Return the manager of the device; `sync` is None without an engine on it."""
+        device = self.device
+        return ShardingManager(
+            device.ledger, sync, movable=device.plan.movable, device_type=device.device_type
+        )
+
+    def _updates(self, role: Role) -> RoleUpdates | None:
+        plan = self.shardings.plan
+        config, objective = plan.config, objective_of(plan.config)
+        if role not in objective.losses:
+            return None
+        return RoleUpdates(
+            micro_batching=config.micro_batching(role, learns=True),
+            loss=objective.losses[role],
+            keeps_logprobs=role == "actor" and objective.keeps_logprobs,
+            export=WeightExport(
+                self.engines[role],
+                plan.train_dtype,
+                plan.topology_of(role),
+                bucket_bytes=plan.bucket_bytes,
+                timeout_seconds=config.generate_config.reshard_timeout_seconds,
+                name=f"export {role}",
             ),
-            "exports": {
-                role: WeightExport(
-                    engines[role],
-                    plan.train_dtype,
-                    plan.topology_of(role),
-                    bucket_bytes=plan.bucket_bytes,
-                    timeout_seconds=config.generate_config.reshard_timeout_seconds,
-                    name=f"export {role}",
-                    world=self.worlds.get(role),
-                )
-                for role in updates
-            },
-        }
+        )
 
 
 def _megatron_groups(
@@ -312,18 +327,16 @@ def _engines(
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
             low_rank=plan.low_rank if role == "actor" else None,
             adapter_folder=config.actor_config.lora.load,
+            world=worlds.get(role),
         )
-        with inside(worlds, role):
-            engines[role] = _maker(settings, groups.get(role), plan.models[role])(
-                config.model_path(role),
-                known=(plan.models[role], shardings.training[role]),
-                updates=config.total_updates(role) if role in ("actor", "critic") else None,
-                # A critic's head is initialised at random if the folder has none.
-                head_seed=config.megatron_training.seed if role == "critic" else None,
-                source=source,
-            )
-        if role in worlds:
-            engines[role] = EngineInWorld(engines[role], worlds[role])
+        engines[role] = _maker(settings, groups.get(role), plan.models[role])(
+            config.model_path(role),
+            known=(plan.models[role], shardings.training[role]),
+            updates=config.total_updates(role) if role in ("actor", "critic") else None,
+            # A critic's head is initialised at random if the folder has none.
+            head_seed=config.megatron_training.seed if role == "critic" else None,
+            source=source,
+        )
         device.place(role, engines[role])
     return engines
 

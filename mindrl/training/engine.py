@@ -16,7 +16,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
-from mindrl.models.placement import Box
+from mindrl.models.placement import Box, ShardingTable
 from mindrl.models.sharding import Sharding
 from mindrl.training.state_slice import ReadState, StateSlice
 
@@ -31,6 +31,10 @@ class Adapters(Protocol):
     @property
     def sharding(self) -> Sharding:
         """Which rank holds which part of the factors."""
+
+    @property
+    def table(self) -> ShardingTable:
+        """This rank's part of that sharding."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the factors by their local names, in the shapes of their table."""
@@ -60,6 +64,9 @@ class TrainingEngine(Protocol):
     device_type: str
     sharding: Sharding
     """Which rank holds which part of the model."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make the model's ranks the default process group in the body."""
 
     @property
     def adapters(self) -> Adapters | None:

@@ -4,7 +4,7 @@ Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack,
 outputs of the head for each token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mindrl.algorithms.losses import Loss, LossInputs, LossTerms
+from mindrl.algorithms.losses import Loss, LossInputs
 from mindrl.models.decoder import Head
 from mindrl.training.engine import Batch
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.packs import Pack
 from mindrl.training.rows import put_back
+
+Reader = Callable[[Pack[Any], Tensor, Tensor], Tensor]
+"""Maps a pack, its last hidden states [1, S, H] and the head's weight to a tensor; a loss is
+0-dim."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +87,18 @@ class UpdatePass:
     """Whether the head's outputs are kept."""
     losses: list[Tensor] = field(default_factory=list)
     """Loss and metrics of each pack; empty before the last stage."""
+    metrics: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """Metrics of each pack."""
     kept: list[Tensor] = field(default_factory=list)
     """Head outputs of each pack, [K, B, T]."""
 
-    def terms(self, pack: Pack[Any], hidden_1SH: Tensor, weight: Tensor) -> LossTerms:
-        """Return the loss terms of a pack, and record them."""
+    def loss_of(self, pack: Pack[Any], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
+        """Return the loss of a pack, and record its terms."""
         own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
         read = self.reading.read(pack, hidden_1SH, weight)
         if self.keeps:
             self.kept.append(torch.stack(read).detach())
         terms = self.loss(LossInputs.of(read, pack.source, own_BT, self.reading.over_tokens))
         self.losses.append(torch.stack([terms.loss.detach(), *terms.metrics.values()]))
-        return terms
+        self.metrics.append(terms.metrics)
+        return terms.loss

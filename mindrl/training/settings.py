@@ -8,6 +8,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import Head
 from mindrl.platform.attention import Kernel
+from mindrl.platform.rendezvous import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +34,5 @@ class EngineSettings:
     """Adapters that are trained in place of the weights."""
     adapter_folder: str | None = None
     """PEFT folder with the adapters' initial values; None draws them."""
+    world: World | None = None
+    """Ranks of the model; None if they are all ranks."""

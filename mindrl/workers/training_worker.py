@@ -37,10 +37,11 @@ _CHANGES_IN: Mapping[Role, Phase] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RoleUpdates:
-    """Settings of a role's updates."""
+    """Settings of a role's updates, and the export of the updated weights."""
 
     micro_batching: MicroBatching
     loss: Loss[Any]
+    export: WeightExport
     keeps_logprobs: bool = False
     """Whether updates return the log-probs from before the step."""
 
@@ -53,6 +54,16 @@ class RoleModel:
     micro_batching: MicroBatching
     is_base: bool = False
     """Whether the role is the engine's model without its adapters."""
+    changes: bool = False
+    """Whether a step may change its weights: they are then in checkpoints."""
+    updates: RoleUpdates | None = None
+    """None for a role that is not trained."""
+
+    @property
+    def trained(self) -> RoleUpdates:
+        """Settings of its updates."""
+        assert self.updates is not None, "the role is trained"
+        return self.updates
 
 
 @dataclass(kw_only=True)
@@ -65,28 +76,19 @@ class TrainingWorker:
 
     models: Mapping[Role, RoleModel]
     """Models of the roles on this rank."""
-    updates: Mapping[Role, RoleUpdates]
-    """Settings of the roles that are trained."""
-    exports: Mapping[Role, WeightExport]
-    """Exports of the roles that are trained."""
     device: WorkerDevice
     sharding_manager: ShardingManager
-    resets_reference: bool = False
-    """Whether the reference is reset to the actor's weights at times, and so is in checkpoints."""
     nonfinite: Counter[str] = field(default_factory=Counter)
     """Number of NaN and Inf per kind of result of this rank, since the last flush."""
     links: WeightLinks | None = None
     """Links to rollout replicas on their own devices."""
 
     def __post_init__(self) -> None:
-        """Locate the state of the trained models."""
+        """Locate the state of the models that change."""
         held = self.device.held
-        changing: list[Role] = [*self.updates]
-        if self.resets_reference:
-            changing.append("ref")
+        engines = {role: model.engine for role, model in self.models.items() if model.changes}
         self.saver = StateSaver(
-            {role: self.models[role].engine for role in changing},
-            {role: [held[name] for name in ROLE_REGIONS[role]] for role in changing},
+            engines, {role: [held[name] for name in ROLE_REGIONS[role]] for role in engines}
         )
 
     def link_address(self) -> tuple[str, int]:
@@ -161,7 +163,7 @@ class TrainingWorker:
             self._note("actor_logprobs", read[0][minibatch.response_mask_BT])
             kept.append(read[0])
 
-        asked = keep if self.updates["actor"].keeps_logprobs else None
+        asked = keep if self.models["actor"].trained.keeps_logprobs else None
         metrics = self._update("actor", Phase.TRAIN, minibatch, asked)
         return PolicyUpdate(metrics=metrics, logprobs_BT=kept[0] if kept else None)
 
@@ -172,12 +174,12 @@ class TrainingWorker:
     def export(self, folder: str, record: Mapping[str, object]) -> None:
         """Export the actor's weights to a Hugging Face folder, with a record about them."""
         self.sharding_manager.enter(Phase.FORWARD)
-        self.exports["actor"].write(Path(folder), record)
+        self.models["actor"].trained.export.write(Path(folder), record)
 
     def export_critic(self, folder: str, record: Mapping[str, object]) -> None:
         """Export the critic's weights to a Hugging Face folder, with a record about them."""
         self.sharding_manager.enter(Phase.CRITIC_FORWARD)
-        self.exports["critic"].write(Path(folder), record)
+        self.models["critic"].trained.export.write(Path(folder), record)
 
     def save_bytes(self) -> int:
         """Return the bytes that this rank writes of a checkpoint."""
@@ -280,8 +282,7 @@ class TrainingWorker:
         keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:
         self.sharding_manager.enter(phase)
-        updates = self.updates[role]
-        engine = self.models[role].engine
+        engine, updates = self.models[role].engine, self.models[role].trained
         metrics = engine.train_step(minibatch, updates.micro_batching, updates.loss, keep=keep)
         for what in ("loss", "gradient"):
             if f"nonfinite/{what}" in metrics:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from mindrl.models.adapters import full_adapters
 from mindrl.models.decoder import DType
 from mindrl.models.placement import Box, index_of
 from mindrl.models.sharding import Sharding, full_sharding
-from mindrl.platform.rendezvous import World, own_store
+from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
 from mindrl.resharding.reshard import Reshard
@@ -64,8 +63,6 @@ class WeightExport:
     """Longest wait for a peer."""
     name: str
     """Name of these weights, the same on all ranks and unique."""
-    world: World | None = None
-    """Ranks of the model, if it is not on all ranks."""
     exports: int = 0
 
     def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
@@ -77,7 +74,7 @@ class WeightExport:
         Raises:
             OutputError: The folder cannot be written.
         """
-        with self.world.active() if self.world is not None else nullcontext():
+        with self.model.active():
             self._write(folder, record)
 
     def _write(self, folder: Path, record: Mapping[str, object] | None) -> None:

@@ -35,8 +35,9 @@ class PlantedWorker:
         self.fired = 0
         for role, model in self.worker.models.items():
             model.engine.forward = self._reading(role, model.engine.forward)
-        for role, updates in self.worker.updates.items():
-            self.worker.updates[role] = replace(updates, loss=self._losing(role, updates.loss))
+            if updates := model.updates:
+                planted = replace(updates, loss=self._losing(role, updates.loss))
+                self.worker.models[role] = replace(model, updates=planted)
         self.worker.inference_model.generate = self._generating(
             self.worker.inference_model.generate
         )

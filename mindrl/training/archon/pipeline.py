@@ -10,7 +10,7 @@ between chunks are [1, S / tp, H].
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +29,7 @@ from mindrl.observability.trace import span
 from mindrl.training.archon.network import Network
 from mindrl.training.archon.shards import give_back
 from mindrl.training.packs import Pack
-
-Reader = Callable[[Pack[Any], Tensor, Tensor], Tensor]
-"""Maps a pack, its last hidden states [1, S, H] and the head's weight to a tensor; a loss is
-0-dim."""
+from mindrl.training.reading import Reader
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,19 +116,19 @@ class TrainingState:
         """Optimizer steps taken so far."""
         return int(self.schedule.num_steps)
 
-    @updates.setter
-    def updates(self, count: int) -> None:
+    def restore(self, updates: int) -> None:
+        """Set the number of updates taken; the moments keep their values."""
         # The schedule sets the groups' learning rate only in `step`.
         self.schedule.num_steps = 0
-        self.schedule.step(increment=count)
+        self.schedule.step(increment=updates)
         for part in self._optimizers():
             # Some versions of Adam keep the step count in the group.
             for group in part.optimizer.param_groups:
                 if "step" in group:
-                    group["step"] = count
+                    group["step"] = updates
             for state in part.optimizer.state.values():
                 if "step" in state:
-                    state["step"] = torch.tensor(float(count))
+                    state["step"] = torch.tensor(float(updates))
 
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the training state."""

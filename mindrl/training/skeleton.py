@@ -1,0 +1,289 @@
+"""Control flow that training engines share: an engine names only what its library does differently.
+
+Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
+outputs of the head for each token.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from itertools import cycle, islice
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindrl.algorithms.losses import BatchT, Loss
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.sequences import Sequences
+from mindrl.models.decoder import Head, padded_vocab_size
+from mindrl.models.description import ModelDescription
+from mindrl.models.sharding import Sharding
+from mindrl.observability.trace import span
+from mindrl.platform.determinism import deterministic_gradients
+from mindrl.training.engine import Adapters, Batch, StatePart
+from mindrl.training.first_weights import first_weights
+from mindrl.training.logprobs import Vocabulary
+from mindrl.training.packs import Pack, PackRules
+from mindrl.training.reading import HeadReader, Reader, UpdatePass
+from mindrl.training.rows import cut_by_rows, read_after_last, without_targets
+from mindrl.training.settings import EngineSettings
+from mindrl.training.state_slice import ReadState, StateSlice, take_over
+
+
+class LearningState(Protocol):
+    """Gradients, optimizer and schedule of a model that learns."""
+
+    @property
+    def optimizer(self) -> object:
+        """The library's optimizer."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken so far."""
+
+    def zero_gradients(self) -> None:
+        """Zero the gradients at the start of a step."""
+
+    def step(self, losses: Sequence[Tensor]) -> dict[str, float]:
+        """Take the optimizer step, or skip it if a loss or the gradient norm is not finite.
+
+        A collective over all ranks: if one rank must skip the step, all do. `losses` are this
+        rank's, with their metrics. Returns metrics: see `TrainingEngine.train_step`.
+        """
+
+    def state(self, part: StatePart) -> Iterator[Tensor]:
+        """Yield the tensors of one part of the state."""
+
+    def restore(self, updates: int) -> None:
+        """Set the number of updates taken; the moments keep their values."""
+
+
+class HeadGroups(NamedTuple):
+    """Ranks that read a head together."""
+
+    tensor: dist.ProcessGroup
+    """Ranks that share the vocabulary."""
+    context: dist.ProcessGroup | None
+    """Ranks that share the tokens of each sequence; None for a single rank."""
+    replicas: dist.ProcessGroup
+    """Ranks that read other sequences, or other tokens of the same sequences."""
+
+
+SettingsT = TypeVar("SettingsT", bound=EngineSettings)
+LearningT = TypeVar("LearningT", bound=LearningState)
+
+
+class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
+    """This rank's part of a model; see `TrainingEngine`."""
+
+    adapters: Adapters | None = None
+
+    def __init__(
+        self,
+        folder: str,
+        settings: SettingsT,
+        known: tuple[ModelDescription, Sharding],
+        *,
+        updates: int | None = None,
+        head_seed: int | None = None,
+        source: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build the model on its device and load its weights. A collective over all its ranks.
+
+        Args:
+            folder: Hugging Face folder.
+            settings: Layout and numerics.
+            known: The model's description and its sharding.
+            updates: Optimizer steps of the whole run; None for a model that never changes.
+            head_seed: Seed of a value head that the folder lacks; None refuses such a folder.
+            source: Local tensors of a model with the same folder and layout; None reads files.
+
+        Raises:
+            ModelError: A file or tensor of the folder is missing, unreadable or of another shape.
+        """
+        self.folder, self.settings = folder, settings
+        self.head: Head = settings.head
+        self.device_type = settings.device_type
+        self.description, self.sharding = known
+        random_head = None if head_seed is None else (self.description.hidden_size, head_seed)
+        whence = folder if source is None else source
+        with self.active():
+            self.table = self.sharding.table(dist.get_rank())
+            self._build()
+            first_weights(self.local_tensors(), self.table, whence, random_head)
+            self.learning = self._prepared(updates)
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make the model's ranks the default process group in the body."""
+        world = self.settings.world
+        return nullcontext() if world is None else world.active()
+
+    def state(self, part: StatePart) -> Iterator[Tensor]:
+        """Yield the tensors of one part of the state; several may share a storage."""
+        if self.learning is not None:
+            return self.learning.state(part)
+        return iter(self.local_tensors().values() if part is StatePart.PARAMETERS else ())
+
+    @property
+    def optimizer(self) -> object | None:
+        """The library's optimizer; None for a model that does not learn."""
+        return None if self.learning is None else self.learning.optimizer
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken so far."""
+        return 0 if self.learning is None else self.learning.updates
+
+    def state_slices(self) -> Iterator[StateSlice]:
+        """Yield the checkpoint state of this rank: see `TrainingEngine`."""
+        with self.active():
+            return iter([*self._state_slices()])
+
+    @torch.no_grad()
+    def restore(self, updates: int, read: ReadState) -> None:
+        """Load weights and moments: see `TrainingEngine`."""
+        slices = () if self.learning is None else self.state_slices()
+        if self.adapters is None:
+            take_over(read, self.local_tensors(), self.table, slices)
+        else:
+            take_over(read, self.adapters.tensors(), self.adapters.table, slices)
+        if self.learning is not None:
+            self.learning.restore(updates)
+
+    @torch.no_grad()
+    def forward(
+        self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
+    ) -> tuple[Tensor, ...] | None:
+        """Return the head's output for each response token: see `TrainingEngine`."""
+        rows_of, parts = cut_by_rows(sequences, micro_batching)
+        if at_end:
+            parts = [read_after_last(part) for part in parts]
+
+        def read(pack: Pack[Sequences], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
+            return torch.stack(self._reading.read(pack, hidden_1SH, weight))
+
+        with self.active():
+            found = self._run_forward(self.packs(parts), read)
+            if not found:
+                return None
+            return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
+
+    def train_step(
+        self,
+        minibatch: BatchT,
+        micro_batching: MicroBatching,
+        loss: Loss[BatchT],
+        *,
+        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
+    ) -> dict[str, float]:
+        """Take one optimizer step on this rank's share of a minibatch: see `TrainingEngine`.
+
+        The loss is the weighted sum of the token losses: neither the cut into micro-batches nor
+        the number of ranks changes the gradient.
+        """
+        learning = self.learning
+        assert learning is not None, "this model never changes"
+        rows_of, parts = cut_by_rows(minibatch, micro_batching)
+        with self.active():
+            learning.zero_gradients()
+            packs = self.packs(parts, learns=True)
+            update = UpdatePass(self._reading, loss, keeps=keep is not None)
+            with deterministic_gradients():
+                self._run_update(learning, packs, update.loss_of)
+            if keep is not None and update.kept:
+                keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
+            with span("optimizer step"):
+                step = learning.step(update.losses)
+            metrics = self._reading.total(update.metrics) if update.metrics else {}
+            return metrics | self._balance(len(packs)) | step
+
+    def packs(self, parts: Sequence[Batch], *, learns: bool = False) -> list[Pack[Batch]]:
+        """Lay out micro-batches, plus the idle ones that the layout needs. A collective.
+
+        The model must be active.
+        """
+        layout, context = self.settings.layout, self._reading.context
+        rules = PackRules(
+            removes_padding=self.settings.removes_padding,
+            cp=layout.cp,
+            cp_rank=0 if context is None else context.rank(),
+            tokens_multiple=layout.cp * self._token_ranks,
+            device_type=self.device_type,
+        )
+        count = self._pack_count(len(parts), learns=learns)
+        repeated = self._repeated(parts, learns=learns)
+        idle = cycle(replace(Pack.of(part, rules), is_idle=True) for part in repeated)
+        return [*(Pack.of(part, rules) for part in parts), *islice(idle, count - len(parts))]
+
+    @abstractmethod
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's weights by their local names, in the shapes of its table."""
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Build the model on its device, with any weights. A collective."""
+
+    @abstractmethod
+    def _prepared(self, updates: int | None) -> LearningT | None:
+        """Complete the loaded model; return its learning state, or None if it never changes."""
+
+    @abstractmethod
+    def _state_slices(self) -> Iterator[StateSlice]:
+        """Yield the state that a checkpoint needs, as far as this rank keeps it."""
+
+    @abstractmethod
+    def _run_forward(self, packs: Sequence[Pack[Any]], read: Reader) -> list[Tensor]:
+        """Run packs forward; return what `read` returns, nothing on ranks without the head."""
+
+    @abstractmethod
+    def _run_update(self, learning: LearningT, packs: Sequence[Pack[Any]], loss: Reader) -> None:
+        """Run packs forward and backward; the rank with the head calls `loss` in their order."""
+
+    @abstractmethod
+    def _pack_count(self, count: int, *, learns: bool) -> int:
+        """Return the number of packs that the layout needs for `count` of this rank.
+
+        A collective.
+        """
+
+    @abstractmethod
+    def _balance(self, packs: int) -> dict[str, float]:
+        """Return the step's expert balance loss, if it is used. A collective over all ranks.
+
+        Mean over layers, packs and replicas; 1 means that tokens are spread evenly.
+        """
+
+    @abstractmethod
+    def _head_groups(self) -> HeadGroups:
+        """Return the ranks that read the head together."""
+
+    @property
+    @abstractmethod
+    def _token_ranks(self) -> int:
+        """Number of tensor-parallel ranks that share the tokens of hidden states."""
+
+    def _repeated(self, parts: Sequence[Batch], *, learns: bool) -> list[Batch]:  # noqa: ARG002
+        """Return the micro-batches to repeat as idle ones, with no token requested."""
+        return [without_targets(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
+
+    @cached_property
+    def _reading(self) -> HeadReader:
+        """The head's reader. The model must be active at the first access."""
+        model, settings, groups = self.description, self.settings, self._head_groups()
+        rows = padded_vocab_size(model, settings.layout.tp) // settings.layout.tp
+        return HeadReader(
+            head=self.head,
+            vocabulary=Vocabulary(
+                size=model.vocab_size,
+                first_token=groups.tensor.rank() * rows,
+                group=groups.tensor,
+                temperature=settings.temperature,
+                chunk_tokens=settings.logprob_chunk_tokens,
+            ),
+            context=groups.context,
+            replicas=groups.replicas,
+        )

@@ -2,14 +2,31 @@
 
 import os
 from collections.abc import Collection, Iterable
+from itertools import combinations, cycle, product
 from typing import Any
 
 import pytest
+
+from mindrl.layouts.layout import TrainLayout
+
+CUTS = ("dp", "tp", "pp", "vpp", "cp", "ep", "etp")
 
 
 def most_at_night(examples: int) -> int:
     """Return the number of cases of a property: all at night, a fourth with a change."""
     return examples if os.environ.get("MINDRL_NIGHTLY") else examples // 4
+
+
+def crossed(firsts: Iterable[Any], seconds: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return all pairs at night; in the short suite each second value, the first ones in turn."""
+    if os.environ.get("MINDRL_NIGHTLY"):
+        return [*product(firsts, seconds)]
+    return [*zip(cycle(firsts), seconds, strict=False)]
+
+
+def few_unless_night(few: Iterable[Any], every: Iterable[Any]) -> list[Any]:
+    """Return the few cases of the short suite, at night all of them."""
+    return [*every] if os.environ.get("MINDRL_NIGHTLY") else [*few]
 
 
 def at_night_but(every_change: Collection[Any], cases: Iterable[Any]) -> list[Any]:
@@ -20,6 +37,18 @@ def at_night_but(every_change: Collection[Any], cases: Iterable[Any]) -> list[An
     cases = list(cases)
     assert all(case in cases for case in every_change), "a case that there is not"
     return [case if case in every_change else _marked(case) for case in cases]
+
+
+def cut_pairs(layouts: Iterable[TrainLayout]) -> set[tuple[str, str]]:
+    """Return the pairs of dimensions that at least one layout cuts together.
+
+    A fault in a layout is nearly always one of a single cut or of two together, so cases that
+    cover all pairs stand for all layouts.
+    """
+    found: set[tuple[str, str]] = set()
+    for layout in layouts:
+        found |= {*combinations([name for name in CUTS if getattr(layout, name) > 1], 2)}
+    return found
 
 
 def _marked(case: Any) -> Any:

@@ -5,6 +5,7 @@ layouts are in test_archon_layouts.py.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, product
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 import pytest
 from assembly import assembled, assert_moved_alike, put_together
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
 from safetensors.torch import load_file
 from test_training_layouts import LOSS, OPTIMIZER, minibatches
 from training_messages import Case, Course, Updated
@@ -26,32 +26,31 @@ from mindrl.training.archon.sharding import archon_sharding
 
 pytestmark = pytest.mark.distributed
 
-LAYOUTS = [
+Shared = tuple[TrainLayout, tuple[int, ...] | None]
+"""A layout, and the sequences of each replica; None deals equal shares."""
+LAYOUTS: list[Shared] = [
     # One micro-batch and four: the first rank goes on with idle ones, for its experts are asked.
     (TrainLayout(dp=2, ep=2), (1, 7)),
     (TrainLayout(dp=2, etp=2), None),
     (TrainLayout(tp=2, ep=2), None),
 ]
-CUT = [
+CUT: list[Shared] = [
     # Experts are cut by more ranks than all else, by fewer, and alone.
     (TrainLayout(tp=2, dp=2, etp=4), None),
     (TrainLayout(tp=4, ep=2, etp=2), None),
     (TrainLayout(dp=4, ep=2, etp=2), (1, 4, 1, 2)),
 ]
-BALANCES = [
-    (TrainLayout(), None),
-    (TrainLayout(dp=2), (3, 5)),
+KINDS = ("aux_loss", "seq_aux_loss")
+ALONE: list[Shared] = [(TrainLayout(), None)]
+BALANCES: list[Shared] = [
     (TrainLayout(dp=2, ep=2), None),
+    (TrainLayout(dp=2), (3, 5)),
     (TrainLayout(tp=2), None),
     (TrainLayout(cp=2, ep=2), None),
     # Chunks of a loop; the schedule goes backward in two parts.
     (TrainLayout(pp=2, vpp=2), None),
 ]
-KINDS = ("aux_loss", "seq_aux_loss")
-BALANCED = [(*each, kind) for each, kind in product(BALANCES, KINDS)]
-BALANCED_EVERY_CHANGE = [
-    (*each, kind) for each, kind in zip([BALANCES[1], *BALANCES[3:]], cycle(KINDS), strict=False)
-]
+BALANCED_EVERY_CHANGE = [*zip(BALANCES[1:], cycle(KINDS), strict=False)]
 """Each layout that cuts the tokens, and the kinds in turn."""
 
 
@@ -65,24 +64,37 @@ def course(mixed_model: Path) -> Course:
     )
 
 
-def cases(folder: Path, layouts: list[tuple[TrainLayout, tuple[int, ...] | None]]) -> list[Case]:
+def cases(folder: Path, layouts: Sequence[Shared]) -> list[Case]:
     return [
         Case(folder=str(folder), layout=layout, sequence_parallel=layout.tp > 1, shares=shares)
         for layout, shares in layouts
     ]
 
 
-@pytest.mark.parametrize(("ranks", "layouts"), [(2, LAYOUTS), (4, CUT)], ids=["two", "four"])
+@pytest.fixture(scope="module")
+def alone(mixed_model: Path, course: Course, forked_workers: ForkedWorkers) -> Updated:
+    """What one process of Megatron finds."""
+    case = Case(folder=str(mixed_model))
+    ((found,),) = forked_workers.run("training_probe:updates", [case], course)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layouts"),
+    [
+        pytest.param(2, LAYOUTS, id="two"),
+        # The short suite has DP, TP, EP and ETP together in test_archon_layouts.py.
+        pytest.param(4, CUT, marks=pytest.mark.nightly, id="four"),
+    ],
+)
 def test_three_updates_move_every_weight_as_one_process_of_megatron_does(
     ranks: int,
-    layouts: list[tuple[TrainLayout, tuple[int, ...] | None]],
+    layouts: list[Shared],
+    alone: Updated,
     mixed_model: Path,
     course: Course,
     forked_workers: ForkedWorkers,
 ) -> None:
-    ((alone,),) = forked_workers.run(
-        "training_probe:updates", [Case(folder=str(mixed_model))], course
-    )
     asked = cases(mixed_model, layouts)
     replies: list[list[Updated]] = forked_workers.run(
         "archon_probe:updates", asked, course, ranks=ranks
@@ -117,27 +129,41 @@ def test_a_checkpoint_has_every_element_of_experts_and_of_all_else_once(
 
 
 @pytest.mark.parametrize(
-    ("layout", "shares", "kind"), at_night_but(BALANCED_EVERY_CHANGE, BALANCED), ids=str
+    ("ranks", "balanced"),
+    [
+        pytest.param(2, BALANCED_EVERY_CHANGE, id="two, short"),
+        pytest.param(1, [*product(ALONE, KINDS)], marks=pytest.mark.nightly, id="one"),
+        pytest.param(2, [*product(BALANCES, KINDS)], marks=pytest.mark.nightly, id="two"),
+    ],
 )
 def test_the_loss_that_balances_experts_is_that_of_megatron_in_the_same_layout(
-    layout: TrainLayout,
-    shares: tuple[int, ...] | None,
-    kind: str,
+    ranks: int,
+    balanced: list[tuple[Shared, str]],
     mixed_model: Path,
     course: Course,
     forked_workers: ForkedWorkers,
 ) -> None:
-    (plain,) = cases(mixed_model, [(layout, shares)])
-    on = {"moe_aux_loss_coeff": 0.5, "moe_router_load_balancing_type": kind}
-    piped = {"archon": ArchonConfig(pp_schedule="IZB")} if layout.pp > 1 else {}
-    asked, ranks = [replace(plain, settings=on | piped)], layout.world_size
-    expected = forked_workers.run("training_probe:updates", asked, course, ranks=ranks)
-    found = forked_workers.run("archon_probe:updates", asked, course, ranks=ranks)
-    for (ours,), (theirs,) in zip(found, expected, strict=True):
-        for mine, megatrons in zip(ours.metrics, theirs.metrics, strict=True):
-            assert mine["moe_aux_loss"] == pytest.approx(megatrons["moe_aux_loss"], rel=1e-5)
-            assert mine["moe_aux_loss"] > 1
-            assert mine["grad_norm"] == pytest.approx(megatrons["grad_norm"], rel=1e-4)
+    plain, asked = cases(mixed_model, [each for each, _ in balanced]), []
+    for case, (_, kind) in zip(plain, balanced, strict=True):
+        on = {"moe_aux_loss_coeff": 0.5, "moe_router_load_balancing_type": kind}
+        piped = {"archon": ArchonConfig(pp_schedule="IZB")} if case.layout.pp > 1 else {}
+        asked.append(replace(case, settings=on | piped))
+    expected: list[list[Updated]] = forked_workers.run(
+        "training_probe:updates", asked, course, ranks=ranks
+    )
+    found: list[list[Updated]] = forked_workers.run(
+        "archon_probe:updates", asked, course, ranks=ranks
+    )
+    for our_rank, their_rank in zip(found, expected, strict=True):
+        for ours, theirs, case in zip(our_rank, their_rank, asked, strict=True):
+            assert_balanced_alike(ours, theirs, case)
+
+
+def assert_balanced_alike(ours: Updated, theirs: Updated, case: Case) -> None:
+    for mine, megatrons in zip(ours.metrics, theirs.metrics, strict=True):
+        assert mine["moe_aux_loss"] == pytest.approx(megatrons["moe_aux_loss"], rel=1e-5), case
+        assert mine["moe_aux_loss"] > 1, case
+        assert mine["grad_norm"] == pytest.approx(megatrons["grad_norm"], rel=1e-4), case
 
 
 def test_in_bfloat16_a_step_is_that_of_megatron_but_for_rounding(

@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from forked_workers import ForkedGroup, ForkedWorkers
@@ -18,6 +19,10 @@ class LinkedGroups:
     workers: ForkedWorkers
     plan: RunPlan
     replicas: dict[int, ForkedGroup] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Replicas that were killed and not started again."""
+    generations: Iterator[int] = field(default_factory=count)
+    """Numbers of links that were not used yet."""
 
     def __post_init__(self) -> None:
         self.trainers = self.workers.start(self.plan, "link_probe:LinkedTrainer")
@@ -28,10 +33,17 @@ class LinkedGroups:
         ranks = self.plan.replica.world_size
         started = self.workers.start(self.plan, "link_probe:LinkedReplica", ranks=ranks)
         self.replicas[replica] = started
+        self.ended.discard(replica)
 
-    def link(self, replica: int, generation: int = 0) -> list[str | None]:
-        """Open a link from both sides; returns what the training ranks say."""
-        group = self.replicas[replica]
+    def restart_ended(self) -> None:
+        """Start each replica that was killed again, and link it."""
+        for replica in sorted(self.ended):
+            self.start(replica)
+            assert self.link(replica) == [None] * len(self.trainers.ranks)
+
+    def link(self, replica: int) -> list[str | None]:
+        """Open a new link from both sides; returns what the training ranks say."""
+        group, generation = self.replicas[replica], next(self.generations)
         begin_all(group, "join_link", self.address, replica, generation)
         said = self.trainers.call_all("open_link", replica, generation)
         group.collect()
@@ -55,7 +67,13 @@ class LinkedGroups:
         """End one process of a replica at once, or do something else to it; returns its number."""
         process: int = self.replicas[replica].call_all("process")[rank]
         os.kill(process, by)
+        self.ended.add(replica)
         return process
+
+    def kill_in_next_transfer(self, replica: int, tensors: int) -> None:
+        """Let a replica be killed as soon as so many tensors have arrived."""
+        self.replicas[replica].call_all("die_in_next_transfer", tensors)
+        self.ended.add(replica)
 
     def stop(self) -> None:
         """End all processes that still live."""

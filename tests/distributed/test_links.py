@@ -54,7 +54,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"actor_config.backend": "archon:t2", f"actor_config.{TP}": 2, **TWO_REPLICAS},
     ),
 }
-EVERY_CHANGE = ["tp2 to two of one rank", "experts ep2 to one of tp2"]
+EVERY_CHANGE = ["experts ep2 to one of tp2"]
+"""The short suite has tp2 to two of one rank in tests/e2e/test_apart_run.py."""
 
 
 def groups_of(
@@ -115,8 +116,8 @@ def test_replicas_answer_as_engines_that_loaded_each_exported_version(
         assert got == [3 * tensor_bytes(model)] * 2
 
 
-@pytest.fixture
-def two(
+@pytest.fixture(scope="module")
+def started_two(
     forked_workers: ForkedWorkers, run_config: MakeConfig, random_model_of: MakeModel
 ) -> Iterator[LinkedGroups]:
     """Training ranks of tp2, and two replicas of one rank; 2.6 MB go to each in several rounds."""
@@ -125,6 +126,13 @@ def two(
     linked = groups_of(forked_workers, run_config, random_model_of(family), changes)
     yield linked
     linked.stop()
+
+
+@pytest.fixture
+def two(started_two: LinkedGroups) -> LinkedGroups:
+    """The same for all tests; a replica that one of them killed is started again."""
+    started_two.restart_ended()
+    return started_two
 
 
 def test_a_replica_that_dies_takes_no_other_along_and_another_comes_in_its_place(
@@ -146,12 +154,12 @@ def test_a_replica_that_dies_takes_no_other_along_and_another_comes_in_its_place
     two.start(1)
     ((said, _),) = two.replicas[1].call_all("tried", "begin_sequences", [], None)
     assert "has no weights" in said
-    assert two.link(1, generation=1) == [None, None]
+    assert two.link(1) == [None, None]
     assert two.publish(2, [0, 1])[0] == [{}, {}]
     assert two.replicas[1].call_all("ask", PROMPTS) == first
     # In a transfer.
     two.trainers.call_all("change", 0)
-    two.replicas[1].call_all("die_in_next_transfer", 5)
+    two.kill_in_next_transfer(1, tensors=5)
     began = time.monotonic()
     lost, received = two.publish(3, [0, 1])
     assert time.monotonic() - began < 2 * LIMIT_SECONDS
@@ -186,82 +194,80 @@ def test_who_does_not_come_to_a_link_is_named_and_who_comes_late_is_waited_for(
     two: LinkedGroups,
 ) -> None:
     assert two.publish(0, [0, 1])[0] == [{}, {}]
-    began = time.monotonic()
-    said = two.trainers.call_all("open_link", 1, 5)
+    began, number = time.monotonic(), next(two.generations)
+    said = two.trainers.call_all("open_link", 1, number)
     assert LIMIT_SECONDS <= time.monotonic() - began < 2 * LIMIT_SECONDS
-    assert said == [f"rank 0 of replica 1 did not join link 1 5 within {LIMIT_SECONDS} s"] * 2
+    late = f"rank 0 of replica 1 did not join link 1 {number} within {LIMIT_SECONDS} s"
+    assert said == [late] * 2
     # Its old link is given up on the training side: nothing comes.
     ((said, seconds),) = two.replicas[1].call_all("tried", "receive_weights", 1)
     assert "training rank 0" in said
     assert seconds < 2 * LIMIT_SECONDS
     ((said, _),) = two.replicas[1].call_all("tried", "begin_sequences", [], None)
     assert "the last transfer did not complete" in said
-    begin_all(two.trainers, "open_link", 1, 6)
+    number = next(two.generations)
+    begin_all(two.trainers, "open_link", 1, number)
     time.sleep(2)
-    two.replicas[1].call_all("join_link", two.address, 1, 6)
+    two.replicas[1].call_all("join_link", two.address, 1, number)
     assert two.trainers.collect() == [None, None]
     assert two.publish(1, [0, 1])[0] == [{}, {}]
 
 
 def test_a_link_that_is_called_off_is_not_waited_for(two: LinkedGroups) -> None:
-    began = time.monotonic()
-    begin_all(two.trainers, "open_link", 1, 7)
-    call_off(two.address, link_name(1, 7), "replica 1 is gone", timedelta(seconds=5))
+    began, number = time.monotonic(), next(two.generations)
+    begin_all(two.trainers, "open_link", 1, number)
+    call_off(two.address, link_name(1, number), "replica 1 is gone", timedelta(seconds=5))
     assert two.trainers.collect() == ["replica 1 is gone"] * 2
     assert time.monotonic() - began < LIMIT_SECONDS / 2
-    assert two.link(1, 8) == [None, None]
+    assert two.link(1) == [None, None]
     assert two.publish(2, [0, 1])[0] == [{}, {}]
 
 
 def test_a_link_is_called_off_too_where_one_who_was_there_is_gone_before_the_group_is_made(
     two: LinkedGroups,
 ) -> None:
-    began = time.monotonic()
-    begin_all(two.trainers, "open_link", 1, 7)
+    began, number = time.monotonic(), next(two.generations)
+    begin_all(two.trainers, "open_link", 1, number)
     store = reach_store(two.address, timedelta(seconds=5))
     # Rank 2 of the link says that it is here, and never comes.
-    PrefixStore(link_name(1, 7), store).set("here 2", "")
+    PrefixStore(link_name(1, number), store).set("here 2", "")
     time.sleep(2)
-    call_off(two.address, link_name(1, 7), "replica 1 is gone", timedelta(seconds=5))
+    call_off(two.address, link_name(1, number), "replica 1 is gone", timedelta(seconds=5))
     assert two.trainers.collect() == ["replica 1 is gone"] * 2
     assert time.monotonic() - began < LIMIT_SECONDS / 2
-    assert two.link(1, 8) == [None, None]
+    assert two.link(1) == [None, None]
     assert two.publish(2, [0, 1])[0] == [{}, {}]
 
 
-def test_the_death_of_one_rank_of_a_replica_is_told_to_its_other_ranks_too(
-    forked_workers: ForkedWorkers, run_config: MakeConfig, random_model: MakeModel
-) -> None:
-    linked = groups_of(forked_workers, run_config, random_model(True), WAYS["pp2 to one of tp2"][1])
-    assert linked.publish(0, [0])[0] == [{}, {}]
-    linked.kill(0, rank=1)
-    begin_all_that_live = linked.replicas[0].ranks[:1]
-    group = type(linked.replicas[0])(begin_all_that_live)
-    begin_all(group, "tried", "receive_weights", 1)
-    lost = linked.trainers.call_all("send_weights", [0])
-    assert "rank 1 of replica 0" in lost[0][0]
-    assert lost[0] == lost[1]
-    ((said, seconds),) = group.collect()
-    assert said == "" or "replica 0" in said
-    assert seconds < 2 * LIMIT_SECONDS
+@pytest.fixture(scope="module")
+def started_pair(
+    forked_workers: ForkedWorkers, run_config: MakeConfig, random_model_of: MakeModel
+) -> Iterator[LinkedGroups]:
+    """Training ranks of tp2 with a reference, and one replica of two ranks."""
+    changes = WAYS["tp2 to one of tp2"][1] | {"rl_config.init_kl_coef": 0.1}
+    linked = groups_of(forked_workers, run_config, random_model_of("qwen2"), changes)
+    yield linked
     linked.stop()
 
 
-def test_each_side_has_on_its_devices_what_its_plan_says_to_the_byte(
-    forked_workers: ForkedWorkers, run_config: MakeConfig, random_model_of: MakeModel
-) -> None:
-    changes = WAYS["tp2 to one of tp2"][1] | {"rl_config.init_kl_coef": 0.1}
-    linked = groups_of(forked_workers, run_config, random_model_of("qwen2"), changes)
-    plans = linked.trainers.call_all("memory_plan")
+@pytest.fixture
+def pair(started_pair: LinkedGroups) -> LinkedGroups:
+    """The same for all tests; a replica that one of them killed is started again."""
+    started_pair.restart_ended()
+    return started_pair
+
+
+def test_each_side_has_on_its_devices_what_its_plan_says_to_the_byte(pair: LinkedGroups) -> None:
+    plans = pair.trainers.call_all("memory_plan")
     phases = [phase.value for phase in plans[0].phases]
     assert phases == ["send_weights", "reference", "train"]
-    linked.trainers.call_all("through", phases)
-    seen = linked.trainers.call_all("through", phases)
-    linked.trainers.call_all("flush_metrics")
-    linked.trainers.call_all("record_memory", True)
-    assert linked.publish(0, [0])[0] == [{}, {}]
-    moments = linked.trainers.call_all("flush_moments")
-    sending = linked.trainers.call_all("flush_metrics")
+    pair.trainers.call_all("through", phases)
+    seen = pair.trainers.call_all("through", phases)
+    pair.trainers.call_all("flush_metrics")
+    pair.trainers.call_all("record_memory", True)
+    assert pair.publish(0, [0])[0] == [{}, {}]
+    moments = pair.trainers.call_all("flush_moments")
+    sending = pair.trainers.call_all("flush_metrics")
     for rank, plan in enumerate(plans):
         expected = {at.label: at for at in plan.of_rank(rank)}
         totals = {label: sum(at.region_bytes.values()) for label, at in expected.items()}
@@ -276,10 +282,25 @@ def test_each_side_has_on_its_devices_what_its_plan_says_to_the_byte(
         assert labels[-2:] == ["send_weights", "messages in flight"]
         for at in moments[rank]:
             assert at.region_bytes == expected[at.label].region_bytes
-    found = linked.replicas[0].call_all("region_bytes")
-    peaks = linked.replicas[0].call_all("flush_metrics")
-    for rank, plan in enumerate(linked.replicas[0].call_all("memory_plan")):
+    found = pair.replicas[0].call_all("region_bytes")
+    peaks = pair.replicas[0].call_all("flush_metrics")
+    for rank, plan in enumerate(pair.replicas[0].call_all("memory_plan")):
         receiving, during = plan.of_rank(rank)
         assert found[rank] == during.region_bytes
         assert peaks[rank]["memory/device_peak_bytes"] == sum(receiving.region_bytes.values())
-    linked.stop()
+
+
+def test_the_death_of_one_rank_of_a_replica_is_told_to_its_other_ranks_too(
+    pair: LinkedGroups,
+) -> None:
+    assert pair.publish(0, [0])[0] == [{}, {}]
+    pair.kill(0, rank=1)
+    begin_all_that_live = pair.replicas[0].ranks[:1]
+    group = type(pair.replicas[0])(begin_all_that_live)
+    begin_all(group, "tried", "receive_weights", 1)
+    lost = pair.trainers.call_all("send_weights", [0])
+    assert "rank 1 of replica 0" in lost[0][0]
+    assert lost[0] == lost[1]
+    ((said, seconds),) = group.collect()
+    assert said == "" or "replica 0" in said
+    assert seconds < 2 * LIMIT_SECONDS

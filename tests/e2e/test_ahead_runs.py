@@ -8,31 +8,26 @@ import pytest
 from clusters import ray_cluster
 from disturbances import Disturbance, environment, witnesses
 from program import Program, start_program
+from step_orders import (
+    APART,
+    ASYNCHRONOUS,
+    ONE_STEP_OFF,
+    few_prompts,
+    replicas,
+    trained_batches,
+)
 from test_resume import kill, outcome, resume
 from timelines import check_step
 
-from mindrl.trainer.rollout_files import RolloutFiles
+# The short suite loses replicas in tests/distributed/test_links.py (their processes),
+# tests/unit/cluster/test_apart_engines.py (what they were asked) and
+# tests/unit/trainer/test_replicas_ahead.py (what was generated ahead); one step off is in
+# test_filtered_runs.py.
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
-STEPS, PROMPTS = 5, 8
-KEYS = (
-    f"megatron_training.train_iters={STEPS}",
-    f"megatron_training.keep_rollouts={STEPS}",
-    f"megatron_training.global_batch_size={PROMPTS}",
-    f"rl_config.mini_batch_size={PROMPTS}",
-    "rl_config.use_integrated_worker=false",
-    "rl_config.actor_resource.num_npus=1",
-    "rl_config.rollout_round_steps=4",
-    *("rl_config.test_freq=0", "rl_config.use_tensorboard=false"),
-    "rl_config.memory_timeline_steps=0",
-)
-ONE_OFF = "rl_config.step_order=one_step_off"
+STEPS = 5
+KEYS = (*few_prompts(STEPS), *APART)
 WORKER = "mindrl.workers.rollout_worker:RolloutWorker"
-
-
-def replicas(count: int) -> str:
-    return f"rl_config.rollout_resource.num_npus={count}"
 
 
 def happens(method: str, kind: str, *, call: int) -> Disturbance:
@@ -64,14 +59,7 @@ def ran(
 def check(run: Program, staleness: int, steps: int = STEPS) -> None:
     """Every response was trained on once, and no token of it was too old."""
     assert run.process.returncode == 0, run.text()
-    files = RolloutFiles(run.folder / "rollouts")
-    batches = [files.read(step) for step in range(1, steps + 1)]
-    uids = [prompt.uid for batch in batches for prompt in batch.prompts]
-    assert len(uids) == len({*uids}) == steps * PROMPTS
-    ages = [batch.rollouts.ages_BT for batch in batches]
-    oldest = [0 if each is None else int(each.max()) for each in ages]
-    assert all(0 <= age <= staleness for age in oldest)
-    assert [line["step"] for line in run.steps()] == [*range(1, steps + 1)]
+    trained_batches(run, steps, staleness)
 
 
 def computed(run: Program) -> tuple[Any, ...]:
@@ -84,20 +72,21 @@ def computed(run: Program) -> tuple[Any, ...]:
 def test_one_step_off_a_run_that_loses_one_of_two_replicas_computes_what_it_had_computed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight = ran(tmp_path / "straight", tiny_model, monkeypatch, ONE_OFF, replicas(2))
+    straight = ran(tmp_path / "straight", tiny_model, monkeypatch, ONE_STEP_OFF, replicas(2))
     check(straight, staleness=1)
     timeline = check_step(straight, 2)
     assert timeline.named("driver", "wait for advance_sequences", "replica-1")
     assert [line["staleness/max"] for line in straight.steps()] == [0, *[1] * (STEPS - 1)]
     killed = [happens("advance_sequences", "SIGKILL", call=3)]
-    run = ran(tmp_path / "killed", tiny_model, monkeypatch, ONE_OFF, replicas(2), planned=killed)
+    run = ran(
+        tmp_path / "killed", tiny_model, monkeypatch, ONE_STEP_OFF, replicas(2), planned=killed
+    )
     check(run, staleness=1)
     assert "is lost" in run.text()
     assert sum(line["staleness/thrown_away_tokens"] for line in run.steps()) > 0
     assert computed(run) == computed(straight)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 @pytest.mark.parametrize(
     "fault",
@@ -122,7 +111,7 @@ def test_asynchronous_no_token_is_too_old_whoever_is_lost_and_comes_back(
         tmp_path / "run",
         tiny_model,
         monkeypatch,
-        *("rl_config.step_order=asynchronous", f"rl_config.max_staleness={staleness}"),
+        *(ASYNCHRONOUS, f"rl_config.max_staleness={staleness}"),
         *(replicas(1), "rl_config.heartbeat_timeout_seconds=20"),
         planned=[fault],
     )
@@ -132,14 +121,13 @@ def test_asynchronous_no_token_is_too_old_whoever_is_lost_and_comes_back(
     assert all(gap < 1e-3 for gap in gaps)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("staleness", [None, 1, 2, 4])
 def test_no_stored_token_is_older_than_it_may_be_whatever_the_seed(
     staleness: int | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is one step off; asynchronous there is one replica, which is the slower side."""
-    order = "rl_config.step_order=asynchronous"
-    bound = [ONE_OFF] if staleness is None else [order, f"rl_config.max_staleness={staleness}"]
+    limit = f"rl_config.max_staleness={staleness}"
+    bound = [ONE_STEP_OFF] if staleness is None else [ASYNCHRONOUS, limit]
     oldest = set()
     for seed in (1, 2, 3):
         seeded = (*bound, f"megatron_training.seed={seed}", replicas(1))
@@ -150,23 +138,21 @@ def test_no_stored_token_is_older_than_it_may_be_whatever_the_seed(
     assert max(oldest) >= 1
 
 
-@pytest.mark.nightly
 def test_where_all_replicas_are_lost_too_often_the_run_ends_and_says_so(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = [happens("advance_sequences", "SIGKILL", call=call) for call in (3, 3)]
-    asked = (ONE_OFF, replicas(2), "rl_config.max_restarts=0")
+    asked = (ONE_STEP_OFF, replicas(2), "rl_config.max_restarts=0")
     run = ran(tmp_path / "run", tiny_model, monkeypatch, *asked, planned=planned)
     assert run.process.returncode != 0
     assert "all 2 rollout replica(s) were lost" in run.text()
 
 
-@pytest.mark.nightly
 def test_one_step_off_a_run_that_was_killed_goes_on_to_the_same_bits(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     saved = "megatron_training.save_interval=2"
-    asked = [f"actor_config.load={tiny_model}", *KEYS, ONE_OFF, replicas(1), saved]
+    asked = [f"actor_config.load={tiny_model}", *KEYS, ONE_STEP_OFF, replicas(1), saved]
     straight = start_program(tmp_path / "straight", asked)
     assert straight.process.wait(timeout=600) == 0, straight.text()
     killed = start_program(tmp_path / "killed", asked)
@@ -178,11 +164,10 @@ def test_one_step_off_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert outcome(resumed.folder) == outcome(straight.folder)
 
 
-@pytest.mark.nightly
 def test_asynchronous_a_run_that_was_killed_goes_on_with_what_was_under_way(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    keys = ("rl_config.step_order=asynchronous", "rl_config.max_staleness=2", replicas(1))
+    keys = (ASYNCHRONOUS, "rl_config.max_staleness=2", replicas(1))
     saved = "megatron_training.save_interval=2"
     asked = [f"actor_config.load={tiny_model}", *KEYS, *keys, saved]
     killed = start_program(tmp_path / "killed", asked)

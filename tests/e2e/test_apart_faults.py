@@ -9,29 +9,23 @@ import pytest
 from clusters import ray_cluster
 from disturbances import Disturbance, environment, witnesses
 from program import Program, start_program, workers_below
-from test_ahead_runs import ONE_OFF, PROMPTS, check, computed
+from step_orders import ASYNCHRONOUS, ONE_STEP_OFF, few_prompts
+from test_ahead_runs import check, computed
 from test_apart_run import has_open
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(2400)]
 
 STEPS = 6
 KEYS = (
-    f"megatron_training.train_iters={STEPS}",
-    f"megatron_training.keep_rollouts={STEPS}",
-    f"megatron_training.global_batch_size={PROMPTS}",
-    f"rl_config.mini_batch_size={PROMPTS}",
+    *few_prompts(STEPS),
     "megatron_training.save_interval=1",
     "megatron_training.test_data_path=null",
     "actor_config.backend=megatron:t2",
     "generate_config.backend=vllm:d2",
     "rl_config.use_integrated_worker=false",
-    "rl_config.rollout_round_steps=4",
     "rl_config.max_restarts=100",
-    *("rl_config.test_freq=0", "rl_config.use_tensorboard=false"),
-    "rl_config.memory_timeline_steps=0",
 )
 IN_TURNS = "rl_config.step_order=in_turns"
-ASYNCHRONOUS = "rl_config.step_order=asynchronous"
 LINKS, TRAINER = "mindrl.workers.weight_links:WeightLinks", "worker 1"
 """Two ranks train, and each replica has one rank: worker 1 is one that trains."""
 
@@ -58,7 +52,9 @@ def ran(
     return run
 
 
-@pytest.mark.parametrize(("order", "staleness"), [(IN_TURNS, 0), (ONE_OFF, 1), (ASYNCHRONOUS, 2)])
+@pytest.mark.parametrize(
+    ("order", "staleness"), [(IN_TURNS, 0), (ONE_STEP_OFF, 1), (ASYNCHRONOUS, 2)]
+)
 def test_a_rank_that_trains_may_be_killed_in_a_link_a_sync_a_generation_and_an_update(
     order: str,
     staleness: int,
@@ -100,7 +96,9 @@ def disturb(run: Program, replica: int, by: signal.Signals) -> None:
     victim.send_signal(by)
 
 
-@pytest.mark.parametrize(("order", "staleness"), [(IN_TURNS, 0), (ONE_OFF, 1), (ASYNCHRONOUS, 2)])
+@pytest.mark.parametrize(
+    ("order", "staleness"), [(IN_TURNS, 0), (ONE_STEP_OFF, 1), (ASYNCHRONOUS, 2)]
+)
 def test_a_lost_replica_comes_back_beside_a_living_one_and_draws_alone_when_that_is_frozen(
     order: str, staleness: int, tiny_model: Path, tmp_path: Path
 ) -> None:

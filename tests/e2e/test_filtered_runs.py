@@ -4,47 +4,34 @@ from pathlib import Path
 
 import pytest
 from program import Program, start_program
+from step_orders import (
+    APART,
+    ASYNCHRONOUS,
+    ONE_STEP_OFF,
+    PROMPTS,
+    few_prompts,
+    replicas,
+    trained_batches,
+)
 from test_resume import kill, outcome, resume
-
-from mindrl.trainer.rollout_files import RolloutFiles
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-STEPS, PROMPTS = 4, 8
-KEYS = (
-    f"megatron_training.train_iters={STEPS}",
-    f"megatron_training.keep_rollouts={STEPS}",
-    f"megatron_training.global_batch_size={PROMPTS}",
-    f"rl_config.mini_batch_size={PROMPTS}",
-    "rl_config.filter_groups_enable=true",
-    "rl_config.rollout_round_steps=4",
-    *("rl_config.test_freq=0", "rl_config.use_tensorboard=false"),
-    "rl_config.memory_timeline_steps=0",
-)
-APART = (
-    "rl_config.use_integrated_worker=false",
-    "rl_config.actor_resource.num_npus=1",
-    "rl_config.rollout_resource.num_npus=1",
-)
+STEPS = 4
+KEYS = (*few_prompts(STEPS), "rl_config.filter_groups_enable=true")
 PARTIAL = ("rl_config.partial_rollout=true", "rl_config.max_staleness=1")
-ONE_STEP_OFF = (*APART, "rl_config.step_order=one_step_off")
-ASYNCHRONOUS = (*APART, "rl_config.step_order=asynchronous", "rl_config.max_staleness=2")
+ONE_OFF = (*APART, replicas(1), ONE_STEP_OFF)
+AHEAD = (*APART, replicas(1), ASYNCHRONOUS, "rl_config.max_staleness=2")
 
 
 def check(run: Program, staleness: int) -> None:
     """Each prompt was used once, its responses differ in their rewards, and no token is too old."""
     assert run.process.wait(timeout=600) == 0, run.text()
-    files = RolloutFiles(run.folder / "rollouts")
-    batches = [files.read(step) for step in range(1, STEPS + 1)]
-    uids = [prompt.uid for batch in batches for prompt in batch.prompts]
-    assert len(uids) == len({*uids}) == STEPS * PROMPTS
-    for batch in batches:
+    for batch in trained_batches(run, STEPS, staleness):
         rewards = batch.rewarded.scores.rewards
         samples = len(rewards) // PROMPTS
         groups = [rewards[at : at + samples] for at in range(0, len(rewards), samples)]
         assert all(len({*group}) > 1 for group in groups)
-    ages = [batch.rollouts.ages_BT for batch in batches]
-    assert max(0 if each is None else int(each.max()) for each in ages) <= staleness
     steps = run.steps()
     assert [line["advantage/zero_fraction"] for line in steps] == [0.0] * STEPS
     assert sum(line["groups/without_signal"] for line in steps) > 0
@@ -54,7 +41,7 @@ def check(run: Program, staleness: int) -> None:
 def test_one_step_off_all_groups_have_a_signal_and_none_is_too_old(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    asked = [f"actor_config.load={tiny_model}", *KEYS, *ONE_STEP_OFF]
+    asked = [f"actor_config.load={tiny_model}", *KEYS, *ONE_OFF]
     run = start_program(tmp_path / "run", asked)
     check(run, staleness=1)
     # Groups that were started ahead are one step old, those that replaced others are not.
@@ -64,7 +51,7 @@ def test_one_step_off_all_groups_have_a_signal_and_none_is_too_old(
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("order", "staleness"),
-    [(PARTIAL, 1), (ONE_STEP_OFF, 1), (ASYNCHRONOUS, 2)],
+    [(PARTIAL, 1), (ONE_OFF, 1), (AHEAD, 2)],
     ids=["partial", "one step off", "asynchronous"],
 )
 def test_a_filtered_run_that_was_killed_continues_with_its_open_groups(
@@ -78,7 +65,7 @@ def test_a_filtered_run_that_was_killed_continues_with_its_open_groups(
     kill(killed)
     resumed = resume(killed.folder, "train_grpo")
     check(resumed, staleness)
-    if order is not ASYNCHRONOUS:
+    if order is not AHEAD:
         straight = start_program(tmp_path / "straight", asked)
         check(straight, staleness)
         assert outcome(resumed.folder) == outcome(straight.folder)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from disturbances import Disturbance, environment, witnesses
-from test_ahead_runs import ran, replicas
+from step_orders import replicas
+from test_ahead_runs import ran
 from test_two_jobs import two_jobs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(900)]

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from mindrl.algorithms.policy_loss_names import policy_loss_names
-from mindrl.config.finding import Finding, Value, broken, spelled
+from mindrl.config.finding import Finding, Value, broken
 from mindrl.config.rl import ESTIMATORS
 from mindrl.config.run import RunConfig
 from mindrl.errors import MindrlError
@@ -40,9 +40,9 @@ def _unknown_part(field: str, name: str, builtins: Sequence[str]) -> Iterator[Fi
     need = f"must be {', '.join(builtins)}, or your own function: package.module:function"
     legal: list[Value] = [*get_close_matches(name, builtins, n=1, cutoff=0.5)]
     if (other := _other_trainers(field, name)) is not None:
-        ours = [f"{key}={spelled(value)}" for key, value in other.sets.items()]
+        ours = [f"{key}={value}" for key, value in other.sets.items()]
         need += f"; {name} is {other.trainer}'s name: write {' '.join(ours)}"
-        legal = [other.sets[field]] if field in other.sets else []
+        legal = [str(other.sets[field])] if field in other.sets else []
     yield broken(field, name, need, *legal)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
+from nightly import at_night_but, few_unless_night
 from test_training import hugging_face, minibatches
 from test_training_layouts import LENGTHS, OPTIMIZER, sequences
 from test_values import course, valued
@@ -35,20 +35,22 @@ LAYOUTS = {
 }
 
 
+SHORT = ("DP2", "TP2+SP", "CP2", "PP2 in a V")
+"""Each dimension that is cut, once."""
+
+
 def test_values_rewards_and_five_updates_are_those_of_one_process_of_megatron(
     valued: Callable[..., str], forked_workers: ForkedWorkers
 ) -> None:
     folder = valued("qwen3")
     trial = ValueTrial(case=Case(folder=folder), course=course(folder))
     ((one,),) = forked_workers.run("value_probe:judged", [trial], sequences())
-    trials = [
-        replace(trial, case=replace(case, folder=folder, backend="archon"))
-        for case in LAYOUTS.values()
-    ]
+    cases = [LAYOUTS[name] for name in few_unless_night(SHORT, LAYOUTS)]
+    trials = [replace(trial, case=replace(case, folder=folder, backend="archon")) for case in cases]
     replies: list[list[Judged]] = forked_workers.run(
         "value_probe:judged", trials, sequences(), ranks=2
     )
-    for index, case in enumerate(LAYOUTS.values()):
+    for index, case in enumerate(cases):
         assert_judged_alike(case, [reply[index] for reply in replies], one)
 
 

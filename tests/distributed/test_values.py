@@ -12,6 +12,7 @@ import pytest
 import torch
 from assembly import assembled, assert_moved_alike
 from forked_workers import ForkedWorkers
+from nightly import few_unless_night
 from safetensors.torch import load_file
 from test_training_layouts import LENGTHS, sequences
 from torch import Tensor, nn
@@ -41,12 +42,17 @@ OPTIMIZER = {**TWO_UPDATES, "updates": 5}
 # Of two ranks, by the name of the family.
 LAYOUTS = {
     "qwen3": [
-        Case(folder="", layout=TrainLayout(tp=2)),
         Case(folder="", layout=TrainLayout(tp=2), sequence_parallel=True),
-        Case(folder="", layout=TrainLayout(pp=2)),
         Case(folder="", layout=TrainLayout(pp=2, vpp=2)),
         Case(folder="", layout=TrainLayout(cp=2)),
         Case(folder="", layout=TrainLayout(dp=2)),
+        *few_unless_night(
+            [],
+            [
+                Case(folder="", layout=TrainLayout(tp=2)),
+                Case(folder="", layout=TrainLayout(pp=2)),
+            ],
+        ),
     ],
     "qwen3_moe": [Case(folder="", layout=TrainLayout(dp=2, ep=2))],
 }

@@ -91,11 +91,6 @@ class AllocationMode:
         return "+".join("|".join(map(str, group)) for group in self.groups)
 
     @property
-    def world_size(self) -> int:
-        """Total number of devices; shared ones count once."""
-        return sum(group[0].world_size for group in self.groups)
-
-    @property
     def backends(self) -> Mapping[str, ModelAllocation]:
         """Value of each role's `backend` field."""
         return {each.role: replace(each, name=None) for each in self}

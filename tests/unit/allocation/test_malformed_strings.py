@@ -229,7 +229,7 @@ def test_an_allocation_mode_is_refused_with_a_caret_under_its_fault(
 def test_what_an_error_says_to_write_can_be_read(what: str) -> None:
     proposed = re.findall(r"(?:write|or) (\S+:\S+)", what)
     for text in proposed:
-        assert parse_mode(text).world_size >= 1
+        assert all(each.world_size >= 1 for each in parse_mode(text))
 
 
 def test_the_caret_stands_under_the_fault() -> None:

@@ -42,7 +42,7 @@ def test_the_note_names_the_fields_that_say_the_same(text: str, note: str) -> No
 def test_a_stroke_binds_tighter_than_a_plus() -> None:
     mode = parse_mode("sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4+vllm[t]:d1")
     assert [[each.role for each in group] for group in mode.groups] == [["r"], ["a", "c"], ["t"]]
-    assert mode.world_size == 2 + 4 + 1
+    assert [{each.world_size for each in group} for group in mode.groups] == [{2}, {4}, {1}]
 
 
 def test_the_stroke_between_attn_and_ffn_joins_no_engines() -> None:

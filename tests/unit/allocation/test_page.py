@@ -21,7 +21,10 @@ def test_each_string_of_the_page_takes_the_devices_and_has_the_spelling_that_it_
     assert len(rows) == 12
     for text, devices, spelled in rows:
         mode = parse_mode(text)
-        assert (str(mode.world_size), str(mode)) == (devices, spelled)
+        # Engines of a group share its devices.
+        sizes = [{each.world_size for each in group} for group in mode.groups]
+        assert all(len(each) == 1 for each in sizes)
+        assert (sum(size for each in sizes for size in each), str(mode)) == (int(devices), spelled)
 
 
 def test_the_strings_and_the_sizes_of_a_configuration_on_the_page_say_the_same() -> None:

@@ -127,7 +127,7 @@ def settings(
         for section in (LearningConfig, MegatronTrainingConfig)
     )
     return ModelSettings(
-        layout=groups.layout,
+        layout=case.layout,
         groups=groups,
         training=MegatronTrainingConfig(
             train_iters=1,

@@ -38,7 +38,6 @@ class ParallelGroups:
         `seed` sets Megatron's random states; a collective of these groups that exceeds the timeout
         raises.
         """
-        self.layout = layout
         self._state = _NO_GROUPS
         with self.active():
             # Megatron asserts that no scratch memory exists yet.

@@ -171,5 +171,5 @@ class Scheduler:
 
     def _state(self) -> object:
         spool = self.spool
-        exchanged = (spool.requests.all(), spool.records.answered(), spool.weights.versions())
-        return spool.progress(), *map(tuple, exchanged)
+        answered, versions = spool.records.answered(), spool.weights.versions()
+        return spool.progress(), spool.requests.all(), answered, versions

@@ -83,8 +83,7 @@ class RecordReader:
         if len(different) != len(got) or different != {*ids}:
             raise SpoolError(
                 f"{record.prompts} in {spool.root} has {len(got)} responses, {len(different)} of "
-                f"them different; {len(different & {*ids})} of the {len(ids)} that this job asked "
-                "for"
+                f"them different; {len(different & {*ids})} of the {len(ids)} that were requested"
             )
         return record
 

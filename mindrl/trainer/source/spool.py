@@ -63,7 +63,7 @@ class SpoolGeneration(Generation):
     is_ready: bool = field(default=False, init=False)
     """Whether the initial weights of the run are in the spool."""
     requests: list[SpoolRequest] = field(default_factory=list, init=False)
-    """Requests whose groups are not all used."""
+    """Requests with groups that are not used yet."""
     received: dict[OpenGroup, tuple[_Received, int]] = field(default_factory=dict, init=False)
     """Record of each complete group that is not used, and the index of its prompt there."""
     gaps: list[Metrics] = field(default_factory=list, init=False)
@@ -163,8 +163,8 @@ class SpoolGeneration(Generation):
         if lacking := {*range(pool.first_open, pool.next_prompt)} - there:
             raise SpoolError(
                 f"{spool.requests.root} has no request for prompt {min(lacking)} in the order of "
-                f"the data, whose responses the checkpoint of step {step} waits for: another run "
-                "used this spool, or its files were removed"
+                f"the data, which the checkpoint of step {step} needs: another run used this "
+                "spool, or its files were removed"
             )
         oldest = min((each.version for each in self.requests), default=step)
         self.needed = {step: (pool.first_open, oldest)}

@@ -106,19 +106,25 @@ def require_alike(found: TwoJobs, undisturbed: TwoJobs) -> None:
     assert len(ids) == len({*ids}) == found.steps * PROMPTS * SAMPLES
     assert ids == undisturbed.trained()
     assert found.weights() == undisturbed.weights()
-    assert found.spool.records.places() == []
+    assert found.spool.records.answered() == []
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    "asked",
+    [(), ("rl_config.filter_groups_enable=true", "rl_config.max_staleness=2")],
+    ids=["all groups", "groups with a signal"],
+)
 def test_killed_jobs_and_a_killed_scheduler_train_each_response_once_and_the_same_weights(
-    tiny_model: Path, tmp_path: Path
+    asked: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:
-    whole = two_jobs(tmp_path / "whole", tiny_model, 6, "spool_config.prompts_per_record=4")
+    asked = ("spool_config.prompts_per_record=4", *asked)
+    whole = two_jobs(tmp_path / "whole", tiny_model, 6, *asked)
     whole.start()
     whole.finish()
-    found = two_jobs(tmp_path / "found", tiny_model, 6, "spool_config.prompts_per_record=4")
+    found = two_jobs(tmp_path / "found", tiny_model, 6, *asked)
     found.start()
-    found.wait_until(lambda spool: bool(spool.records.places()))
+    found.wait_until(lambda spool: bool(spool.records.answered()))
     assert found.kill("rollout")
     found.wait_until(lambda spool: spool.progress().confirmed > 0)
     assert found.kill("train")

@@ -116,7 +116,7 @@ def test_a_tied_head_stays_the_embedding_to_the_bit(
     assert torch.equal(begin.weights["model.embed_tokens.weight"], last.weights["lm_head.weight"])
 
 
-@pytest.mark.parametrize("kind", at_night_but(["mixture, bfloat16", "dense"], TWICE))
+@pytest.mark.parametrize("kind", at_night_but(["mixture, bfloat16"], TWICE))
 def test_equal_runs_are_equal_to_the_bit(
     kind: str, random_model_of: MakeModel, forked_workers: ForkedWorkers
 ) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_training_latent import MODELS, save_random
 from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
 from training_messages import Case, Course
@@ -166,7 +167,7 @@ def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
         }
 
 
-@pytest.mark.parametrize("ranks", list(TRIALS))
+@pytest.mark.parametrize("ranks", at_night_but([2, 3, 4], TRIALS))
 def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
     ranks: int,
     folders: dict[str, str],

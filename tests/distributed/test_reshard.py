@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
+from nightly import at_night_but, crossed
 from reshard_messages import Arrived, Way
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -91,8 +91,7 @@ def test_mixtures_of_experts_on_4_ranks(
     ]
     ways = [
         Way(folder=folder, train=train, rollout=rollout, grouped=grouped)
-        for train, rollout in pairs
-        for grouped in (False, True)
+        for grouped, (train, rollout) in crossed((False, True), pairs)
     ]
     reshard(forked_workers, ways)
 

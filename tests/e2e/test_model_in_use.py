@@ -68,6 +68,7 @@ def test_in_a_conversation_each_line_has_an_answer_and_several_are_drawn(
     assert plain.returncode == 0, plain.stderr
 
 
+@pytest.mark.nightly
 def test_measured_on_other_rows_a_table_has_their_rates_and_all_answers_are_kept(
     kept_run: Program, tmp_path: Path
 ) -> None:

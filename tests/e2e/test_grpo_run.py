@@ -258,6 +258,9 @@ def test_sigterm_ends_the_run_whole_and_the_same_seed_gives_the_same_bits(
         assert [mine[name] for name in TRACED] == [theirs[name] for name in TRACED]
 
 
+# The short suite has the name of a killed worker in test_resume.py, and the end of a run that saves
+# nothing in test_hung_workers.py.
+@pytest.mark.nightly
 def test_a_killed_worker_ends_the_run_within_30_seconds_by_name(
     tiny_model: Path, tmp_path: Path
 ) -> None:

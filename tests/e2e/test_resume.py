@@ -1,6 +1,7 @@
 """A run that loses a worker, then all its processes, goes on as if nothing had happened."""
 
 import json
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -83,7 +84,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     killed = start_program(tmp_path / "killed", again, around, program=program)
     killed.wait_for_line("restart 2: ")
     killed.wait_for_steps(4)
-    assert len(witnesses(tmp_path / "disturbed")) == 2
+    died, _ = witnesses(tmp_path / "disturbed")
+    told = json.loads((killed.folder / "faults.jsonl").read_text().splitlines()[0])["error"]
+    named = rf"worker-1 \(rank 1, process {died['pid']} on [^)]*\) died"
+    assert re.search(named, told), told
     kill(killed)
     newest = max((killed.folder / "checkpoints").glob("step-*"))
     assert newest.name in ("step-00000002", "step-00000004")

@@ -126,7 +126,11 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         """Yield the tensors of one part of the state; several may share a storage."""
         if self.learning is not None:
             return self.learning.state(part)
-        return iter(self.local_tensors().values() if part is StatePart.PARAMETERS else ())
+        return iter(self._weights() if part is StatePart.PARAMETERS else ())
+
+    def _weights(self) -> Sequence[Tensor]:
+        """Return all tensors that hold weights."""
+        return [*self.local_tensors().values()]
 
     @property
     def optimizer(self) -> object | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from assembly import assembled, assert_moved_alike, put_together
 from forked_workers import ForkedWorkers
+from rounding import bound
 from safetensors.torch import load_file
 from test_training_layouts import LOSS, OPTIMIZER, minibatches
 from training_messages import Case, Course, Updated
@@ -176,5 +177,6 @@ def test_in_bfloat16_a_step_is_that_of_megatron_but_for_rounding(
     ):
         mine, megatrons = ours.metrics[0], theirs.metrics[0]
         # Of 8 bits; that of float32 is 10 % smaller, as some tokens take other experts there.
-        assert mine["grad_norm"] == pytest.approx(megatrons["grad_norm"], rel=0.01)
+        of_norm = bound(0.01, without_avx512=0.07)
+        assert mine["grad_norm"] == pytest.approx(megatrons["grad_norm"], rel=of_norm)
         assert mine["policy_loss"] == pytest.approx(megatrons["policy_loss"], rel=0.02)

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
+from test_layout_table import LOSS_BOUND
 from test_training_state import STOP, assert_equal, course, run, whole
 from training_messages import Case, Course, Updated
 
@@ -120,7 +121,7 @@ def test_what_one_engine_wrote_others_go_on_with_and_the_first_one_again(
         found = resumed[case.layout.leaders[0]].metrics
         for ours, theirs in zip(found, expected, strict=True):
             assert ours["lr"] == pytest.approx(theirs["lr"], rel=1e-12)
-            assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-6)
+            assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=LOSS_BOUND)
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
     for ours, theirs in zip(resumed, straight, strict=True):
         assert_equal(ours.weights, theirs.weights)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but, few_unless_night
+from rounding import bound
 from test_archon_roles import assert_judged_alike
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare, loss_of
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
@@ -143,8 +144,8 @@ def test_in_bfloat16_an_update_is_that_of_transformers_network_but_for_rounding(
     for index, (case, _) in enumerate(asked):
         row = compare(case.layout, [reply[index] for reply in replies], expected, folder)
         # Of 8 bits.
-        assert row.loss <= 0.02 * abs(row.first_loss), case
-        assert row.grad_norm <= 0.01, case
+        assert row.loss <= bound(0.02, without_avx512=0.04) * abs(row.first_loss), case
+        assert row.grad_norm <= bound(0.01, without_avx512=0.03), case
 
 
 @pytest.mark.nightly

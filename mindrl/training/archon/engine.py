@@ -32,6 +32,10 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         parameters = self._parameters()
         return {name: parameters[name].to_local().detach() for name in self.table}
 
+    def _weights(self) -> Sequence[Tensor]:
+        # A rank may hold no element of a parameter, whose storage FSDP2 pads all the same.
+        return [each.to_local().detach() for each in self._parameters().values()]
+
     def network_of(self, part: StagePart, settings: NetworkSettings) -> Network:
         """Return a part of the model on the meta device."""
         other = self.description.other

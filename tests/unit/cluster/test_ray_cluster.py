@@ -149,7 +149,7 @@ def test_nodes_may_give_what_the_worlds_of_a_run_take_of_them() -> None:
     # The largest finds its node, wherever it stands.
     assert fits(cluster.shares, [8, 4])
     assert not fits(cluster.shares, [5, 5])
-    assert cluster.asked == (
+    assert cluster.requested == (
         "rl_config.actor_resource.num_npus=4 and rl_config.rollout_resource.num_npus=6"
     )
 

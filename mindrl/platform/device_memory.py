@@ -14,9 +14,11 @@ class DeviceAccount:
     """Total memory of the device."""
     taken: int
     """Memory used by all processes and libraries."""
+    allocated: int
+    """Memory of this process's tensors, excluding those in private memory pools, such as an
+    engine's."""
     peak_allocated: int
-    """Maximum memory of this process's tensors since the last account, excluding those in private
-    memory pools, such as an engine's."""
+    """Maximum of `allocated` since the last account."""
 
 
 def device_account(device_type: str) -> DeviceAccount | None:
@@ -29,6 +31,7 @@ def device_account(device_type: str) -> DeviceAccount | None:
     account = DeviceAccount(
         capacity=capacity,
         taken=capacity - free,
+        allocated=device.memory_allocated() - pooled,
         peak_allocated=device.max_memory_allocated() - pooled,
     )
     device.reset_peak_memory_stats()

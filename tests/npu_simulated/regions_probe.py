@@ -8,7 +8,7 @@ from torch import Tensor
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.schedule import Region
 from mindrl.platform.copies import Copies
-from mindrl.platform.device_memory import give_back_unused
+from mindrl.platform.device_memory import device_account, give_back_unused
 from mindrl.platform.host_arena import HostArena
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.device_regions import StoredRegion
@@ -49,10 +49,13 @@ def swaps() -> Swapped:
         copied.append(region.offload())
         # Whatever takes the memory now must not reach the host's copy.
         torch.full((12 * MIB // 4,), -1.0, device="npu")
-        stayed = torch.npu.memory_allocated()
+        account = device_account("npu")
+        assert account is not None
         region.onload()
     values = [tensor.cpu() for tensor in tensors]
-    return Swapped(values=values, copied_bytes=copied, stayed_bytes=stayed, pinned=pinned)
+    return Swapped(
+        values=values, copied_bytes=copied, stayed_bytes=account.allocated, pinned=pinned
+    )
 
 
 def copies_of_what_is_computed() -> int:

@@ -38,13 +38,13 @@ class Duties:
             if each.prompts.end > progress.trained and each.prompts not in answered
         ]
         if not requests:
-            self.why_none = f"waits for requests of the train job{self._if_nobody_trains()}"
+            self.why_none = f"waits for requests of the train job{self._without_train_job()}"
             return None
         for request in requests:
             weights = self.spool.weights.find(request.version)
             if weights is None:
                 waits = f"step {request.step} waits for the weights of step {request.version}"
-                self.why_none = waits + self._if_nobody_trains()
+                self.why_none = waits + self._without_train_job()
                 return None
             if self._is_full(request, progress):
                 waits = f"step {request.step} waits: the records have reached their size limit"
@@ -59,7 +59,7 @@ class Duties:
         """Release work that is done or abandoned."""
         self.leases.give_back(str(duty.request.prompts))
 
-    def _if_nobody_trains(self) -> str:
+    def _without_train_job(self) -> str:
         if self.leases.living("train"):
             return ""
         return f"; {self.spool.root} has no running train job: start one with mindrl job train"

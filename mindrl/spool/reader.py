@@ -45,8 +45,9 @@ class RecordReader:
 
     def begin(self, step: int, awaited: int) -> None:
         """Record the step that waits for responses, and the position after its prompts."""
-        progress = replace(self.spool.progress(), gathering=step, awaited=awaited)
-        if progress != self.spool.progress():
+        before = self.spool.progress()
+        progress = replace(before, gathering=step, awaited=awaited)
+        if progress != before:
             self.spool.note(progress)
 
     def take(

@@ -71,10 +71,6 @@ class GroupPool:
         """Position in the data of the oldest open group, if groups are used in order."""
         return self.next_prompt - len(self.groups)
 
-    def position(self, group: int) -> int:
-        """Return the position in the data of a group's prompt, if groups are used in order."""
-        return self.next_prompt - 1 - (next(reversed(self.groups)) - group)
-
     def prompt(self, group: int) -> Prompt:
         """Return the prompt of a group."""
         return self.answering.prompts[self.groups[group].prompt]

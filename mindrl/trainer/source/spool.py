@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
@@ -208,8 +208,8 @@ class SpoolGeneration(Generation):
         self.gaps.append(dict(record.gap))
         responses = [*batch.rollouts.responses().each()]
         finished = batch.rollouts.finished_B.tolist()
-        for number, group in self._groups_of(request).items():
-            index = pool.position(number) - request.prompts.first
+        used = max(0, pool.first_open - request.prompts.first)
+        for index, (number, group) in enumerate(self._groups_of(request).items(), used):
             rows = range(index * pool.samples, (index + 1) * pool.samples)
             sequences = tuple(
                 each.with_more(*responses[row], step=request.version + 1, finished=finished[row])
@@ -220,12 +220,9 @@ class SpoolGeneration(Generation):
 
     def _groups_of(self, request: SpoolRequest) -> dict[int, OpenGroup]:
         """Return the open groups of a request, by number."""
-        prompts = request.prompts
-        return {
-            number: group
-            for number, group in self.pool.groups.items()
-            if prompts.first <= self.pool.position(number) < prompts.end
-        }
+        first, prompts = self.pool.first_open, request.prompts
+        start, end = max(0, prompts.first - first), max(0, prompts.end - first)
+        return dict(islice(self.pool.groups.items(), start, end))
 
     def _drop_used_requests(self) -> None:
         first, end = self.pool.first_open, self.pool.next_prompt

@@ -32,11 +32,9 @@ class Duties:
             SpoolError: A marker is damaged.
         """
         progress, answered = self.spool.progress(), {*self.spool.records.answered()}
-        requests = [
-            each
-            for each in self.spool.requests.all()
-            if each.prompts.end > progress.trained and each.prompts not in answered
-        ]
+        found = self.spool.requests
+        pending = (each for each in found.prompts() if each.end > progress.trained)
+        requests = [*filter(None, (found.read(each) for each in pending if each not in answered))]
         if not requests:
             self.why_none = f"waits for requests of the train job{self._without_train_job()}"
             return None

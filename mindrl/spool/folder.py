@@ -122,7 +122,7 @@ class Spool:
 
     def clear(self) -> None:
         """Remove all requests and records."""
-        every = [each.prompts for each in self.requests.all()] + self.records.answered()
+        every = self.requests.prompts() + self.records.answered()
         end = max((each.end for each in every), default=0)
         self.requests.forget(end)
         self.records.forget(end)

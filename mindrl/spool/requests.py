@@ -50,16 +50,17 @@ class Requests:
             return None
         return SpoolRequest(**{**found, "prompts": PromptRange(*found["prompts"])})
 
+    def prompts(self) -> list[PromptRange]:
+        """Return the prompts with a request, in order."""
+        names = (PromptRange.of_name(path.name) for path in self.root.iterdir())
+        return sorted(each for each in names if each is not None)
+
     def all(self) -> list[SpoolRequest]:
         """Return all requests in the order of their prompts."""
-        names = (PromptRange.of_name(path.name) for path in self.root.iterdir())
-        every = sorted(each for each in names if each is not None)
-        return [found for each in every if (found := self.read(each)) is not None]
+        return [found for each in self.prompts() if (found := self.read(each)) is not None]
 
     def forget(self, position: int) -> None:
         """Remove the requests for prompts before a position, and incomplete files."""
         forget_building(self.root)
-        for path in self.root.iterdir():
-            prompts = PromptRange.of_name(path.name)
-            if prompts is not None and prompts.end <= position:
-                remove(path)
+        for prompts in (each for each in self.prompts() if each.end <= position):
+            remove(self.root / str(prompts))

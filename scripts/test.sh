@@ -6,9 +6,9 @@
 #   bash scripts/test.sh tests/unit/config    these tests instead of all
 #   bash scripts/test.sh --nightly            tests marked nightly too, and planted faults
 #
-# Every check runs even when an earlier one failed; the exit code is 1 when any failed. Tests of
-# whole runs, tests of several processes and unit tests run beside each other, for the first two
-# mostly wait, for imports and for messages; what the others print follows behind the first.
+# Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
+# run beside tests of whole runs and then of several processes, because those often wait, for
+# imports and for messages; the output of the unit tests follows at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=lib/quickstart.sh
@@ -105,16 +105,16 @@ if (($#)); then
 else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait. Only unit
     # tests have workers of their own: the others start several processes each.
-    niceness=10 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
+    niceness=19 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
     # Beside all others its two ranks would take minutes.
     check "model of the tests" make_tiny qwen2 .cache/tiny/model
-    pytest_beside wide tests/distributed tests/npu_simulated
+    # Beside each other both would reach time limits that are not ours, as Ray's for its start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
+    printf '\n== tests of several processes\n'
+    pytest_as wide tests/distributed tests/npu_simulated
     wait "${beside[@]}"
     beside=()
-    printf '\n== tests of several processes\n'
-    cat "$scratch/wide.log"
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 30.0
 """Longest wait for Ray to end; it takes 6 s if its control process has ended."""
+_START_ATTEMPTS = 3
+"""Ray gives its processes 30 s to start, which no option changes; a busy machine takes longer."""
 _NEVER_SECONDS = 10**6
 """Ray would end this process 60 s after its control process has ended; the run detects it
 itself."""
@@ -196,21 +198,32 @@ class RayCluster:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
-        # Owned before Ray writes to it: the next run removes what a killed one leaves.
-        self.session = session = _session_folder()
-        try:
-            with nullcontext() if self.prefork is None else self.prefork.serving():
-                self._begin(namespace, str(session.folder))
-        except MindrlError:
-            # For example Ctrl-C.
-            raise
-        except Exception as error:
-            # Ray raises a plain one if its processes do not start in time. Its logs stay.
-            self.session = None
-            raise ClusterError(
-                f"Ray did not start on this machine: {error!r}. Try again if the machine was busy; "
-                f"see the logs in {session.folder}"
-            ) from error
+        for attempts_left in reversed(range(_START_ATTEMPTS)):
+            # Owned before Ray writes to it: the next run removes what a killed one leaves.
+            self.session = session = _session_folder()
+            try:
+                with nullcontext() if self.prefork is None else self.prefork.serving():
+                    self._begin(namespace, str(session.folder))
+            except MindrlError:
+                # For example Ctrl-C.
+                raise
+            except Exception as error:
+                # Ray raises a plain one if its processes do not start in time. Its logs stay.
+                self.session = None
+                if not attempts_left:
+                    raise ClusterError(
+                        f"Ray did not start on this machine in {_START_ATTEMPTS} attempts: "
+                        f"{error!r}. Try again if the machine was busy; see the logs in "
+                        f"{session.folder}"
+                    ) from error
+                logger.warning(
+                    "Ray did not start: %r; trying again, logs in %s", error, session.folder
+                )
+                self.started += self.calls.family()
+                ray.shutdown()
+                self._end_started()
+            else:
+                return
 
     def _begin(self, namespace: str, folder: str) -> None:
         """Start a cluster on this machine, with its sockets and logs in a folder."""

@@ -38,7 +38,11 @@ def offered(resource: str, address: str) -> float:
     if not ray.is_initialized():
         if not is_listening(address):
             return 0.0
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError:
+            # The head listens before its node has joined.
+            return 0.0
     return float(ray.cluster_resources().get(resource, 0.0))
 
 

@@ -10,6 +10,8 @@ import pytest
 from mindrl.layouts.layout import TrainLayout
 
 CUTS = ("dp", "tp", "pp", "vpp", "cp", "ep", "etp")
+UPDATES = 5 if os.environ.get("MINDRL_NIGHTLY") else 3
+"""Taken in each layout. A wrong gradient shows in the first, wrong moments in the second."""
 
 
 def most_at_night(examples: int) -> int:

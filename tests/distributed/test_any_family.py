@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
+from nightly import UPDATES, at_night_but
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
 from training_messages import Case, Course, Trial
@@ -52,7 +52,7 @@ def courses(random_model_of: Callable[..., Path]) -> Mapping[str, Course]:
     found = {}
     for family in FAMILIES:
         name, *tied = family.split()
-        updates = 5 if family == KNOWN else 3
+        updates = UPDATES if family == KNOWN else 3
         folder = str(random_model_of(name, bool(tied), spread=0.1))
         found[folder] = Course(
             minibatches=minibatches(folder, updates),
@@ -79,14 +79,14 @@ def test_one_process_has_hugging_faces_logits(
 
 
 @pytest.mark.parametrize("probe", ["training_probe", "archon_probe"])
-def test_five_updates_of_a_known_family_are_those_of_megatron_and_of_our_own_network(
+def test_updates_of_a_known_family_are_those_of_megatron_and_of_our_own_network(
     probe: str, courses: Mapping[str, Course], alone: list[Trial], forked_workers: ForkedWorkers
 ) -> None:
     folder, course = list(courses.items())[FAMILIES.index(KNOWN)]
     asked = [(Case(folder=folder), course)]
     ((other,),) = forked_workers.run(f"{probe}:trials", asked, sequences())
     row = compare(TrainLayout(), [alone[FAMILIES.index(KNOWN)]], other, folder)
-    assert len(other.metrics) == 5
+    assert len(other.metrics) == UPDATES
     assert row.loss <= LOSS_BOUND
     assert row.grad_norm <= LOSS_BOUND
 

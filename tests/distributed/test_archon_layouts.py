@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but, cut_pairs
+from nightly import UPDATES, at_night_but, cut_pairs
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, Family, compare
 from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches, sequences
 from training_messages import Case, Course, Trial
@@ -115,9 +115,9 @@ def families(
         name, *tied = family.split()
         folder = str(random_model_of(name, bool(tied), spread=0.1))
         courses[folder] = Course(
-            minibatches=minibatches(folder, 5),
+            minibatches=minibatches(folder, UPDATES),
             loss=LOSS,
-            optimizer=OPTIMIZER | {"updates": 5},
+            optimizer=OPTIMIZER | {"updates": UPDATES},
             micro_batching=MicroBatching(sequences=2),
         )
     asked = [(Case(folder=folder), course) for folder, course in courses.items()]
@@ -131,7 +131,7 @@ def families(
     ("ranks", "every_case"),
     at_night_but([(2, False), (4, False)], product([1, 2, 4, 8], [False, True])),
 )
-def test_logits_are_hugging_faces_and_five_updates_are_those_of_megatron(
+def test_logits_are_hugging_faces_and_updates_are_those_of_megatron(
     ranks: int,
     every_case: bool,
     families: Mapping[str, Family],

@@ -39,7 +39,7 @@ SHORT = ("DP2", "TP2+SP", "CP2", "PP2 in a V")
 """Each dimension that is cut, once."""
 
 
-def test_values_rewards_and_five_updates_are_those_of_one_process_of_megatron(
+def test_values_rewards_and_updates_are_those_of_one_process_of_megatron(
     valued: Callable[..., str], forked_workers: ForkedWorkers
 ) -> None:
     folder = valued("qwen3")

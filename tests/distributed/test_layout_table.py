@@ -1,4 +1,4 @@
-"""Every family in every layout: logits against Hugging Face, five updates against one process.
+"""Every family in every layout: logits against Hugging Face, updates against one process.
 
 The figures are kept in docs/reference/training-layouts.md: `pytest --write-tables` renews them.
 The short suite covers every pair of cut dimensions and every family; all cases run at night.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but, cut_pairs
+from nightly import UPDATES, at_night_but, cut_pairs
 from test_training_latent import MODELS, save_random
 from test_training_layouts import (
     LOSS,
@@ -86,7 +86,7 @@ class Row:
     first_loss: float
     """Of one process."""
     loss: float
-    """Largest difference of any of five losses to one process."""
+    """Largest difference of any loss to one process."""
     grad_norm: float
     """Relative difference of the first gradient norm."""
 
@@ -124,9 +124,9 @@ def _words(name: str) -> tuple[str, bool]:
 def courses(folders: Mapping[str, str]) -> Mapping[str, Course]:
     return {
         family: Course(
-            minibatches=minibatches(folder, 5),
+            minibatches=minibatches(folder, UPDATES),
             loss=LOSS,
-            optimizer=OPTIMIZER | {"updates": 5},
+            optimizer=OPTIMIZER | {"updates": UPDATES},
             micro_batching=MicroBatching(sequences=2),
         )
         for family, folder in folders.items()
@@ -191,7 +191,7 @@ def compare(layout: TrainLayout, ranks: list[Trial], one: Trial, folder: str) ->
 
 @pytest.mark.parametrize("every_case", at_night_but([False], [False, True]))
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_logits_are_hugging_faces_and_five_updates_are_those_of_one_process(
+def test_logits_are_hugging_faces_and_updates_are_those_of_one_process(
     ranks: int,
     every_case: bool,
     families: Mapping[str, Family],

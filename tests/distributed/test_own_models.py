@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_workers import ForkedWorkers
-from nightly import at_night_but, few_unless_night
+from nightly import UPDATES, at_night_but, few_unless_night
 from rounding import bound
 from test_archon_roles import assert_judged_alike
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare, loss_of
@@ -67,7 +67,7 @@ def course_of(folder: str, count: int) -> Course:
 def courses(random_model_of: Callable[..., Path]) -> Mapping[str, Course]:
     """By the folder: with a head of its own first, then tied."""
     folders = (str(random_model_of("nemotron", tied, spread=0.1)) for tied in (False, True))
-    return {folder: course_of(folder, 5) for folder in folders}
+    return {folder: course_of(folder, UPDATES) for folder in folders}
 
 
 @pytest.fixture(scope="module")

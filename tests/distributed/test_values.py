@@ -12,7 +12,7 @@ import pytest
 import torch
 from assembly import assembled, assert_moved_alike
 from forked_workers import ForkedWorkers
-from nightly import few_unless_night
+from nightly import UPDATES, few_unless_night
 from safetensors.torch import load_file
 from test_training_layouts import LENGTHS, sequences
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.distributed
 MakeModel = Callable[..., Path]
 FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 LOSS = ValueLoss(clip_range=0.5)
-OPTIMIZER = {**TWO_UPDATES, "updates": 5}
+OPTIMIZER = {**TWO_UPDATES, "updates": UPDATES}
 # Of two ranks, by the name of the family.
 LAYOUTS = {
     "qwen3": [
@@ -94,7 +94,7 @@ def plain_rewards(folder: str, batch: Sequences) -> Tensor:
         return torch.cat([model(tokens_T[None, :length]).logits[0] for tokens_T, length in rows])
 
 
-def course(folder: str, updates: int = 5, sequences_per_pass: int = 3) -> CriticCourse:
+def course(folder: str, updates: int = UPDATES, sequences_per_pass: int = 3) -> CriticCourse:
     """Make updates on the same sequences, a step away from the critic that valued them."""
     batch = sequences()
     model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
@@ -120,7 +120,7 @@ def course(folder: str, updates: int = 5, sequences_per_pass: int = 3) -> Critic
 
 @pytest.fixture(scope="module")
 def alone(forked_workers: ForkedWorkers, valued: Callable[..., str]) -> dict[str, Judged]:
-    """What one process says of each family, and of five updates of two of them."""
+    """What one process says of each family, and of the updates of two of them."""
     trials = [
         ValueTrial(
             case=Case(folder=valued(family)),
@@ -190,7 +190,7 @@ def test_rewards_are_those_of_hugging_face_at_the_last_token_to_1e_4(
     assert len(set(expected_B.tolist())) == 8
 
 
-def test_five_updates_in_each_layout_are_those_of_one_process(
+def test_updates_in_each_layout_are_those_of_one_process(
     alone: dict[str, Judged],
     cases: list[tuple[str, Case]],
     two_ranks: tuple[list[list[Judged]], Path],
@@ -243,7 +243,7 @@ def test_values_and_rewards_in_each_layout_are_those_of_one_process(
             )
 
 
-def test_five_updates_move_every_weight_as_plain_torch_does(
+def test_updates_move_every_weight_as_plain_torch_does(
     alone: dict[str, Judged], valued: Callable[..., str]
 ) -> None:
     model = AutoModelForTokenClassification.from_pretrained(valued("qwen3"), dtype=torch.float32)

@@ -74,8 +74,32 @@ def test_a_ray_that_does_not_come_up_in_time_is_told_in_words(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "0")
     cluster = cluster_of(PLATFORMS["cpu"], devices=1)
-    with pytest.raises(ClusterError, match=r"Ray did not start on this machine: .*see the logs in"):
+    with pytest.raises(
+        ClusterError, match="not start on this machine in 3 attempts: .*see the logs"
+    ):
         cluster.start()
+    assert not ray.is_initialized()
+
+
+def test_a_ray_that_comes_up_in_time_at_the_second_attempt_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "0")
+    shutdown, cluster = ray.shutdown, cluster_of(PLATFORMS["cpu"], devices=1)
+
+    def shut_down_and_allow_time() -> None:
+        shutdown()
+        monkeypatch.delenv("RAY_gcs_server_port_wait_time_s", raising=False)
+
+    monkeypatch.setattr(ray, "shutdown", shut_down_and_allow_time)
+    cluster.start()
+    try:
+        assert cluster.present() == [1]
+        (told,) = [each.message for each in caplog.records if "trying again" in each.message]
+        assert told.startswith("Ray did not start: ")
+    finally:
+        cluster.stop()
     assert not ray.is_initialized()
 
 

@@ -48,5 +48,5 @@ docs: ## spelling and links of the documentation
 check: ## everything that CI runs
 	bash scripts/test.sh
 
-nightly: ## everything that CI runs, all cases of the tests, and planted faults
-	bash scripts/test.sh --nightly
+nightly: ## everything that CI runs, all cases of the tests, and planted faults; PART=1/4 is a quarter
+	bash scripts/test.sh --nightly $(if $(PART),--part $(PART))

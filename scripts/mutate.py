@@ -3,6 +3,7 @@
     python scripts/mutate.py                    all faults of scripts/faults.yaml
     python scripts/mutate.py --list             their names, files and tests
     python scripts/mutate.py --only NAME ...    only these faults
+    python scripts/mutate.py --part 1/4         every fourth fault, from the first
     python scripts/mutate.py --jobs 2           two faults at a time
 
 A fault is an exact source text, which must occur once in mindrl, its replacement, and the tests
@@ -31,6 +32,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from suite_parts import Part
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "scripts/faults.yaml"
@@ -123,6 +125,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         chosen = faults(options.only)
+        if options.part is not None:
+            chosen = options.part.of(chosen)
         files = {fault.name: fault.file(ROOT) for fault in chosen}
         if options.list:
             for fault in chosen:
@@ -257,6 +261,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="only these faults")
     parser.add_argument("--list", action="store_true", help="print the faults and exit")
+    parser.add_argument("--part", type=Part.read, metavar="K/N", help="every Nth, from the Kth")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time")
     return parser.parse_args()
 

@@ -5,6 +5,7 @@
 #   bash scripts/test.sh -k advantage -x      the arguments go to pytest
 #   bash scripts/test.sh tests/unit/config    these tests instead of all
 #   bash scripts/test.sh --nightly            tests marked nightly too, and planted faults
+#   bash scripts/test.sh --nightly --part 1/4 the same of every fourth test file and fault
 #
 # Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
 # run beside tests of whole runs and then of several processes, because those often wait, for
@@ -29,6 +30,11 @@ if [[ "${1:-}" == --nightly ]]; then
     shift
     marks="not gpu and not npu and not faults" nightly=1
     export MINDRL_NIGHTLY=1
+fi
+part=()
+if ((nightly)) && [[ "${1:-}" == --part && "${2:-}" == [1-9]*/[1-9]* ]]; then
+    part=(--part "$2")
+    shift 2
 fi
 
 passed=0 failed=0 skipped=0
@@ -69,7 +75,7 @@ pytest_as() {
     local name="$1" status=0
     shift
     nice -n "${niceness:-0}" python -m pytest -m "$marks" --durations=20 \
-        --junitxml "$scratch/$name.xml" "$@" || status=$?
+        --junitxml "$scratch/$name.xml" "${part[@]}" "$@" || status=$?
     echo "$status" >"$scratch/$name.status"
 }
 
@@ -120,7 +126,7 @@ else
     count runs "whole runs"
     count wide "tests of several processes"
     count unit "unit tests"
-    ((!nightly)) || check "planted faults" python scripts/mutate.py
+    ((!nightly)) || check "planted faults" python scripts/mutate.py "${part[@]}"
 fi
 
 printf '\n== total after %ss' "$SECONDS"

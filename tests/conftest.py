@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from suite_parts import Part
 
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -26,8 +27,20 @@ settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option with which tests update the tables in the docs."""
+    """Add the options of the tests."""
     parser.addoption("--write-tables", action="store_true", help="renew tables in the docs")
+    parser.addoption("--part", type=Part.read, metavar="K/N", help="run the files of part K of N")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part of the test files if one is requested."""
+    if (part := config.getoption("--part")) is not None:
+        kept = {*part.of(sorted({each.location[0] for each in items}))}
+        config.hook.pytest_deselected(
+            items=[each for each in items if each.location[0] not in kept]
+        )
+        items[:] = [each for each in items if each.location[0] in kept]
 
 
 @pytest.fixture(scope="session")

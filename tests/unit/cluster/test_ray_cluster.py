@@ -75,7 +75,7 @@ def test_a_ray_that_does_not_come_up_in_time_is_told_in_words(
     monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "0")
     cluster = cluster_of(PLATFORMS["cpu"], devices=1)
     with pytest.raises(
-        ClusterError, match="not start on this machine in 3 attempts: .*see the logs"
+        ClusterError, match=r"did not start on this machine in 3 attempts: .*see the logs in"
     ):
         cluster.start()
     assert not ray.is_initialized()

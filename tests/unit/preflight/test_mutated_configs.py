@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from nightly import crossed
 
 from mindrl.programs.entry import start
 
@@ -106,16 +107,15 @@ def ended(program: str, arguments: list[str], patch: pytest.MonkeyPatch, folder:
     return start()
 
 
-@pytest.mark.parametrize("program", ANSWERS)
-@pytest.mark.parametrize(("text", "words"), MUTATIONS.values(), ids=MUTATIONS.keys())
+@pytest.mark.parametrize(("program", "name"), crossed(ANSWERS, MUTATIONS))
 def test_a_file_that_cannot_be_read_ends_in_words_with_its_name_and_code_2(
-    text: str | bytes,
-    words: str,
     program: str,
+    name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    text, words = MUTATIONS[name]
     data = text.encode() if isinstance(text, str) else text
     (tmp_path / "mine.yaml").write_bytes(data)
     arguments = ["--config-dir", str(tmp_path), "--config-name", "mine"]
@@ -162,18 +162,19 @@ OVERRIDES = {
 }
 
 
-@pytest.mark.parametrize("program", ANSWERS)
 @pytest.mark.parametrize(
-    ("override", "words"), OVERRIDES.items(), ids=[name[:50] for name in OVERRIDES]
+    ("program", "override"),
+    crossed(ANSWERS, OVERRIDES),
+    ids=lambda text: text[:50],
 )
 def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(
-    override: str,
-    words: str,
     program: str,
+    override: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    words = OVERRIDES[override]
     arguments = ["--config-name", "grpo_qwen25_7b", override]
     assert ended(program, arguments, monkeypatch, tmp_path) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -210,6 +210,7 @@ class RayCluster:
             except Exception as error:
                 # Ray raises a plain one if its processes do not start in time. Its logs stay.
                 self.session = None
+                self.started += _processes_in(session.folder)
                 if not attempts_left:
                     raise ClusterError(
                         f"Ray did not start on this machine in {_START_ATTEMPTS} attempts: "
@@ -219,7 +220,6 @@ class RayCluster:
                 logger.warning(
                     "Ray did not start: %r; trying again, logs in %s", error, session.folder
                 )
-                self.started += self.calls.family()
                 ray.shutdown()
                 self._end_started()
             else:
@@ -309,6 +309,16 @@ def _devices_of_nodes(resource: str) -> list[int]:
     """Return the number of devices of each living node of the cluster, the largest first."""
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
     return sorted((int(there.get(resource, 0)) for there in alive), reverse=True)
+
+
+def _processes_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes of a Ray that did not start; it has given them their own folder."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(str(folder) in argument for argument in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def _session_folder() -> Scratch:

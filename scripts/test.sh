@@ -109,8 +109,7 @@ if (($#)); then
     pytest_as tests "$@"
     count tests "tests"
 else
-    # Of ranks that wait for each other, one that waits for a core makes all of them wait. Only unit
-    # tests have workers of their own: the others start several processes each.
+    # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     niceness=19 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
     # Beside all others its two ranks would take minutes.
     check "model of the tests" make_tiny qwen2 .cache/tiny/model
@@ -118,7 +117,8 @@ else
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
     printf '\n== tests of several processes\n'
-    pytest_as wide tests/distributed tests/npu_simulated
+    # Two files at a time: ranks that wait for messages leave cores idle.
+    pytest_as wide -n 2 --dist loadfile tests/distributed tests/npu_simulated
     wait "${beside[@]}"
     beside=()
     printf '\n== unit tests\n'

@@ -113,7 +113,7 @@ else
     niceness=19 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
     # Beside all others its two ranks would take minutes.
     check "model of the tests" make_tiny qwen2 .cache/tiny/model
-    # Beside each other both would reach time limits that are not ours, as Ray's for its start.
+    # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
     printf '\n== tests of several processes\n'

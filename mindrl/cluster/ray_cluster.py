@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _STOP_SECONDS = 30.0
 """Longest wait for Ray to end; it takes 6 s if its control process has ended."""
 _START_ATTEMPTS = 3
-"""Ray gives its processes 30 s to start, which no option changes; a busy machine takes longer."""
+"""Attempts to start Ray: its limit of 30 s cannot be changed, and a busy machine exceeds it."""
 _NEVER_SECONDS = 10**6
 """Ray would end this process 60 s after its control process has ended; the run detects it
 itself."""
@@ -198,7 +198,7 @@ class RayCluster:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
-        for attempts_left in reversed(range(_START_ATTEMPTS)):
+        for attempt in range(1, _START_ATTEMPTS + 1):
             # Owned before Ray writes to it: the next run removes what a killed one leaves.
             self.session = session = _session_folder()
             try:
@@ -211,7 +211,7 @@ class RayCluster:
                 # Ray raises a plain one if its processes do not start in time. Its logs stay.
                 self.session = None
                 self.started += _processes_in(session.folder)
-                if not attempts_left:
+                if attempt == _START_ATTEMPTS:
                     raise ClusterError(
                         f"Ray did not start on this machine in {_START_ATTEMPTS} attempts: "
                         f"{error!r}. Try again if the machine was busy; see the logs in "
@@ -312,7 +312,7 @@ def _devices_of_nodes(resource: str) -> list[int]:
 
 
 def _processes_in(folder: Path) -> list[psutil.Process]:
-    """Return the processes of a Ray that did not start; it has given them their own folder."""
+    """Return this process's descendants whose command lines name the folder."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -1,6 +1,6 @@
-"""Start a Ray that is too slow at its first attempt, and print what is there then and at the end.
+"""Start a Ray that fails at its first attempt; print its servers after the start and the stop.
 
-A program, because a process of Ray keeps the token with which it first started.
+This is a program because Ray keeps the first token that a process has used.
 """
 
 import logging
@@ -28,7 +28,7 @@ def servers() -> int:
 
 
 class SlowOnce(RayCluster):
-    """Has no patience at the first attempt."""
+    """Fails at the first attempt, because Ray may not wait for its server."""
 
     def _begin(self, *arguments: Any) -> None:
         try:

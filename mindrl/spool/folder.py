@@ -31,11 +31,11 @@ class SpoolProgress:
     gathering: int = 0
     """Current step."""
     awaited: int = 0
-    """Position after the prompts whose responses the current step waits for."""
+    """Position after the last prompt of the current step."""
     confirmed: int = 0
     """Last step that a checkpoint contains."""
     trained: int = 0
-    """Position of the first prompt whose responses later steps need."""
+    """Position of the first prompt that later steps need responses to."""
     done: bool = False
 
 

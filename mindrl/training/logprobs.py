@@ -35,7 +35,7 @@ class Vocabulary:
     temperature: float
     """Divides the logits."""
     chunk_tokens: int
-    """Number of rows whose logits exist at a time."""
+    """Number of rows with logits in memory at a time."""
 
 
 def chunked_logprobs(

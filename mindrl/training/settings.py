@@ -29,7 +29,7 @@ class EngineSettings:
     removes_padding: bool = True
     """Whether sequences are packed; False pads each to the longest."""
     logprob_chunk_tokens: int = 1024
-    """Number of tokens whose logits exist at a time."""
+    """Number of tokens with logits in memory at a time."""
     low_rank: LowRank | None = None
     """Adapters that are trained in place of the weights."""
     adapter_folder: str | None = None

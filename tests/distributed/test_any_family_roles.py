@@ -37,6 +37,7 @@ def case_of(folder: str, name: str) -> Case:
     return Case(folder=folder, layout=LAYOUTS[name], backend="fsdp")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("names", at_night_but(["DP2 TP2"], ["DP2 TP2", "CP2"]))
 def test_values_and_rewards_are_hugging_faces_and_a_critic_learns_as_in_one_process(
     names: str, valued: Callable[..., str], forked_workers: ForkedWorkers

@@ -167,6 +167,7 @@ def assert_balanced_alike(ours: Updated, theirs: Updated, case: Case) -> None:
         assert mine["grad_norm"] == pytest.approx(megatrons["grad_norm"], rel=1e-4), case
 
 
+@pytest.mark.nightly
 def test_in_bfloat16_a_step_is_that_of_megatron_but_for_rounding(
     mixed_model: Path, course: Course, forked_workers: ForkedWorkers
 ) -> None:

@@ -56,6 +56,7 @@ def estimate(
     return update_estimate(model, passes)
 
 
+@pytest.mark.nightly
 def test_two_more_layers_keep_what_is_estimated_of_them(forked_workers: ForkedWorkers) -> None:
     few, more = (kept(forked_workers, list(MODES_KEEP), description(layers)) for layers in (1, 3))
     for mode, *found in zip(MODES_KEEP, few, more, strict=True):
@@ -65,6 +66,7 @@ def test_two_more_layers_keep_what_is_estimated_of_them(forked_workers: ForkedWo
         assert least <= (found[1] - found[0]) / expected <= most, mode
 
 
+@pytest.mark.nightly
 def test_layers_of_experts_keep_what_is_estimated_of_them(forked_workers: ForkedWorkers) -> None:
     few, more = (replace(description(layers), moe=EXPERTS) for layers in (1, 3))
     (least,), (most,) = (kept(forked_workers, ["none"], model) for model in (few, more))

@@ -65,6 +65,7 @@ def odd_cases(folder: str) -> Iterator[tuple[Case, int]]:
     yield Case(folder=folder, layout=TrainLayout(pp=4)), 3
 
 
+@pytest.mark.nightly
 def test_packs_that_no_schedule_takes_and_unequal_shares_are_read_and_learned_alike(
     random_model_of: MakeModel, forked_workers: ForkedWorkers
 ) -> None:

@@ -134,6 +134,7 @@ def test_three_updates_in_float32_are_those_of_experts_one_by_one_in_one_process
             assert distance(whole, weights) < 1e-4 * moved
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "ranks"), at_night_but([("deepseek_v3", 4)], product(FAMILIES, (1, 2, 4)))
 )

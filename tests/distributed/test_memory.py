@@ -167,7 +167,7 @@ def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
         }
 
 
-@pytest.mark.parametrize("ranks", at_night_but([2, 3, 4], TRIALS))
+@pytest.mark.parametrize("ranks", at_night_but([2, 3], TRIALS))
 def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
     ranks: int,
     folders: dict[str, str],
@@ -240,7 +240,7 @@ def renew(table: str, ranks: int) -> None:
     PAGE.write_text(before + table.rstrip("\n") + (end or "\n") + rest, encoding="utf-8")
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", at_night_but([2], [1, 2]))
 def test_what_waits_for_the_backward_pass_is_estimated_to_15_percent(
     tp: int, folders: dict[str, str], forked_workers: ForkedWorkers
 ) -> None:

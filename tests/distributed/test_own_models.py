@@ -102,6 +102,7 @@ def test_logits_are_hugging_faces_and_updates_those_of_transformers_network(
         assert row.grad_norm <= LOSS_BOUND, case
 
 
+@pytest.mark.nightly
 def test_a_critic_values_as_hugging_faces_does_and_learns_on_two_ranks_as_on_one(
     valued: Callable[..., str], forked_workers: ForkedWorkers
 ) -> None:

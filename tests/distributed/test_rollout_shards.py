@@ -59,7 +59,6 @@ EVERY_CHANGE = (
     "deepseek_v3",
     "llama tied",
     "phi3",
-    "qwen3_moe TP2",
     "qwen3_moe TP2 EP2",
     "qwen2 untied TP2",
 )

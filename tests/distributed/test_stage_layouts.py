@@ -50,7 +50,6 @@ EVERY_CHANGE = (
     "interleaved PP2 to DP2",
     "CP2 to TP2",
     "DP2 by tokens, all recomputed",
-    "DP2 of PyTorch alone to TP2",
 )
 
 

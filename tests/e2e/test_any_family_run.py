@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.nightly
 def test_a_family_of_transformers_alone_trains_and_is_rolled_out_without_megatron(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,6 @@ from program import CHECKOUT
 ONE_OF_A_KIND = {
     "a run folder that cannot be written",
     "a malformed line",
-    "a reward that returns a list",
     "too few devices",
 }
 

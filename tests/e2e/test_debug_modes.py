@@ -32,6 +32,7 @@ def weights(run: Program) -> str:
     return checksum_of(run.folder / "model/model.safetensors")
 
 
+@pytest.mark.nightly
 def test_training_on_kept_rollouts_has_the_losses_and_the_weights_of_the_whole_run(
     kept_run: Program, tiny_model: Path, tmp_path: Path
 ) -> None:

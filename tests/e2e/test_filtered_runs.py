@@ -38,6 +38,7 @@ def check(run: Program, staleness: int) -> None:
     assert max(line["staleness/max"] for line in steps) <= staleness
 
 
+@pytest.mark.nightly
 def test_one_step_off_all_groups_have_a_signal_and_none_is_too_old(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ STOPPED = [disturbance(phase, WORKERS[1], "SIGSTOP") for phase in WORKERS_CALL]
 SPINNING = [disturbance(phase, WORKERS[0], "spin") for phase in WORKERS_CALL]
 
 
+@pytest.mark.nightly
 def test_a_stopped_worker_ends_a_run_that_saves_nothing_by_name(
     tiny_model: Path, tmp_path: Path
 ) -> None:

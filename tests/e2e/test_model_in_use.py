@@ -43,6 +43,7 @@ def last_answers(run: Program) -> list[str]:
     return [row["response"] for row in run.evaluations(steps)]
 
 
+@pytest.mark.nightly
 def test_asked_one_by_one_the_model_says_what_it_said_in_the_last_evaluation(
     kept_run: Program,
 ) -> None:

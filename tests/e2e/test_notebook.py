@@ -18,6 +18,7 @@ def printed(cell: Any) -> str:
     return "".join(each.text for each in cell.outputs if each.output_type == "stream")
 
 
+@pytest.mark.nightly
 def test_the_notebook_trains_to_where_its_callback_stops_it_and_shows_what_it_got(
     tmp_path: Path,
 ) -> None:

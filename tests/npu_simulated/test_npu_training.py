@@ -82,6 +82,7 @@ def test_updates_in_each_layout_are_those_of_the_cpu_and_nothing_stays_on_the_de
             assert ours.device_bytes == [0, 0]
 
 
+@pytest.mark.nightly
 def test_so_are_those_of_pytorchs_own_engine(
     random_model_of: MakeModel,
     course: Course,

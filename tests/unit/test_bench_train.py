@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_train.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_log_probs_need_less_than_two_chunks_and_balanced_replicas_are_equal_to_a_thousandth(
     tmp_path: Path,

@@ -44,6 +44,7 @@ def upstream(random_model: Callable[[bool], Path]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 def test_megatron_on_cpu_is_needed_for_groups_forward_pass_and_gradients(
     upstream: dict[str, Any],
 ) -> None:

@@ -58,6 +58,7 @@ def test_the_driver_orders_288_ranks_and_plans_no_reshard() -> None:
     assert plan.layouts["actor"] == plan.layouts["ref"]
 
 
+@pytest.mark.nightly
 def test_a_worker_of_288_plans_the_rest_once_whoever_asks_for_it(planned: RunShardings) -> None:
     plan = pickle.loads(pickle.dumps(planned.plan))
     with counted() as calls:

@@ -102,6 +102,7 @@ def test_engines_are_ranked_as_one_and_the_first_is_written_in_one_word(
     assert checked(monkeypatch, *named) == 0
 
 
+@pytest.mark.nightly
 def test_what_another_engine_cannot_build_is_told_beside_the_one_that_can(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -95,6 +95,7 @@ def test_check_would_find_a_run_on_half_of_its_nodes() -> None:
     assert legal * (1 << 20) == pytest.approx(32_763_876_352 * 18 / 8, rel=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_page_shows_the_plans_and_each_leaves_ten_gib_of_a_device(
     script: ModuleType, runs: dict[str, RunConfig]

@@ -84,8 +84,8 @@ class GenerateConfig:
     reaches a server can control it: use this only in a private network of the run's machines."""
     infer_tensor_parallel_size: PositiveInt = 1
     """Rollout tensor-parallel size; may differ from the training one."""
-    infer_pipeline_parallel_size: Literal[1] = 1
-    """Rollout pipeline-parallel size. This version supports only 1 stage."""
+    infer_pipeline_parallel_size: PositiveInt = 1
+    """Number of pipeline stages of a rollout replica: each holds some of the layers."""
     infer_expert_parallel_size: PositiveInt = 1
     """Number of ranks that distribute the experts of a layer as whole experts. 1 splits each expert
     over `infer_tensor_parallel_size`, which is the only other value that this version supports."""

@@ -40,8 +40,8 @@ class RolloutResource:
 
     num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
     """Number of devices, with `rl_config.use_integrated_worker: false`; one engine uses
-    `generate_config.infer_tensor_parallel_size` of them. None: as many as `generate_config.backend`
-    has ranks."""
+    `generate_config.infer_tensor_parallel_size` times `infer_pipeline_parallel_size` of them. None:
+    as many as `generate_config.backend` has ranks."""
     first: bool = False
     """Place them before the training devices instead of after them."""
 

@@ -187,7 +187,7 @@ class RunConfig:
         """The layout of the rollout; requires a configuration without findings."""
         keys = ROLLOUT_SIZE_KEYS.items()
         sizes = {name: getattr(self.generate_config, key) for name, key in keys}
-        return RolloutLayout(**sizes, dp=self.rollout_devices // sizes["tp"])
+        return RolloutLayout(**sizes, dp=self.rollout_devices // (sizes["tp"] * sizes["pp"]))
 
     @property
     def rolls_out(self) -> bool:

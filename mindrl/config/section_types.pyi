@@ -279,7 +279,7 @@ class GenerateKeys(TypedDict, total=False):
     router: Literal["vllm-router"] | None
     servers_are_remote: bool
     infer_tensor_parallel_size: int
-    infer_pipeline_parallel_size: Literal[1]
+    infer_pipeline_parallel_size: int
     infer_expert_parallel_size: int
     dtype: Literal["bfloat16", "float32"]
     max_num_seqs: int

@@ -31,6 +31,7 @@ from mindrl.config.supervision import sft_findings
 from mindrl.config.tracking_rules import tracking_findings
 
 _ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
+_ROLLOUT_PP = "generate_config.infer_pipeline_parallel_size"
 _BATCH = "megatron_training.global_batch_size"
 _MINI_BATCH = "rl_config.mini_batch_size"
 _SAMPLES = "rl_config.n_samples_per_prompt"
@@ -136,10 +137,12 @@ def _rollout(config: RunConfig) -> Iterator[Finding]:
     """Whole replicas must fill the devices, and each needs all experts."""
     rollout, devices = config.generate_config, config.rollout_devices
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
+    stages = rollout.infer_pipeline_parallel_size
     together = "the devices of all roles" if config.is_spread else DEVICES
     key = ROLLOUT_DEVICES if config.is_apart else together
     # 0 means missing, which has its own finding.
-    yield from must_divide(_ROLLOUT_TP, tensor, key, devices or tensor)
+    cut = {name: size for name, size in ((_ROLLOUT_TP, tensor), (_ROLLOUT_PP, stages)) if size > 1}
+    yield from _product_must_divide(cut, key, devices or tensor * stages)
     need = (
         f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; a run cannot share experts across replicas"
     )

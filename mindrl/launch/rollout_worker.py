@@ -56,8 +56,7 @@ def _worker(
         make_deterministic()
     if plan.config.rl_config.check_memory and not memory.fits:
         raise DeviceMemoryError(too_small(memory))
-    kv_cache_bytes = memory.kv_cache_bytes
-    assert kv_cache_bytes is not None, "a worker's plan has the size of the KV cache"
+    kv_cache_bytes = int(memory.regions[Region.KV_CACHE][dist.get_rank()])
     engine = rollout_engine(plan, platform, kv_cache_bytes)
     ledger = DeviceLedger(memory.capacity_bytes)
     ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))

@@ -66,9 +66,8 @@ def build_actor_hybrid_worker(plan: RunPlan, platform: Platform) -> ActorHybridW
         HostMemoryError: The host has no room for the offloaded regions.
     """
     parts = _Parts.of(plan, platform)
-    kv_cache_bytes = parts.device.plan.kv_cache_bytes
-    assert kv_cache_bytes is not None, "a worker's plan has the size of the KV cache"
     PROGRESS.enter("starts the engine")
+    kv_cache_bytes = int(parts.device.plan.regions[Region.KV_CACHE][dist.get_rank()])
     rollout = rollout_engine(plan, platform, kv_cache_bytes)
     parts.device.place_rollout(rollout)
     sync = _weight_sync(parts.shardings, parts.engines.get("actor"), rollout, parts.device)

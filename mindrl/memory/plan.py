@@ -61,13 +61,15 @@ class MemoryPlan:
     """Side of the run on these devices; "rollout" is one rollout replica on its own devices."""
     places: tuple[tuple[Role, ...], ...] = ()
     """Roles of each rank; empty if each has all of them."""
+    rollout_layers: tuple[int, ...] = ()
+    """Layers on each rank of a rollout replica; empty if all have the same number."""
 
     @property
     def kv_cache_bytes(self) -> int | None:
-        """Bytes of the KV cache, the same on every rank; None if they depend on the capacity."""
+        """Bytes of the KV cache on the ranks with most layers; None if the capacity decides."""
         if Region.KV_CACHE not in self.regions:
             return None
-        return int(self.regions[Region.KV_CACHE][0])
+        return int(self.regions[Region.KV_CACHE].max())
 
     @property
     def world_size(self) -> int:
@@ -217,8 +219,16 @@ class MemoryPlan:
         return sum((self.regions.get(region, none) for region in regions), start=none)
 
 
-def rollout_side(capacity_bytes: int | None, weights: RankBytes, messages: RankBytes) -> MemoryPlan:
-    """Return the plan of devices with the rollout only, without a KV cache."""
+def rollout_side(
+    capacity_bytes: int | None,
+    weights: RankBytes,
+    messages: RankBytes,
+    layers: tuple[int, ...] = (),
+) -> MemoryPlan:
+    """Return the plan of devices with the rollout only, without a KV cache.
+
+    `layers` is `rollout_layers`.
+    """
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
         roles=(),
@@ -226,12 +236,19 @@ def rollout_side(capacity_bytes: int | None, weights: RankBytes, messages: RankB
         regions={Region.ROLLOUT_WEIGHTS: weights, Region.STAGING: messages},
         host_rounding=np.zeros(len(weights), dtype=np.int64),
         side="rollout",
+        rollout_layers=layers,
     )
 
 
 def with_kv_cache(plan: MemoryPlan, nbytes: int) -> MemoryPlan:
-    """Return the plan with a KV cache of `nbytes` on every rank."""
+    """Return the plan with a KV cache of `nbytes` on every rank with most layers.
+
+    Others have less: all stages of a replica need the same number of blocks.
+    """
     caches = np.full(plan.world_size, nbytes, dtype=np.int64)
+    if plan.rollout_layers:
+        layers = np.resize(np.array(plan.rollout_layers, dtype=np.int64), plan.world_size)
+        caches = nbytes // layers.max() * layers
     return replace(plan, regions={**plan.regions, Region.KV_CACHE: caches})
 
 

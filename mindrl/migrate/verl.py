@@ -44,6 +44,7 @@ NAMES: Mapping[str, str] = {
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": "rl_config.actor_forward_micro_batch_size",
     f"{_ROLLOUT}.n": "rl_config.n_samples_per_prompt",
     f"{_ROLLOUT}.tensor_model_parallel_size": "generate_config.infer_tensor_parallel_size",
+    f"{_ROLLOUT}.pipeline_model_parallel_size": "generate_config.infer_pipeline_parallel_size",
     f"{_ROLLOUT}.expert_parallel_size": "generate_config.infer_expert_parallel_size",
     **{f"{_ROLLOUT}.{key}": f"{_SAMPLING}.{key}" for key in ("temperature", "top_p", "top_k")},
     **{

@@ -35,7 +35,9 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         **({"order of steps": order} if (order := order_text(config)) else {}),
         **({"roles": roles_text(config)} if config.is_spread else {}),
         "training": _role_sizes(config, "actor"),
-        "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
+        "rollout": spelled_sizes(
+            {name: getattr(rollout, name) for name in ("tp", "pp", "ep", "dp")}
+        ),
         "prompts per step": str(training.global_batch_size),
         "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} per prompt)",
         "sequences per update": str(config.sequences_per_update),

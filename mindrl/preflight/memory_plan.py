@@ -107,7 +107,7 @@ def plan_without_kv_cache(
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
     if not config.learns:
         weights = np.array(models.rollout.held_bytes())
-        return rollout_side(capacity_bytes, weights, none)
+        return rollout_side(capacity_bytes, weights, none, models.plan.rollout_layers)
     shares = config.megatron_training.use_distributed_optimizer
     known = staging if config.rolls_out else none
     messages = models.staging if known is None else known
@@ -129,6 +129,7 @@ def plan_without_kv_cache(
         host_rounding=models.storages * _STORAGES_PER_TENSOR * rounded(1),
         places=places(config),
         side="training" if trains_alone else "both",
+        rollout_layers=() if trains_alone else models.plan.rollout_layers,
     )
 
 

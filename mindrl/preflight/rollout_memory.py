@@ -24,7 +24,8 @@ def rollout_memory_plan(
     messages = models.staging if staging is None else staging
     ranks = slice(config.world_size, None)
     weights = np.array(models.rollout.held_bytes())[ranks]
-    return with_own_kv_cache(models, rollout_side(capacity_bytes, weights, messages[ranks]))
+    side = rollout_side(capacity_bytes, weights, messages[ranks], models.plan.rollout_layers)
+    return with_own_kv_cache(models, side)
 
 
 def rollout_memory_findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:

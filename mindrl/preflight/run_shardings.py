@@ -20,7 +20,7 @@ from mindrl.preflight.shipped import families_of, planned_description, sizes_pat
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
-from mindrl.rollout.planning import kv_bytes_per_token, rollout_sharding
+from mindrl.rollout.planning import kv_bytes_per_token, layers_of_ranks, rollout_sharding
 from mindrl.training.planning import EnginePlanning, Storage, planning_of
 from mindrl.training.trained_bytes import TrainedBytes
 
@@ -94,6 +94,12 @@ class RunPlan:
         """Bytes per token in the KV cache of a rank."""
         dtype = self.config.generate_config.dtype
         return kv_bytes_per_token(self.models["actor"], self.rollout, dtype)
+
+    @property
+    def rollout_layers(self) -> tuple[int, ...]:
+        """Layers on each rank of a rollout replica; empty if all are equal."""
+        layers = layers_of_ranks(self.models["actor"], self.replica)
+        return layers if len({*layers}) > 1 else ()
 
 
 def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:

@@ -125,21 +125,31 @@ def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     found = {str(role): _role(plan, role) for role in plan.layouts}
     if not plan.config.rolls_out:
         return found
-    # `tp` consecutive ranks of the engine form one replica.
+    # `tp` consecutive ranks of the engine form a stage, `pp` consecutive stages a replica.
     rollout, ranks = plan.rollout, plan.rollout.world_size
     begin = plan.config.world_size if plan.config.is_apart else 0
-    firsts = range(begin, begin + ranks, rollout.tp)
-    replicas = [[*range(first, first + rollout.tp)] for first in firsts]
-    sizes = {"tp": rollout.tp, "dp": rollout.dp}
+    size = rollout.tp * rollout.pp
+    stages = [
+        [*range(first, first + rollout.tp)] for first in range(begin, begin + ranks, rollout.tp)
+    ]
+    pipelines = [
+        [*range(first + at, first + size, rollout.tp)]
+        for first in range(begin, begin + ranks, size)
+        for at in range(rollout.tp)
+    ]
+    groups = {"tp": stages} if rollout.tp > 1 else {}
+    groups |= {"pp": pipelines} if rollout.pp > 1 else {}
+    sizes = {"tp": rollout.tp} | ({"pp": rollout.pp} if rollout.pp > 1 else {})
+    sizes |= {"dp": rollout.dp}
     found["rollout"] = RoleFigures(
         model=plan.config.actor_config.load,
         engine=ROLLOUT_BACKEND,
         sizes=sizes | ({"ep": rollout.ep} if rollout.ep > 1 else {}),
         ranks=ranks,
         first_rank=begin,
-        ranks_per_replica=rollout.tp,
+        ranks_per_replica=size,
         replicas=rollout.dp,
-        groups={"tp": replicas} if rollout.tp > 1 else {},
+        groups=groups,
     )
     return found
 

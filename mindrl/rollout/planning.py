@@ -5,7 +5,13 @@ Neither this module nor its imports import torch.
 
 from mindrl.rollout.vllm.legality import cpu_attention_findings
 from mindrl.rollout.vllm.legality import vllm_findings as rollout_findings
-from mindrl.rollout.vllm.sharding import kv_bytes_per_token
+from mindrl.rollout.vllm.sharding import kv_bytes_per_token, layers_of_ranks
 from mindrl.rollout.vllm.sharding import vllm_sharding as rollout_sharding
 
-__all__ = ["cpu_attention_findings", "kv_bytes_per_token", "rollout_findings", "rollout_sharding"]
+__all__ = [
+    "cpu_attention_findings",
+    "kv_bytes_per_token",
+    "layers_of_ranks",
+    "rollout_findings",
+    "rollout_sharding",
+]

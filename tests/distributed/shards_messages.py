@@ -15,7 +15,8 @@ class Case:
 
     folder: str
     later_folder: str
-    tensor_parallel_size: int
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     expert_parallel: bool = False
     dtype: str = "float32"
 

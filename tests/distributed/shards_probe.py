@@ -14,7 +14,7 @@ from weight_files import load_backwards, load_one_by_one, rollout_table
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.placement import ShardingTable
 from mindrl.platform.device import PLATFORMS
-from mindrl.rollout.vllm.engine import VllmEngine
+from mindrl.rollout.vllm.engine import VllmEngine, allocate_stage_inputs
 
 Prompts = Sequence[Sequence[int]]
 
@@ -63,6 +63,7 @@ def engine_of(case: Case) -> VllmEngine:
     return sleeping_engine(
         case.folder,
         infer_tensor_parallel_size=tp,
+        infer_pipeline_parallel_size=case.pipeline_parallel_size,
         infer_expert_parallel_size=tp if case.expert_parallel else 1,
         dtype=case.dtype,
     )
@@ -70,9 +71,9 @@ def engine_of(case: Case) -> VllmEngine:
 
 def table_of(case: Case) -> ShardingTable:
     """Return what this rank holds."""
-    tp = case.tensor_parallel_size
-    ep = tp if case.expert_parallel else 1
-    return rollout_table(case.folder, RolloutLayout(tp=tp, dp=dist.get_world_size() // tp, ep=ep))
+    tp, pp = case.tensor_parallel_size, case.pipeline_parallel_size
+    dp, ep = dist.get_world_size() // (tp * pp), tp if case.expert_parallel else 1
+    return rollout_table(case.folder, RolloutLayout(tp=tp, pp=pp, dp=dp, ep=ep))
 
 
 def _fill_engine(case: Case, prompts: Prompts) -> Filled:
@@ -110,12 +111,13 @@ def _fill_engine(case: Case, prompts: Prompts) -> Filled:
 
 def _ordinary_engine(case: Case, folder: str) -> LLM:
     """Start an engine that loads the folder itself."""
-    return LLM(
+    llm = LLM(
         model=folder,
         load_format="auto",
         skip_tokenizer_init=True,
         distributed_executor_backend="external_launcher",
         tensor_parallel_size=case.tensor_parallel_size,
+        pipeline_parallel_size=case.pipeline_parallel_size,
         enable_expert_parallel=case.expert_parallel,
         dtype=case.dtype,
         seed=3,
@@ -127,6 +129,9 @@ def _ordinary_engine(case: Case, folder: str) -> LLM:
         logprobs_mode="processed_logprobs",
         **PLATFORMS["cpu"].engine_options,
     )
+    if case.pipeline_parallel_size > 1:
+        allocate_stage_inputs(llm.llm_engine.model_executor.driver_worker.worker.model_runner)
+    return llm
 
 
 def _ask(llm: LLM, prompts: Prompts) -> list[Answer]:

@@ -24,6 +24,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "generate_config.infer_tensor_parallel_size": 2,
         "generate_config.infer_expert_parallel_size": 2,
     },
+    "EP2 to stages": {
+        "actor_config.expert_model_parallel_size": 2,
+        "generate_config.infer_pipeline_parallel_size": 2,
+    },
     "TP2 EP2 to DP2": {
         "actor_config.tensor_model_parallel_size": 2,
         "actor_config.expert_model_parallel_size": 2,

@@ -40,6 +40,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "actor_config.recompute_num_layers": 1,
         "actor_config.logprob_chunk_tokens": 5,
     },
+    "PP2 to stages": {STAGES: 2, "generate_config.infer_pipeline_parallel_size": 2},
+    "TP2 to stages": {
+        "actor_config.tensor_model_parallel_size": 2,
+        "generate_config.infer_pipeline_parallel_size": 2,
+    },
     "DP2 with padding": {"rl_config.use_remove_padding": False},
     "DP2 of PyTorch alone to TP2": {
         "actor_config.backend": "archon:d2",
@@ -50,6 +55,7 @@ EVERY_CHANGE = (
     "interleaved PP2 to DP2",
     "CP2 to TP2",
     "DP2 by tokens, all recomputed",
+    "TP2 to stages",
 )
 
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from clusters import ray_cluster
+from nightly import at_night_but
 from program import Program, start_program, workers_below
 from safetensors.torch import load_file
 from timelines import check_step
@@ -71,17 +72,32 @@ def assert_equal(first: Program, second: Program) -> None:
 APART = "rl_config.use_integrated_worker=false"
 
 
+@pytest.mark.parametrize(
+    ("rollout", "engines"),
+    at_night_but(
+        [("vllm:d2", ("rollout_0-0", "rollout_1-0"))],
+        [
+            ("vllm:d2", ("rollout_0-0", "rollout_1-0")),
+            # One replica of two stages.
+            ("vllm:p2", ("rollout_0-0", "rollout_0-1")),
+        ],
+    ),
+)
 def test_two_that_train_and_two_that_generate_compute_what_two_that_do_both_compute(
-    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+    rollout: str,
+    engines: tuple[str, str],
+    tiny_model: Path,
+    four_devices: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2")
+    layouts = ("actor_config.backend=megatron:t2", f"generate_config.backend={rollout}")
     shared = finished(run(tmp_path / "shared", tiny_model, four_devices, *layouts))
     apart = finished(run(tmp_path / "apart", tiny_model, four_devices, *layouts, APART))
     assert_equal(apart, shared)
-    sides = ["worker-0", "worker-1", "rollout_0-0", "rollout_1-0"]
+    sides = ["worker-0", "worker-1", *engines]
     assert check_step(apart, 2).processes() == ["driver", *sides]
     for step in apart.steps()[1:]:
-        # Each of the two replicas gets every weight once, and no byte more.
+        # Each replica gets every weight once, and no byte more.
         assert step["bytes/reshard_sent"] == step["bytes/reshard_received"]
         assert step["bytes/reshard_received"] == step["bytes/reshard_needed"]
         assert step["seconds/receive_weights"] < 5

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "reference" / "config.md"
         "| `logprob_chunk_tokens` | whole number >= 1 and <= 16777216 | `1024` | ",
         "| `clip_ratio` | number > 0 and < 1 | `0.2` | ",
         "| `device` | one of `auto`, `npu`, `gpu`, `cpu` | `auto` | ",
-        "| `infer_pipeline_parallel_size` | only `1` | `1` | ",
+        "| `router` | only `vllm-router`, or `null` | `null` | ",
         "| `kv_cache_mib` | whole number >= 1 and <= 16777216, or `null` | `null` | ",
         "| `verifier_weight` | list, each entry a number >= -1000000 and <= 1000000 | `[1.0, ",
         "| `seed` | whole number >= 0 and < 4294967296 | `1234` | ",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
+from vllm.distributed import get_pp_group
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
@@ -92,8 +93,11 @@ class VllmEngine:
                 cpu_distributed_timeout_seconds=timeout_seconds,
                 **platform.engine_options,
             )
+        if generate.infer_pipeline_parallel_size > 1:
+            allocate_stage_inputs(self._worker.model_runner)
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
-        self._preemptions = Preemptions(self.llm.llm_engine, generate.infer_tensor_parallel_size)
+        ranks = generate.infer_tensor_parallel_size * generate.infer_pipeline_parallel_size
+        self._preemptions = Preemptions(self.llm.llm_engine, ranks)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
             "weights": EngineShards(self._worker).nbytes(),
@@ -251,6 +255,19 @@ class VllmEngine:
             raise RuntimeError(
                 f"the engine received a request while only {sorted(self.awake)} are awake"
             )
+
+
+def allocate_stage_inputs(runner: Any) -> None:
+    """Allocate what a later pipeline stage receives into, unless vLLM has done so.
+
+    vLLM does it in its trial run, which it skips on a CPU without compilation.
+    """
+    if runner.intermediate_tensors is None and not get_pp_group().is_first_rank:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens,
+            dtype=runner.model_config.dtype,
+            device=runner.device,
+        )
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:

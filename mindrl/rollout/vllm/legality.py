@@ -19,6 +19,9 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
     """
     if model.other:
         yield from _other_family(model.other, keys.get("model", "model"))
+        if layout.pp > 1:
+            need = f"must be 1 for {model.other.architecture}: mindrl does not know its stages"
+            yield broken(keys["pp"], layout.pp, need, 1)
     yield from tensor_parallel_findings(model, layout.tp, keys)
     if layout.tp > 1:
         rows = padded_vocab_size(model)

@@ -23,6 +23,7 @@ def rollout_options(
         # Real weights come from the trainer.
         "load_format": "dummy",
         "tensor_parallel_size": generate.infer_tensor_parallel_size,
+        "pipeline_parallel_size": generate.infer_pipeline_parallel_size,
         # Otherwise each expert is split over the ranks of the replica.
         "enable_expert_parallel": generate.infer_expert_parallel_size > 1,
         "dtype": generate.dtype,

@@ -71,8 +71,11 @@ class Rounds:
         """Return the sampled tokens, in order, and abort incomplete requests."""
         if self.open:
             self.engine.abort_request([*self.open])
-            # The model runner drops them in the next step.
+            # The model runner drops them in the next step; each pipeline stage has one of its own.
             self.engine.step()
+            core = self.engine.engine_core.engine_core
+            while core.batch_queue:
+                self.engine.step()
             self.open = {}
         return self.answers(range(len(self.drawn)))
 

@@ -61,6 +61,12 @@ def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DTyp
     return Sharding(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
 
 
+def layers_of_ranks(model: ModelDescription, layout: RolloutLayout) -> tuple[int, ...]:
+    """Return the number of layers on each rank."""
+    stages = [len(stage) for stage in layout.chunks(model.num_hidden_layers)]
+    return tuple(stages[layout.stage_of(rank)] for rank in range(layout.world_size))
+
+
 def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DType) -> int:
     """Return the KV cache bytes per token on a rank of the stage with most layers."""
     if model.mla:
@@ -79,7 +85,10 @@ def _first_with_as_many(moe: MoeDescription, layout: RolloutLayout, part: int) -
 
 def _dense(model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: int) -> _Table:
     table: _Table = {}
-    hidden, tp, first, last = model.hidden_size, layout.tp, stage == 0, stage == layout.pp - 1
+    hidden, tp = model.hidden_size, layout.tp
+    # vLLM's Qwen3MoeForCausalLM has embedding, last norm and head on every stage.
+    is_everywhere = model.moe is not None and model.mla is None
+    first, last = is_everywhere or stage == 0, is_everywhere or stage == layout.pp - 1
     shape, rows = (model.vocab_size, hidden), padded_vocab_size(model) // tp
     if first or (last and model.tie_word_embeddings):
         table[EMBEDDING] = padded_rows(EMBEDDING, shape, rows, tp_rank)

@@ -10,6 +10,7 @@ from mindrl.config.finding import Finding
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout
 
 REQUIRED: dict[str, Any] = {
     "megatron_training": {
@@ -66,6 +67,12 @@ def refusal(**given: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         with_sizes(sections(**given))
     return str(caught.value)
+
+
+def test_stages_of_a_rollout_are_those_of_its_string() -> None:
+    written = loaded(actor="megatron:d8", rollout="vllm:d2t2p2")
+    assert written.rollout_layout == RolloutLayout(dp=2, tp=2, pp=2)
+    assert written.world_size == 8
 
 
 def test_strings_give_the_configuration_that_their_sizes_give() -> None:

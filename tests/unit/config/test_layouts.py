@@ -26,6 +26,20 @@ def test_sixteen_devices_are_laid_out_as_the_sections_say(run_config: MakeConfig
     assert config.rollout_layout == RolloutLayout(tp=8, dp=2, ep=8)
 
 
+def test_a_replica_of_the_rollout_has_as_many_ranks_as_its_stages_together(
+    run_config: MakeConfig,
+) -> None:
+    config = run_config(
+        Path("model"),
+        {
+            "rl_config.actor_resource.num_npus": 8,
+            "generate_config.infer_tensor_parallel_size": 2,
+            "generate_config.infer_pipeline_parallel_size": 2,
+        },
+    )
+    assert config.rollout_layout == RolloutLayout(tp=2, pp=2, dp=2)
+
+
 def test_by_default_one_device_holds_everything_and_experts_are_whole(
     run_config: MakeConfig,
 ) -> None:

@@ -118,6 +118,20 @@ def test_the_kv_cache_takes_its_share_less_what_lies_beside_it_during_rollout() 
     assert staying.kv_cache_bytes == (32 * GIB - beside) // MIB * MIB
 
 
+def test_stages_of_a_rollout_share_the_model_and_have_caches_of_equally_many_blocks() -> None:
+    memory = plan_of(
+        "generate_config.infer_tensor_parallel_size=1",
+        "generate_config.infer_pipeline_parallel_size=8",
+        "generate_config.kv_cache_mib=4096",
+    )
+    layers = [3, 3, 3, 4, 4, 4, 4, 3]
+    assert memory.rollout_layers == tuple(layers)
+    assert memory.regions[Region.KV_CACHE].tolist() == [1024 * MIB * each for each in layers]
+    assert memory.kv_cache_bytes == 4096 * MIB
+    # The 152,064 rows of embedding and head have no padding.
+    assert int(memory.regions[Region.ROLLOUT_WEIGHTS].sum()) == 2 * 7_615_616_512
+
+
 def test_where_the_capacity_is_not_known_the_kv_cache_is_as_large_as_it_says_or_not_counted() -> (
     None
 ):

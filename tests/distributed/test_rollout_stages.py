@@ -1,0 +1,71 @@
+"""Engines of two pipeline stages, filled from shards, against one engine that loaded the folder."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from shards_messages import Case, Filled
+from test_rollout_shards import PROMPTS, Engine, folders
+
+pytestmark = pytest.mark.distributed
+
+__all__ = ["folders"]
+ENGINES: Mapping[str, Engine] = {
+    "qwen3_moe": Engine(family="qwen3_moe"),
+    # Three layers: two on the first stage, one on the last.
+    "deepseek_v3": Engine(family="deepseek_v3"),
+    # Both stages have the embedding.
+    "qwen2 tied": Engine(family="qwen2", tied=True),
+    "qwen3 untied": Engine(family="qwen3"),
+    "llama untied": Engine(family="llama"),
+    "phi3": Engine(family="phi3"),
+}
+EVERY_CHANGE = ("qwen3_moe", "deepseek_v3")
+
+
+@pytest.fixture(scope="module")
+def filled(
+    request: pytest.FixtureRequest,
+    forked_workers: ForkedWorkers,
+    folders: Callable[[Engine], tuple[str, str]],
+) -> dict[str, tuple[Filled, list[Filled]]]:
+    """What one process saw of each engine, and what each of two stages saw."""
+    calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
+    names = [name for name in ENGINES if name in {call.params.get("name") for call in calls}]
+    found: list[list[list[Filled]]] = []
+    for stages in (1, 2):
+        cases = []
+        for name in names:
+            first, later = folders(ENGINES[name])
+            cases.append(Case(folder=first, later_folder=later, pipeline_parallel_size=stages))
+        found.append(forked_workers.run("shards_probe:fill_engines", cases, PROMPTS, ranks=stages))
+    ((one,), two) = found
+    return {name: (one[at], [rank[at] for rank in two]) for at, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
+def test_two_stages_answer_as_one_process_at_every_moment(
+    filled: dict[str, tuple[Filled, list[Filled]]], name: str
+) -> None:
+    one, stages = filled[name]
+    for stage in stages:
+        for moment, answers in stage.answers.items():
+            for (tokens, logprobs), (expected, theirs) in zip(
+                answers, one.answers[moment], strict=True
+            ):
+                assert tokens == expected, moment
+                assert logprobs == pytest.approx(theirs, abs=1e-5), moment
+
+
+@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
+def test_each_stage_expects_what_its_table_holds_and_both_have_every_layer(
+    filled: dict[str, tuple[Filled, list[Filled]]], name: str
+) -> None:
+    one, stages = filled[name]
+    for stage in stages:
+        assert stage.shapes.expected == stage.shapes.table
+        assert stage.memory["loaded"].parameters == stage.memory["ordinary"].parameters
+    names = [{each for each in stage.shapes.table if ".layers." in each} for stage in stages]
+    assert names[0] & names[1] == set()
+    assert names[0] | names[1] == {each for each in one.shapes.table if ".layers." in each}

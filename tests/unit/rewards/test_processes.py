@@ -88,13 +88,13 @@ def test_close_right_after_warm_up_leaves_no_process(mark: str) -> None:
     assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
 
 
-def test_warm_up_returns_before_an_import_of_1_second_ends(tmp_path: Path) -> None:
+def test_warm_up_returns_before_an_import_of_4_seconds_ends(tmp_path: Path) -> None:
     file = tmp_path / "heavy.py"
-    file.write_text("import time\ntime.sleep(1)\ndef one(r, a):\n    return 1.0\n")
+    file.write_text("import time\ntime.sleep(4)\ndef one(r, a):\n    return 1.0\n")
     with scorer_of([f"{file}:one"], [1.0], 1.0, 1) as scorer:
         started = time.monotonic()
         scorer.warm_up()
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 4.0
         assert scorer.score(["a"], ["72"]).rewards == (1.0,)
 
 

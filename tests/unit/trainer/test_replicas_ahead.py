@@ -290,10 +290,10 @@ def test_one_step_off_a_resumed_run_is_the_straight_one() -> None:
 
 
 def test_the_rollout_goes_on_while_the_trainer_learns() -> None:
-    """Rounds of 10 ms, steps that learn for 0.1 s: one step off hides the one behind the other."""
-    engines = MemoryEngines(1, lambda _: LONGEST, lambda: 0.01)
+    """Rounds of 60 ms, steps that learn for 1 s: one step off hides the rounds in the learning."""
+    engines = MemoryEngines(1, lambda _: LONGEST, lambda: 0.06)
     groups = ahead(engines, is_asynchronous=False, train_iters=4)
-    trained = train(groups, range(1, 5), lambda _: time.sleep(0.1))
+    trained = train(groups, range(1, 5), lambda _: time.sleep(1.0))
     first, *later = trained.metrics
     # Six rounds before the first step can learn; the others find theirs done.
     assert first["idle/training"] > 0.2

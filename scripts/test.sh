@@ -8,8 +8,8 @@
 #   bash scripts/test.sh --nightly --part 1/4 the same of every fourth test file and fault
 #
 # Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
-# run beside tests of whole runs and then of several processes, because those often wait, for
-# imports and for messages; the output of the unit tests follows at the end.
+# run beside tests of whole runs, because those often wait, and then those of several processes; the
+# output of the unit tests follows at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=lib/quickstart.sh
@@ -110,17 +110,18 @@ if (($#)); then
     count tests "tests"
 else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
-    niceness=19 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
+    niceness=10 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
     # Beside all others its two ranks would take minutes.
     check "model of the tests" make_tiny qwen2 .cache/tiny/model
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
+    # Unit tests have limits of time that they reach beside ranks that poll for messages.
+    wait "${beside[@]}"
+    beside=()
     printf '\n== tests of several processes\n'
     # Two files at a time: ranks that wait for messages leave cores idle.
     pytest_as wide -n 2 --dist loadfile tests/distributed tests/npu_simulated
-    wait "${beside[@]}"
-    beside=()
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

@@ -106,9 +106,15 @@ class ActorConfig(LearningConfig):
     the second. None divides evenly."""
     context_parallel_size: PositiveInt = 1
     """Number of ranks that split the tokens of each sequence."""
-    context_parallel_algo: Literal["ulysses_cp_algo"] = "ulysses_cp_algo"
-    """Method of attention over the split sequence: each rank temporarily receives all tokens of
-    some heads."""
+    context_parallel_algo: Literal["ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo"] = (
+        "ulysses_cp_algo"
+    )
+    """Attention over the split sequence, of every role. `ulysses_cp_algo`: each rank temporarily
+    receives all tokens of some heads, so it cannot have more ranks than heads. `megatron_cp_algo`:
+    keys and values travel around a ring of the ranks. `hybrid_cp_algo`: around a ring of groups
+    that trade heads."""
+    ulysses_degree_in_cp: PositiveInt | None = None
+    """With `hybrid_cp_algo`: number of ranks in a group that trades heads."""
     expert_model_parallel_size: PositiveInt = 1
     """Number of ranks that distribute the experts of a layer, each with some of them."""
     expert_tensor_parallel_size: PositiveInt = 1

@@ -96,7 +96,8 @@ class ActorKeys(LearningKeys, total=False):
     virtual_pipeline_model_parallel_size: int
     num_layer_list: Sequence[int] | None
     context_parallel_size: int
-    context_parallel_algo: Literal["ulysses_cp_algo"]
+    context_parallel_algo: Literal["ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo"]
+    ulysses_degree_in_cp: int | None
     expert_model_parallel_size: int
     expert_tensor_parallel_size: int
     micro_batch_size: int

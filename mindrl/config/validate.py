@@ -75,7 +75,27 @@ def layout_findings(config: RunConfig) -> list[Finding]:
     """Return what makes the layouts of the roles and of the rollout invalid."""
     found = [each for role in config.roles for each in _role(config, role)]
     # Report a size once that several roles take from the actor.
-    return [*once(found), *_sequence_parallel(config), *_rollout(config)]
+    return [*once(found), *_ring(config), *_sequence_parallel(config), *_rollout(config)]
+
+
+def _ring(config: RunConfig) -> Iterator[Finding]:
+    """Groups that trade heads must divide the context-parallel ranks of every role."""
+    actor, field = config.actor_config, "actor_config.ulysses_degree_in_cp"
+    degree, algo = actor.ulysses_degree_in_cp, "actor_config.context_parallel_algo"
+    is_hybrid = actor.context_parallel_algo == "hybrid_cp_algo"
+    if is_hybrid and degree is None:
+        text = (
+            f"{field} is missing: {algo}=hybrid_cp_algo needs the number of ranks that trade heads"
+        )
+        yield Finding(text, field)
+        return
+    if not is_hybrid and degree is not None:
+        text = f"{field}={degree} has an effect only with {algo}=hybrid_cp_algo"
+        yield Finding(text, field, degree, (None,))
+        return
+    for size in dict.fromkeys(config.layout(role).cp for role in config.roles):
+        if degree is not None and size > 1:
+            yield from must_divide(field, degree, "context_parallel_size", size)
 
 
 def _role(config: RunConfig, role: Role) -> Iterator[Finding]:

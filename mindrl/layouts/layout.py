@@ -20,6 +20,9 @@ class TrainLayout:
     """Tensor-parallel size, experts excluded."""
     cp: int = 1
     """Context-parallel size; its ranks hold the same weights."""
+    ulysses: int | None = None
+    """Neighbouring context-parallel ranks that trade heads for tokens in attention; such groups
+    pass keys and values on in a ring. None: all trade heads."""
     dp: int = 1
     """Data-parallel size."""
     pp: int = 1
@@ -45,6 +48,16 @@ class TrainLayout:
     def __post_init__(self) -> None:
         """Assert that a V has two chunks; users' values are checked earlier."""
         assert not self.folds or self.vpp == 2, self
+
+    @property
+    def traders(self) -> int:
+        """Number of context-parallel ranks that trade heads for tokens."""
+        return self.ulysses or self.cp
+
+    @property
+    def ring(self) -> int:
+        """Number of groups of them, which pass keys and values on."""
+        return self.cp // self.traders
 
     @property
     def world_size(self) -> int:
@@ -163,6 +176,11 @@ class RolloutLayout:
     def world_size(self) -> int:
         """Number of ranks of the layout."""
         return self.tp * self.pp * self.dp
+
+    @cached_property
+    def order(self) -> RankOrder:
+        """Order of the ranks, as numbered by the engine."""
+        return RankOrder(digits=(("tp", self.tp), ("pp", self.pp), ("dp", self.dp)))
 
     @property
     def replicas(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mindrl.migrate.file import TheirModel, numbers
 from mindrl.migrate.keys import SAME_OF_ROLE
-from mindrl.migrate.mapped import Kind, Mapped, default, of_model, same_of_model
+from mindrl.migrate.mapped import Mapped, default, of_model, same_of_model
 
 _FORMAT = "it has Megatron's format; mindrl reads Hugging Face format"
 _NO_DROPOUT = "{}: mindrl has no dropout"
@@ -120,36 +120,13 @@ def _uneven(model: TheirModel, chunks: int) -> Iterator[Mapped]:
 
 
 def _context(model: TheirModel) -> Iterator[Mapped]:
-    """Yield the context-parallel entries: ranks split attention heads, which must suffice."""
-    size, algo = model.given("context_parallel_size", 1), model.given("context_parallel_algo")
-    ring = algo == "megatron_cp_algo"
-    kept = next(each for each in range(size, 0, -1) if not ring or _can_share(model, each))
-    if kept < size:
-        note = (
-            f"was {size}; in mindrl context-parallel ranks split the attention heads of a "
-            f"tensor-parallel rank, which suffice for {kept}; data parallelism uses the other ranks"
-        )
-        yield of_model(model, "context_parallel_size", "derived", kept, note)
-    else:
-        yield from same_of_model(model, "context_parallel_size")
-    if size == 1 or algo is None:
+    """Yield the context-parallel entries: the actor's method is every role's."""
+    yield from same_of_model(model, "context_parallel_size")
+    algo = model.given("context_parallel_algo")
+    if model.given("context_parallel_size", 1) == 1 or algo is None:
         return
-    ulysses = "ulysses_cp_algo"
-    kind: Kind = "honoured" if algo == ulysses else "derived"
-    note = "" if algo == ulysses else f"was {algo}; the same attention, computed in another order"
-    ours = ulysses if model.role == "actor" else None
-    yield of_model(model, "context_parallel_algo", kind, ours, note)
-
-
-def _can_share(model: TheirModel, ranks: int) -> bool:
-    """Return whether so many ranks can split a tensor-parallel rank's heads and a sequence."""
-    tensor = model.value("tensor_model_parallel_size", 1)
-    heads = model.value("num_attention_heads", tensor * ranks)
-    groups = model.value("num_query_groups", heads) or heads
-    own = max(1, groups // tensor)
-    of_groups = own % ranks == 0 or ranks % own == 0
-    size = model.value("context_parallel_size", 1)
-    return bool(size % ranks == 0 and (heads // tensor) % ranks == 0 and of_groups)
+    ours = algo if model.role == "actor" else None
+    yield of_model(model, "context_parallel_algo", "honoured", ours)
 
 
 def _experts(model: TheirModel) -> Iterator[Mapped]:

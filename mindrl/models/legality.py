@@ -36,19 +36,20 @@ def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> It
 def context_parallel_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Yield findings if context-parallel ranks cannot share a tensor-parallel rank's heads."""
-    if layout.cp == 1:
+    """Yield findings if the ranks that trade heads cannot share a tensor-parallel rank's heads."""
+    traders = layout.traders
+    if traders == 1:
         return
-    field = keys["cp"]
+    field = keys["cp"] if layout.ring == 1 else "actor_config.ulysses_degree_in_cp"
     heads = model.num_attention_heads // layout.tp
-    yield from must_divide(field, layout.cp, "the attention heads of a tensor-parallel rank", heads)
+    yield from must_divide(field, traders, "the attention heads of a tensor-parallel rank", heads)
     key_value_heads = max(1, model.num_key_value_heads // layout.tp)
-    if model.mla is None and key_value_heads % layout.cp and layout.cp % key_value_heads:
+    if model.mla is None and key_value_heads % traders and traders % key_value_heads:
         need = (
             f"must divide the key-value heads of a tensor-parallel rank, {key_value_heads}, or be "
-            f"a multiple of them; nearest: {nearest_divisors(key_value_heads, layout.cp)}"
+            f"a multiple of them; nearest: {nearest_divisors(key_value_heads, traders)}"
         )
-        yield broken(field, layout.cp, need, *divisors_near(key_value_heads, layout.cp))
+        yield broken(field, traders, need, *divisors_near(key_value_heads, traders))
 
 
 def pipeline_findings(

@@ -169,7 +169,7 @@ def _fused(heads: Sequence[Tensor], ends: list[int], scale: float) -> Tensor:
         value,
         query.size(1),
         "TND",
-        atten_mask=_hidden_from(query.device),
+        atten_mask=hidden_from(query.device),
         scale=scale,
         keep_prob=1.0,
         actual_seq_qlen=ends,
@@ -213,6 +213,6 @@ def _of_one_width(*heads: Tensor, multiple: int) -> list[Tensor]:
 
 
 @cache
-def _hidden_from(device: torch.device) -> Tensor:
+def hidden_from(device: torch.device) -> Tensor:
     """Return the mask shared by all calls, 4 MiB: True if the key comes after the query."""
     return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(diagonal=1)

@@ -85,6 +85,32 @@ class RunPlan:
         return planning_of(self.config.training_backend(role))
 
     @property
+    def first_rollout_rank(self) -> int:
+        """First rank of the rollout; separate rollout ranks follow the training ranks."""
+        return self.config.world_size if self.config.is_apart else 0
+
+    def coordinates(self, rank: int) -> dict[str, dict[str, int]]:
+        """Return the coordinates of a rank in each of its roles, by role and dimension.
+
+        `rollout` is the engine's copy of the actor; `ep` and `etp` are those of the experts.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for role, layout in self.layouts.items():
+            if rank in layout.ranks:
+                own = rank - layout.first_rank
+                places = dict(layout.dense_order.coordinates[own])
+                if self.models[role].moe:
+                    experts = layout.experts_order.coordinates[own]
+                    places |= {name: experts.get(name, 0) for name in ("ep", "etp")}
+                found[role] = places
+        at = rank - self.first_rollout_rank
+        if self.config.rolls_out and 0 <= at < self.rollout.world_size:
+            found["rollout"] = dict(self.rollout.order.coordinates[at])
+            if self.models["actor"].moe:
+                found["rollout"]["ep"] = self.rollout.expert_rank_of(at)
+        return found
+
+    @property
     def low_rank(self) -> LowRank | None:
         """The adapters that are trained instead of the actor's weights; None without adapters."""
         return LowRank.of(self.config.actor_config.lora)

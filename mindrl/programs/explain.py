@@ -8,7 +8,7 @@ from typing import Any
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.errors import ModelError
+from mindrl.errors import ConfigError, ModelError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
@@ -82,11 +82,24 @@ def _explain(options: argparse.Namespace) -> int:
     if config.starts_engines:
         sides.append(rollout_memory_plan(models, device_bytes(config, options)))
     figures = {"config": options.config_name, **_figures(models, plan), "reshard": asdict(moved)}
+    if options.rank is not None:
+        figures["rank"] = {"rank": options.rank, "roles": _places(models.plan, options.rank)}
     if len(sides) > 1:
         # Figures of one replica, whose ranks count from 0.
         figures["rollout"] = _side_figures(models, sides[1])
-    answer(options, config, figures, lambda: _print(options.config_name, models, sides, moved))
+    answer(options, config, figures, lambda: _print(options, models, sides, moved))
     return 0
+
+
+def _places(plan: RunPlan, rank: int) -> dict[str, dict[str, int]]:
+    """Return the coordinates of a rank in each role.
+
+    Raises:
+        ConfigError: The run has no such rank.
+    """
+    if not 0 <= rank < plan.config.devices:
+        raise ConfigError(f"--rank={rank} must be one of 0 to {plan.config.devices - 1}")
+    return plan.coordinates(rank)
 
 
 def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
@@ -125,31 +138,17 @@ def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     found = {str(role): _role(plan, role) for role in plan.layouts}
     if not plan.config.rolls_out:
         return found
-    # `tp` consecutive ranks of the engine form a stage, `pp` consecutive stages a replica.
-    rollout, ranks = plan.rollout, plan.rollout.world_size
-    begin = plan.config.world_size if plan.config.is_apart else 0
-    size = rollout.tp * rollout.pp
-    stages = [
-        [*range(first, first + rollout.tp)] for first in range(begin, begin + ranks, rollout.tp)
-    ]
-    pipelines = [
-        [*range(first + at, first + size, rollout.tp)]
-        for first in range(begin, begin + ranks, size)
-        for at in range(rollout.tp)
-    ]
-    groups = {"tp": stages} if rollout.tp > 1 else {}
-    groups |= {"pp": pipelines} if rollout.pp > 1 else {}
-    sizes = {"tp": rollout.tp} | ({"pp": rollout.pp} if rollout.pp > 1 else {})
-    sizes |= {"dp": rollout.dp}
+    rollout, first = plan.rollout, plan.first_rollout_rank
+    sizes = {"tp": rollout.tp, "pp": rollout.pp, "ep": rollout.ep, "dp": rollout.dp}
     found["rollout"] = RoleFigures(
         model=plan.config.actor_config.load,
         engine=ROLLOUT_BACKEND,
-        sizes=sizes | ({"ep": rollout.ep} if rollout.ep > 1 else {}),
-        ranks=ranks,
-        first_rank=begin,
-        ranks_per_replica=size,
+        sizes={name: size for name, size in sizes.items() if size > 1 or name in ("tp", "dp")},
+        ranks=rollout.world_size,
+        first_rank=first,
+        ranks_per_replica=rollout.tp * rollout.pp,
         replicas=rollout.dp,
-        groups=groups,
+        groups=_several({name: rollout.order.groups({name}) for name in ("tp", "pp")}, first),
     )
     return found
 
@@ -171,22 +170,36 @@ def _role(plan: RunPlan, role: Role) -> RoleFigures:
         first_rank=layout.first_rank,
         ranks_per_replica=layout.ranks_per_replica,
         replicas=layout.dp,
-        groups={
-            name: [[layout.ranks[rank] for rank in group] for group in each]
-            for name, each in groups.items()
-            if len(each[0]) > 1
-        },
+        groups=_several(groups, layout.first_rank),
     )
 
 
+def _several(groups: Mapping[str, Groups], first: int) -> dict[str, Groups]:
+    """Return the groups of several ranks, with ranks counted from 0 instead of from `first`."""
+    return {
+        name: [[first + rank for rank in group] for group in each]
+        for name, each in groups.items()
+        if len(each[0]) > 1
+    }
+
+
 def _print(
-    name: str, models: RunShardings, sides: Sequence[MemoryPlan], moved: PlanFigures
+    options: argparse.Namespace,
+    models: RunShardings,
+    sides: Sequence[MemoryPlan],
+    moved: PlanFigures,
 ) -> None:
-    config = models.plan.config
+    config, name = models.plan.config, options.config_name
     parts = {
         "ranks": _role_rows(_roles(models.plan)),
         "a step": _batch_rows(config),
     }
+    if options.rank is not None:
+        places = _places(models.plan, options.rank)
+        parts[f"rank {options.rank}, by role"] = (
+            (role, *(f"{name} {place}" for name, place in at.items()))
+            for role, at in places.items()
+        )
     for plan in sides:
         where = ", a replica of the rollout" if plan.side == "rollout" else ""
         parts |= {
@@ -274,12 +287,19 @@ def _spelled(groups: Groups) -> str:
     return f"{count}: {spelled}{'' if few else ' | ...'}"
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="also print the coordinates of rank N in each role"
+    )
+
+
 PROGRAM = Program(
     about="Derive the numbers of a run from its configuration: ranks and groups of each "
     "role, sequences and micro-batches of a step, bytes of each region, the peak of each "
     "phase, and bytes of a reshard.",
     examples=_EXAMPLE,
-    add_options=add_run_options,
+    add_options=_add_options,
     run=_explain,
     bad_input=(ModelError,),
 )

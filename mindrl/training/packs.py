@@ -9,6 +9,7 @@ Shapes: B sequences, T positions, S tokens of the pack on this rank, N of them p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import Generic, Self
@@ -30,9 +31,50 @@ class PackRules:
     cp: int
     """Context-parallel size: each rank has two of the 2 * cp equal pieces of every slot."""
     cp_rank: int
+    ring: int
+    """Of the context-parallel ranks `cp / ring` neighbours trade heads in attention."""
     tokens_multiple: int
     """Divides the tokens of a pack over all context-parallel ranks."""
     device_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attending:
+    """The tokens that a rank attends with, after ranks have traded heads for tokens."""
+
+    packing: Packing
+    """Bounds of the sequences in these tokens."""
+    gathered: Tensor
+    """Place of each token in these, in the order of the ranks' tokens."""
+    natural: Tensor
+    """Inverse of `gathered`."""
+
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor, Packing]:
+        """Tokens of the first and of the second half of each sequence, and bounds of one half."""
+        starts, device = self.packing.starts, self.natural.device
+        parts = [torch.arange(start, stop).chunk(2) for start, stop in pairwise(starts)]
+        first, second = (torch.cat(each).to(device) for each in zip(*parts, strict=True))
+        return first, second, _packing(tuple(start // 2 for start in starts), str(device))
+
+    @classmethod
+    def of(cls, starts: Sequence[int], gathered: Tensor | None, rules: PackRules) -> Self:
+        """Return the tokens of the ranks that trade heads with this one.
+
+        `gathered` is that of a `Pack`.
+        """
+        if gathered is None:
+            none = torch.empty(0, dtype=torch.int64)
+            packing = _packing(tuple(starts), rules.device_type)
+            return cls(packing=packing, gathered=none, natural=none)
+        traders = rules.cp // rules.ring
+        first = rules.cp_rank // traders * traders
+        natural = gathered.view(rules.cp, -1)[first : first + traders].flatten().argsort()
+        return cls(
+            packing=_packing(tuple(start // rules.ring for start in starts), rules.device_type),
+            gathered=natural.argsort().to(rules.device_type),
+            natural=natural.to(rules.device_type),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +89,8 @@ class Pack(Generic[Batch]):
     """Bounds of the sequences, over all context-parallel ranks."""
     gathered: Tensor | None
     """int64 [cp * S]: position in the pack of each token, in the order of the ranks' tokens."""
-    natural: Tensor | None
-    """int64 [cp * S]: inverse of `gathered`."""
+    attending: Attending
+    """The tokens that this rank attends with."""
     predicting_N: Tensor
     """Indices of the S tokens that directly precede a response token."""
     targets_N: Tensor
@@ -79,7 +121,7 @@ class Pack(Generic[Batch]):
             positions_1S=position_S[None].to(device),
             packing=_packing(starts, device),
             gathered=None if gathered is None else gathered.to(device),
-            natural=None if gathered is None else gathered.argsort().to(device),
+            attending=Attending.of(starts, gathered, rules),
             predicting_N=torch.nonzero(predicts_S)[:, 0].to(device),
             targets_N=tokens[places_N].to(device),
             places_N=places_N.to(device),

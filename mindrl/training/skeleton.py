@@ -215,6 +215,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             removes_padding=self.settings.removes_padding,
             cp=layout.cp,
             cp_rank=0 if context is None else context.rank(),
+            ring=layout.ring,
             tokens_multiple=layout.cp * self._token_ranks,
             device_type=self.device_type,
         )

@@ -27,6 +27,7 @@ _SETTINGS = "mindrl/platform/environment.yaml"
 _MEMORY = "mindrl/platform/device_memory.py"
 _COPIES = "mindrl/platform/copies.py"
 _ATTENTION = "mindrl/platform/attention.py"
+_BLOCKS = "mindrl/platform/block_attention.py"
 _RENDEZVOUS = "mindrl/platform/rendezvous.py"
 _MEGATRON = "mindrl/platform/patches/npu_megatron.py"
 _EXPERTS = "mindrl/platform/patches/npu_grouped_experts.py"
@@ -57,6 +58,7 @@ def _variables(pin: Pin, used_by: str, *names: str) -> Iterator[Entry]:
 
 
 _OPERATOR = "torch_npu.npu_fusion_attention"
+_ENDS = "actual_seq_qlen", "actual_seq_kvlen"
 
 _TORCH_NPU = (
     Entry(pin=TORCH_NPU, kind="module", name="torch_npu", used_by=_MEGATRON),
@@ -97,8 +99,7 @@ _TORCH_NPU = (
             "atten_mask",
             "scale",
             "keep_prob",
-            "actual_seq_qlen",
-            "actual_seq_kvlen",
+            *_ENDS,
             "sparse_mode",
         ),
     ),
@@ -117,6 +118,25 @@ _TORCH_NPU = (
         values=("sparse_mode", "3: rightDownCausal"),
         used_by=_ATTENTION,
         spelled="sparse_mode=3",
+    ),
+    Entry(
+        pin=TORCH_NPU,
+        kind="operator",
+        name="torch.ops.npu.npu_fusion_attention_grad",
+        used_by=_BLOCKS,
+        arguments=(
+            *("query", "key", "value", "dy", "head_num", "input_layout"),
+            *("atten_mask", "softmax_max", "softmax_sum", "attention_in"),
+            *("scale_value", "keep_prob", *_ENDS, "sparse_mode"),
+        ),
+    ),
+    Entry(
+        pin=TORCH_NPU,
+        kind="format",
+        name=_OPERATOR,
+        values=("sparse_mode", "0: defaultMask"),
+        used_by=_BLOCKS,
+        spelled='"sparse_mode": 0',
     ),
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu", "Stream", "Event", "stream", "current_stream"),
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu.Stream", "wait_stream"),
@@ -248,6 +268,7 @@ _VLLM = (
             "skip_tokenizer_init",
             "distributed_executor_backend",
             "tensor_parallel_size",
+            "pipeline_parallel_size",
             "enable_expert_parallel",
             "dtype",
             "seed",
@@ -282,6 +303,7 @@ _VLLM = (
     ),
     *_names(VLLM, _ROUNDS, "vllm.sampling_params", "RequestOutputKind"),
     _callable(VLLM, _ENGINE, "vllm.TokensPrompt", "prompt_token_ids"),
+    *_names(VLLM, _ENGINE, "vllm.distributed", "get_pp_group"),
     _callable(VLLM, _ENGINE, "vllm.LLM.sleep", "level"),
     _callable(VLLM, _ENGINE, "vllm.LLM.wake_up", "tags"),
     _callable(VLLM, _ENGINE, "vllm.LLM.generate", "prompts", "sampling_params", "use_tqdm"),

@@ -18,6 +18,7 @@ def packs(sequences: Sequences, rules: Rules) -> list[PackFacts]:
                     removes_padding=rules.removes_padding,
                     cp=rules.cp,
                     cp_rank=rank,
+                    ring=1,
                     tokens_multiple=rules.tokens_multiple,
                     device_type="cpu",
                 ),
@@ -47,6 +48,6 @@ def facts(pack: Pack[Sequences]) -> PackFacts:
             told.max_seqlen_q,
             told.max_seqlen_kv,
         ),
-        gathered=told.gathered,
-        natural=told.natural,
+        gathered=pack.gathered,
+        natural=None if pack.gathered is None else pack.attending.natural,
     )

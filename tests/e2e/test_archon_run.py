@@ -20,6 +20,8 @@ def test_the_engine_of_a_string_trains_as_megatron_does(
     run = start_program(tmp_path / "run", asked)
     assert run.process.wait(timeout=600) == 0, run.text()
     assert "were predicted" not in run.text()
+    dimensions = "Initialized Archon engine with parallel dims: pp=1, dp_shard=2, tp=1, cp=1, ep=1"
+    assert dimensions in (run.folder / "logs/worker_0.log").read_text()
     timeline = check_step(run, 2)
     for name in ("forward", "backward", "optimizer step"):
         assert timeline.named("worker-1", name), name

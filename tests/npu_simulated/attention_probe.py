@@ -1,11 +1,13 @@
 """Functions for tests of attention and random numbers, called in a simulated device's process."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from mindrl.platform.attention import Packing, attention_kernel
+from mindrl.platform.block_attention import Block, Joined, block_attention
 
 
 def attended(starts: Sequence[int], heads: list[Tensor], gradient: Tensor) -> list[list[Tensor]]:
@@ -25,6 +27,42 @@ def _attended(
     mixed = attention_kernel(kind)(*leaves, packing, None)
     mixed.backward(gradient.to(kind))
     return [tensor.detach().cpu() for tensor in (mixed, *(leaf.grad for leaf in leaves))]
+
+
+def blocks(
+    bounds: tuple[Sequence[int], Sequence[int]],
+    is_causal: bool,
+    heads: list[Tensor],
+    joined: list[Tensor],
+    gradient: Tensor,
+) -> list[list[Tensor]]:
+    """Return result, log-sum-exp and gradients of a block, on the host and on the device.
+
+    The gradients are those for a result and a log-sum-exp of further keys too, `joined`.
+    """
+    return [_block(kind, bounds, is_causal, (heads, joined, gradient)) for kind in ("cpu", "npu")]
+
+
+def _block(
+    kind: str,
+    bounds: tuple[Sequence[int], Sequence[int]],
+    is_causal: bool,
+    tensors: tuple[list[Tensor], list[Tensor], Tensor],
+) -> list[Tensor]:
+    queries, keys = (_packing(starts, kind) for starts in bounds)
+    block = Block(queries=queries, keys=keys, is_causal=is_causal, scale=0.25)
+    passes, (heads, joined, gradient) = block_attention(kind), tensors
+    query, key, value = (each.to(kind) for each in heads)
+    found = passes.forward((query, key, value), block)
+    whole = Joined(*(each.to(kind) for each in joined))
+    gradients = passes.backward(gradient.to(kind), (query, key, value), whole, block)
+    return [each.cpu() for each in (*found, *gradients)]
+
+
+def _packing(starts: Sequence[int], kind: str) -> Packing:
+    longest = max(stop - start for start, stop in pairwise(starts))
+    cumulative = torch.tensor(starts, dtype=torch.int32, device=kind)
+    return Packing(starts=tuple(starts), longest=longest, cumulative=cumulative)
 
 
 def refusal(starts: Sequence[int], heads: list[Tensor], gradient: Tensor) -> str:

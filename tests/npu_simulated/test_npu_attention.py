@@ -32,6 +32,35 @@ def test_attention_and_its_gradients_are_torchs_within_float32_rounding(
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_causal"),
+    [
+        (STARTS, STARTS, True),
+        # Half of the keys, and half of the queries.
+        ((0, 4, 6, 18), (0, 2, 3, 9), False),
+        ((0, 2, 3, 9), (0, 4, 6, 18), False),
+    ],
+)
+def test_blocks_of_keys_and_their_gradients_are_torchs_within_float32_rounding(
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    is_causal: bool,
+    simulated_npus: SimulatedNpus,
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    Q, K = queries[-1], keys[-1]
+    shapes = (Q, 4, 16), (K, 2, 16), (K, 2, 12), (Q, 4, 12), (Q, 4, 12)
+    *heads, mixed, gradient = (torch.randn(*shape, generator=generator) for shape in shapes)
+    # Scores of size 1: the keys of other blocks have twice the weight of 20 such ones.
+    joined = [mixed, torch.full((Q, 4), 4.0)]
+    asked = (queries, keys), is_causal, heads, joined, gradient
+    ((host, device),) = simulated_npus.run("attention_probe:blocks", *asked)
+    assert [tensor.shape for tensor in host] == [tensor.shape for tensor in device]
+    for ours, theirs in zip(host, device, strict=True):
+        # Sums of up to 23 products of size 4, in another order.
+        torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
+
+
 def test_a_width_that_the_kernel_refuses_by_its_documents_is_refused(
     simulated_npus: SimulatedNpus,
 ) -> None:

@@ -93,10 +93,12 @@ class VllmEngine:
                 cpu_distributed_timeout_seconds=timeout_seconds,
                 **platform.engine_options,
             )
-        if generate.infer_pipeline_parallel_size > 1:
+        self.stages = generate.infer_pipeline_parallel_size
+        """Number of pipeline stages."""
+        if self.stages > 1:
             allocate_stage_inputs(self._worker.model_runner)
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
-        ranks = generate.infer_tensor_parallel_size * generate.infer_pipeline_parallel_size
+        ranks = generate.infer_tensor_parallel_size * self.stages
         self._preemptions = Preemptions(self.llm.llm_engine, ranks)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
@@ -219,7 +221,7 @@ class VllmEngine:
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
-        self._rounds = Rounds(self.llm.llm_engine, sampling)
+        self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages)
         self._rounds.add(requests)
 
     def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:

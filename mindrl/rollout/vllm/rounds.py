@@ -14,9 +14,9 @@ from mindrl.rollout.parameters import vllm_parameters
 class Rounds:
     """The requests of one rollout. The engine has no others meanwhile."""
 
-    def __init__(self, engine: Any, sampling: Sampling) -> None:
-        """Set the engine, and how the responses are sampled."""
-        self.engine, self.sampling = engine, sampling
+    def __init__(self, engine: Any, sampling: Sampling, stages: int = 1) -> None:
+        """Set the engine, how the responses are sampled, and the number of pipeline stages."""
+        self.engine, self.sampling, self.stages = engine, sampling, stages
         self.drawn: list[tuple[list[int], list[float]]] = []
         self.finished: list[bool] = []
         self.open: dict[str, int] = {}
@@ -71,10 +71,8 @@ class Rounds:
         """Return the sampled tokens, in order, and abort incomplete requests."""
         if self.open:
             self.engine.abort_request([*self.open])
-            # The model runner drops them in the next step; each pipeline stage has one of its own.
-            self.engine.step()
-            core = self.engine.engine_core.engine_core
-            while core.batch_queue:
+            # The model runner drops them in the next step; each stage may have one under way.
+            for _ in range(self.stages):
                 self.engine.step()
             self.open = {}
         return self.answers(range(len(self.drawn)))

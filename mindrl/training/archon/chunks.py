@@ -23,7 +23,7 @@ def chunks_of_rank(
     layout, parallel = settings.layout, _tensor_parallel(model, settings, meshes)
     network_settings = NetworkSettings(
         parallel=parallel,
-        context=meshes.context,
+        context=meshes.context_groups,
         attention=settings.attention,
         head=settings.head,
         experts=expert_meshes_of(layout, settings.device_type) if model.moe else None,

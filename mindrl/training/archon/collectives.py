@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 Collective = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
@@ -69,39 +68,3 @@ gathered_by_all = _collective(_gather, _part)
 """Tokens of all ranks, which all of them then use alike; each keeps the gradient of its own."""
 own_part = _collective(_part, _gather)
 """This rank's part of replicated tokens; gradients are gathered."""
-
-
-def tokens_for_heads(heads_SND: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Trade heads for the tokens of all ranks, rank by rank; returns [R * S, N / R, D].
-
-    Key or value heads are repeated if there are fewer than ranks.
-    """
-    R = group.size()
-    if heads_SND.size(1) < R:
-        heads_SND = heads_SND.repeat_interleave(R // heads_SND.size(1), dim=1)
-    S, N, D = heads_SND.shape
-    return exchanged(heads_SND.view(S, R, N // R, D).transpose(0, 1), group).flatten(0, 1)
-
-
-def heads_for_tokens(tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Trade the other ranks' tokens for all heads: [R * S, N / R, D] to [S, N, D]."""
-    received = exchanged(tokens.view(group.size(), -1, *tokens.shape[1:]), group)
-    return received.transpose(0, 1).flatten(1, 2)
-
-
-def exchanged(
-    rows: Tensor,
-    group: dist.ProcessGroup,
-    received: list[int] | None = None,
-    sent: list[int] | None = None,
-) -> Tensor:
-    """Send each rank its rows and return the rows received, by source rank. A collective.
-
-    Args:
-        rows: Rows to send, those for rank 0 first.
-        group: Ranks of the collective.
-        received: Rows from each rank; None for equally many.
-        sent: Rows to each rank; None for equally many.
-    """
-    arriving = all_to_all_single_autograd(rows.contiguous(), received, sent, group)
-    return torch.ops._c10d_functional.wait_tensor(arriving)  # type: ignore[no-any-return]

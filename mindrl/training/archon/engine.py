@@ -1,5 +1,6 @@
 """The PyTorch-native engine of one model: reads sequences, and learns if it has an optimizer."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import prod
@@ -22,6 +23,8 @@ from mindrl.training.reading import Reader
 from mindrl.training.settings import EngineSettings
 from mindrl.training.skeleton import EngineSkeleton, HeadGroups
 from mindrl.training.state_slice import StateKind, StateSlice
+
+logger = logging.getLogger(__name__)
 
 
 class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
@@ -51,6 +54,12 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         stage = settings.layout.dense_order.coordinates[dist.get_rank()]["pp"]
         self.networks = chunks_of_rank(
             self.description, settings, self.meshes, stage, self.network_of
+        )
+        layout = settings.layout
+        logger.info(
+            "Initialized Archon engine with parallel dims: "
+            "pp=%d, dp_shard=%d, tp=%d, cp=%d, ep=%d, etp=%d",
+            *(layout.pp, layout.dp, layout.tp, layout.cp, layout.ep, layout.etp),
         )
         self.balance = next(iter(self.networks.values())).balance
         self.twins = dict(chain.from_iterable(n.twins().items() for n in self.networks.values()))

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.training.archon.balance import Balance, Spans
-from mindrl.training.archon.collectives import exchanged
 from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import TensorParallel, local
+from mindrl.training.context import exchanged
 
 
 class Router(nn.Module):

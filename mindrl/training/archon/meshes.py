@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
+from mindrl.training.context import context_groups, own_group
 
 
 class Meshes:
@@ -37,10 +38,12 @@ class Meshes:
         """Ranks that FSDP2 shards weights over; with two dimensions the first replicates."""
         self.tensor = self.root["tp"]
         self.pipeline = self.root["pp"].get_group()
-        self.replicas = _own_group(order.groups(("dp", "cp")))
+        self.replicas = own_group(order.groups(("dp", "cp")))
         """Ranks of a stage that read other sequences, or other tokens of the same sequences."""
-        self.context = _own_group(order.groups(("cp",))) if layout.cp > 1 else None
+        self.context = own_group(order.groups(("cp",))) if layout.cp > 1 else None
         """Ranks that share the tokens of sequences; None for a single rank."""
+        self.context_groups = context_groups(layout, self.context)
+        """Those that trade heads, and those that pass keys on."""
 
     def tokens(self) -> dist.ProcessGroup | None:
         """Return the ranks that share the tokens of sequences, tensor-parallel ranks included.
@@ -49,7 +52,7 @@ class Meshes:
         """
         if self.layout.tp == 1:
             return self.context
-        return _own_group(self.layout.dense_order.groups(("cp", "tp")))
+        return own_group(self.layout.dense_order.groups(("cp", "tp")))
 
     def twins(self, heads: int) -> dist.ProcessGroup | None:
         """Return the tensor-parallel ranks with the same key-value heads; None if no two share any.
@@ -61,7 +64,7 @@ class Meshes:
             return None
         groups = self.layout.dense_order.groups(("tp",))
         runs = [group[at : at + copies] for group in groups for at in range(0, len(group), copies)]
-        return _own_group(runs)
+        return own_group(runs)
 
     def ends(self) -> dist.ProcessGroup | None:
         """Return the ranks at the same place in the first and in the last chunk.
@@ -71,7 +74,7 @@ class Meshes:
         last = self.layout.last_stage
         if last == 0:
             return None
-        return _own_group(
+        return own_group(
             [[group[0], group[last]] for group in self.layout.dense_order.groups(("pp",))]
         )
 
@@ -120,9 +123,3 @@ def ranks_by_place(order: RankOrder, dimensions: Mapping[str, Collection[str]]) 
     for rank in range(order.world_size):
         ranks[tuple(place[rank] for place in places)] = rank
     return ranks
-
-
-def _own_group(groups: list[list[int]]) -> dist.ProcessGroup:
-    own: dist.ProcessGroup
-    own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
-    return own

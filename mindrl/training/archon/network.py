@@ -7,7 +7,6 @@ Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, 
 hidden size, R context-parallel ranks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,13 +17,13 @@ from torch.nn import functional
 
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
-from mindrl.platform.attention import Kernel, Packing
+from mindrl.platform.attention import Kernel
 from mindrl.training.archon.balance import Balance, Spans
-from mindrl.training.archon.collectives import heads_for_tokens, tokens_for_heads
 from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import Embedding, Linear, Norm, TensorParallel, local
-from mindrl.training.packs import Pack
+from mindrl.training.context import ContextGroups, attend
+from mindrl.training.packs import Attending, Pack
 from mindrl.training.rotary import inverse_frequencies
 
 
@@ -33,7 +32,7 @@ class NetworkSettings:
     """Settings of layout and device for a network."""
 
     parallel: TensorParallel
-    context: dist.ProcessGroup | None
+    context: ContextGroups | None
     """Ranks that share the tokens of a sequence; None for a single rank."""
     attention: Kernel
     head: Head = "vocabulary"
@@ -56,15 +55,13 @@ class Tokens(NamedTuple):
 
     cosines_SD: Tensor
     sines_SD: Tensor
-    packing: Packing
-    gathered: Tensor | None
-    natural: Tensor | None
+    attending: Attending
     spans: Spans | None
     """Spans that experts are balanced over."""
 
 
 class Attention(nn.Module):
-    """Causal attention inside each sequence; under context parallelism by heads (Ulysses)."""
+    """Causal attention inside each sequence."""
 
     def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
         super().__init__()
@@ -101,7 +98,7 @@ class Attention(nn.Module):
     # Not compiled: loops over the lengths of sequences.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens) -> Tensor:
-        return attend(self.kernel, self.context, (query, key, value), tokens)
+        return attend(self.kernel, self.context, (query, key, value), tokens.attending)
 
 
 class FeedForward(nn.Module):
@@ -191,7 +188,7 @@ class Network(nn.Module):
         hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
         angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
         spans = None if self.balance is None else self.balance.spans(pack)
-        tokens = Tokens(*angles, pack.packing, pack.gathered, pack.natural, spans)
+        tokens = Tokens(*angles, pack.attending, spans)
         for layer in self.layers:
             hidden_1SH = layer(hidden_1SH, tokens)
         return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH
@@ -217,23 +214,6 @@ class Network(nn.Module):
         # A value head is replicated, so each rank already has the whole gradient.
         gather = self.parallel.share if self.is_value else self.parallel.enter
         return gather(self.model.norm(hidden_1SH))
-
-
-def attend(
-    kernel: Kernel,
-    context: dist.ProcessGroup | None,
-    heads: Sequence[Tensor],
-    tokens: Tokens | Pack[Any],
-    scale: float | None = None,
-) -> Tensor:
-    """Return attention of query, key and value, [S, N, D] each; by heads if there is a context."""
-    query, key, value = heads
-    gathered, natural = tokens.gathered, tokens.natural
-    if context is None or gathered is None or natural is None:
-        return kernel(query, key, value, tokens.packing, scale)
-    query, key, value = (tokens_for_heads(each, context).index_select(0, natural) for each in heads)
-    mixed = kernel(query, key, value, tokens.packing, scale)
-    return heads_for_tokens(mixed.index_select(0, gathered), context)
 
 
 def _angles(

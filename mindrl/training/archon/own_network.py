@@ -19,7 +19,8 @@ from mindrl.models.config_file import read_config
 from mindrl.models.description import ModelDescription
 from mindrl.models.other_family import OwnFamily
 from mindrl.models.own_family import args_of, raised, spec_at
-from mindrl.training.archon.network import NetworkSettings, StagePart, attend
+from mindrl.training.archon.network import NetworkSettings, StagePart
+from mindrl.training.context import attend
 from mindrl.training.given_network import GivenNetwork, deal_out, enters, holder_of, leaves
 from mindrl.training.packs import Pack
 
@@ -43,7 +44,8 @@ class PackTokens:
         `scale` multiplies the products of queries and keys; None is 1 / sqrt(D).
         """
         heads = query_SND, key_SMD, value_SMD
-        return attend(self.settings.attention, self.settings.context, heads, self.pack, scale)
+        kernel, context = self.settings.attention, self.settings.context
+        return attend(kernel, context, heads, self.pack.attending, scale)
 
 
 class OwnNetwork(GivenNetwork):

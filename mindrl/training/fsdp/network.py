@@ -24,7 +24,8 @@ from mindrl.errors import ModelError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.training.archon.collectives import Collective, gathered_by_all, own_part
-from mindrl.training.archon.network import NetworkSettings, StagePart, attend
+from mindrl.training.archon.network import NetworkSettings, StagePart
+from mindrl.training.context import attend
 from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves
 from mindrl.training.packs import Pack
 
@@ -186,7 +187,7 @@ def _attend(
     going.attended += 1
     heads = [each[0].transpose(0, 1) for each in (query_1NSD, key_1MSD, value_1MSD)]
     kernel, context = going.settings.attention, going.settings.context
-    return attend(kernel, context, heads, going.pack, scaling)[None], None
+    return attend(kernel, context, heads, going.pack.attending, scaling)[None], None
 
 
 def _no_mask(*_: object, **__: object) -> None:

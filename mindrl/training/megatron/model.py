@@ -124,7 +124,9 @@ def _build_chunk(
     place = {"ignore_virtual": False, "vp_stage": vp_stage}
     network: torch.nn.Module = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config, vp_stage, settings.attention),
+        transformer_layer_spec=block_spec(
+            config, vp_stage, settings.attention, settings.groups.context
+        ),
         vocab_size=padded_vocab_size(model, settings.layout.tp),
         max_sequence_length=settings.training.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(**place),

@@ -1,7 +1,6 @@
 """Plain torch versions of the modules that Megatron-core takes from a vendor's library.
 
-Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D head dimension, R
-context-parallel ranks.
+Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D head dimension.
 """
 
 import torch
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import (
-    all_to_all,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
@@ -20,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from mindrl.platform.attention import Kernel
+from mindrl.training.context import ContextGroups, attend
 from mindrl.training.megatron.passes import PackedSequences
 
 
@@ -34,22 +33,19 @@ class RMSNorm(nn.RMSNorm):
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention inside each sequence of a pack, by the platform's kernel.
-
-    Under context parallelism every rank temporarily gets all tokens of some heads (Ulysses, arXiv
-    2309.14509), so any kernel works.
-    """
+    """Causal attention inside each sequence of a pack, by the platform's kernel."""
 
     def __init__(
         self,
         config: TransformerConfig,
         kernel: Kernel,
+        context: ContextGroups | None,
         softmax_scale: float | None = None,
         **_: object,
     ) -> None:
         """Keep the two of Megatron's many arguments that matter to causal attention."""
         super().__init__(config=config)
-        self.kernel = kernel
+        self.kernel, self.context = kernel, context
         self.softmax_scale = softmax_scale
 
     def forward(
@@ -62,39 +58,12 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         **__: object,
     ) -> Tensor:
         """Return the attention output, [S, N * D]."""
-        packing = packed_seq_params.packing
-        assert packing is not None
+        tokens = packed_seq_params.attending
+        assert tokens is not None
         if self.config.multi_latent_attention:
             key_SMD = _with_shared_rotary_key(key_SMD, self.config.qk_pos_emb_head_dim)
         heads = query_SND, key_SMD, value_SMD
-        gathered, natural = packed_seq_params.gathered, packed_seq_params.natural
-        if gathered is None or natural is None:
-            return self.kernel(*heads, packing, self.softmax_scale).flatten(1)
-        group = parallel_state.get_context_parallel_group()
-        query, key, value = (
-            _tokens_for_heads(each, group).index_select(0, natural) for each in heads
-        )
-        mixed = self.kernel(query, key, value, packing, self.softmax_scale)
-        return _heads_for_tokens(mixed.index_select(0, gathered), group).flatten(1)
-
-
-def _tokens_for_heads(heads_SND: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Trade heads for the tokens of all ranks, rank by rank; returns [R * S, N / R, D].
-
-    Key or value heads are repeated if there are fewer than ranks. A collective over `group`.
-    """
-    R = group.size()
-    if heads_SND.size(1) < R:
-        heads_SND = heads_SND.repeat_interleave(R // heads_SND.size(1), dim=1)
-    S, N, D = heads_SND.shape
-    received: Tensor = all_to_all(group, heads_SND.view(S, R, N // R, D).transpose(0, 1))
-    return received.flatten(0, 1)
-
-
-def _heads_for_tokens(tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Trade the other ranks' tokens for all heads: [R * S, N / R, D] to [S, N, D]."""
-    received: Tensor = all_to_all(group, tokens.view(group.size(), -1, *tokens.shape[1:]))
-    return received.transpose(0, 1).flatten(1, 2)
+        return attend(self.kernel, self.context, heads, tokens, self.softmax_scale).flatten(1)
 
 
 def _with_shared_rotary_key(key_SMD: Tensor, width: int) -> Tensor:
@@ -145,7 +114,10 @@ class HeadInput(nn.Module):
 
 
 def block_spec(
-    config: TransformerConfig, vp_stage: int | None, kernel: Kernel
+    config: TransformerConfig,
+    vp_stage: int | None,
+    kernel: Kernel,
+    context: ContextGroups | None,
 ) -> TransformerBlockSubmodules:
     """Return Megatron's local decoder block with the modules of this file in it.
 
@@ -157,7 +129,8 @@ def block_spec(
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention.submodules
-        attention.core_attention = ModuleSpec(module=PackedAttention, params={"kernel": kernel})
+        params = {"kernel": kernel, "context": context}
+        attention.core_attention = ModuleSpec(module=PackedAttention, params=params)
         if config.multi_latent_attention:
             attention.q_layernorm = attention.kv_layernorm = RMSNorm
         elif config.qk_layernorm:

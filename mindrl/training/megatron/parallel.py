@@ -14,6 +14,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.patches.megatron_rank_order import rank_groups
+from mindrl.training.context import context_groups
 from mindrl.training.megatron.legality import tensor_ranks_lie_closest
 
 _NAMES = tuple(
@@ -43,6 +44,9 @@ class ParallelGroups:
             # Megatron asserts that no scratch memory exists yet.
             parallel_state.destroy_global_memory_buffer()
             initialise_model_parallel(layout, seed=seed, timeout_minutes=timeout_minutes)
+            whole = parallel_state.get_context_parallel_group()
+            self.context = context_groups(layout, whole)
+            """Ranks that share the tokens of sequences; None for a single rank."""
             self._state = _present()
 
     def activate(self) -> None:

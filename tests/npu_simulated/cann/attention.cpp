@@ -18,8 +18,8 @@ struct Attention {
   int64_t heads, mode;
   void judge(const std::string& layout, double keep) const;
   void forward(at::Tensor most, at::Tensor sum, at::Tensor out) const;
-  void backward(at::Tensor dmixed, at::Tensor most, at::Tensor sum, at::Tensor dquery, at::Tensor dkey,
-                at::Tensor dvalue) const;
+  void backward(at::Tensor dmixed, at::Tensor most, at::Tensor sum, at::Tensor mixed, at::Tensor dquery,
+                at::Tensor dkey, at::Tensor dvalue) const;
 
  private:
   struct Part {
@@ -47,14 +47,18 @@ void Attention::judge(const std::string& layout, double keep) const {
   TORCH_CHECK(query_ends.size() == key_ends.size(), "queries and keys of different numbers of sequences");
   judge_ends(query_ends, query.size(0));
   judge_ends(key_ends, key.size(0));
-  TORCH_CHECK(mode == 2 || mode == 3, "sparse_mode ", mode, " is not simulated");
+  TORCH_CHECK(mode == 0 || mode == 2 || mode == 3, "sparse_mode ", mode, " is not simulated");
+  if (mode == 0) {
+    TORCH_CHECK(!mask.defined(), "sparse_mode 0 with a mask is not simulated");
+    return;
+  }
   TORCH_CHECK(mask.defined() && mask.dim() == 2 && mask.size(0) == 2048 && mask.size(1) == 2048,
               "sparse_mode ", mode, " takes the compressed mask of 2048 x 2048");
 }
 
 std::vector<Attention::Part> Attention::parts() const {
   static const at::Tensor compressed = at::ones({2048, 2048}, at::kBool).triu(1);
-  TORCH_CHECK(mask.to(at::kBool).equal(compressed), "the mask is not the compressed one");
+  TORCH_CHECK(mode == 0 || mask.to(at::kBool).equal(compressed), "the mask is not the compressed one");
   std::vector<Part> found;
   int64_t query_start = 0, key_start = 0;
   for (size_t at = 0; at < query_ends.size(); at++) {
@@ -72,9 +76,10 @@ at::Tensor Attention::wide(const at::Tensor& tokens, int64_t start, int64_t coun
 
 at::Tensor Attention::scores(const Part& part) const {
   const auto Q = wide(query, part.query, part.queries), K = wide(key, part.key, part.keys);
+  const auto all = at::matmul(Q, K.transpose(1, 2)) * scale;
+  if (mode == 0) return all;
   const int64_t corner = mode == 3 ? part.keys - part.queries + 1 : 1;
-  const auto hidden = at::ones({part.queries, part.keys}, at::kBool).triu(corner);
-  return (at::matmul(Q, K.transpose(1, 2)) * scale).masked_fill(hidden, -1e30);
+  return all.masked_fill(at::ones({part.queries, part.keys}, at::kBool).triu(corner), -1e30);
 }
 
 void Attention::forward(at::Tensor most, at::Tensor sum, at::Tensor out) const {
@@ -90,8 +95,9 @@ void Attention::forward(at::Tensor most, at::Tensor sum, at::Tensor out) const {
   }
 }
 
-void Attention::backward(at::Tensor dmixed, at::Tensor most, at::Tensor sum, at::Tensor dquery, at::Tensor dkey,
-                         at::Tensor dvalue) const {
+// The result and the softmax may be those of queries that saw further keys too.
+void Attention::backward(at::Tensor dmixed, at::Tensor most, at::Tensor sum, at::Tensor mixed, at::Tensor dquery,
+                         at::Tensor dkey, at::Tensor dvalue) const {
   const int64_t groups = key.size(1);
   for (const Part& part : parts()) {
     auto kept = [&](const at::Tensor& all) {
@@ -103,7 +109,7 @@ void Attention::backward(at::Tensor dmixed, at::Tensor most, at::Tensor sum, at:
     const auto P = (scores(part) - kept(most)).exp() / kept(sum);
     const auto dO = wide(dmixed, part.query, part.queries);
     const auto dP = at::matmul(dO, wide(value, part.key, part.keys).transpose(1, 2));
-    const auto dS = P * (dP - (dP * P).sum(-1, true)) * scale;
+    const auto dS = P * (dP - (dO * wide(mixed, part.query, part.queries)).sum(-1, true)) * scale;
     const auto Q = wide(query, part.query, part.queries), K = wide(key, part.key, part.keys);
     dquery.narrow(0, part.query, part.queries).copy_(at::matmul(dS, K).transpose(0, 1));
     dkey.narrow(0, part.key, part.keys).copy_(folded(at::matmul(dS.transpose(1, 2), Q)));
@@ -136,10 +142,10 @@ ACLNN(aclnnFlashAttentionVarLenScore,
 ACLNN(aclnnFlashAttentionUnpaddingScoreGrad,
       (const aclTensor* query, const aclTensor* key, const aclTensor* value, const aclTensor* dmixed, const aclTensor*,
        const aclTensor*, const aclTensor*, const aclTensor* mask, const aclTensor* most, const aclTensor* sum,
-       const aclTensor*, const aclTensor*, const aclIntArray*, const aclIntArray* query_ends,
+       const aclTensor*, const aclTensor* mixed, const aclIntArray*, const aclIntArray* query_ends,
        const aclIntArray* key_ends, double scale, double keep, int64_t, int64_t, int64_t heads, char* layout, int64_t,
        int64_t mode, const aclTensor* dquery, const aclTensor* dkey, const aclTensor* dvalue, const aclTensor*),
       [all = attention(query, key, value, mask, query_ends, key_ends, scale, keep, heads, layout, mode),
-       dmixed = dmixed->host(), most = most->host(), sum = sum->host(), dquery = dquery->host(), dkey = dkey->host(),
-       dvalue = dvalue->host()] { all.backward(dmixed, most, sum, dquery, dkey, dvalue); })
+       dmixed = dmixed->host(), most = most->host(), sum = sum->host(), mixed = mixed->host(), dquery = dquery->host(),
+       dkey = dkey->host(), dvalue = dvalue->host()] { all.backward(dmixed, most, sum, mixed, dquery, dkey, dvalue); })
 }

@@ -105,27 +105,10 @@ def test_a_larger_replica_decodes_what_its_devices_did(
     assert result.values["generate_config.max_num_batched_tokens"] == tokens
 
 
-def test_ring_attention_becomes_ulysses_and_a_size_of_1_needs_neither() -> None:
+def test_ring_attention_is_imported_as_meant_and_a_size_of_1_needs_no_method() -> None:
     ring = {"actor_config.context_parallel_algo": "megatron_cp_algo"}
     ours = "actor_config.context_parallel_algo"
     result = imported({**ring, "actor_config.context_parallel_size": 2})
-    assert result.values[ours] == "ulysses_cp_algo"
+    assert result.values[ours] == "megatron_cp_algo"
     assert result.values["actor_config.context_parallel_size"] == 2
     assert ours not in imported(ring).values
-
-
-@pytest.mark.parametrize(("tensor", "ring", "kept"), [(8, 2, 1), (4, 2, 2), (2, 8, 4), (1, 6, 2)])
-def test_no_more_ranks_share_a_sequence_than_heads_suffice_for(
-    tensor: int, ring: int, kept: int
-) -> None:
-    result = imported(
-        {
-            "actor_config.tensor_model_parallel_size": tensor,
-            "actor_config.context_parallel_size": ring,
-            "actor_config.context_parallel_algo": "megatron_cp_algo",
-        },
-        {"num_attention_heads": 40, "num_query_groups": 8},
-    )
-    assert result.values["actor_config.context_parallel_size"] == kept
-    kind = of(result, "actor_config.context_parallel_size").kind
-    assert kind == ("honoured" if kept == ring else "derived")

@@ -49,6 +49,26 @@ def test_eight_ranks_are_two_training_replicas_of_four_and_four_rollout_replicas
     assert rollout["groups"] == {"tp": [[0, 1], [2, 3], [4, 5], [6, 7]]}
 
 
+def test_a_rank_has_coordinates_in_each_role() -> None:
+    """Rank 5 of training tp4 dp2 and of rollout tp2 pp2 dp2."""
+    stages = "generate_config.infer_pipeline_parallel_size=2"
+    found = figures(*RUN, "--rank", "5", stages)
+    place = {"tp": 1, "cp": 0, "dp": 1, "pp": 0}
+    rollout = {"tp": 1, "pp": 0, "dp": 1}
+    assert found["rank"] == {
+        "rank": 5,
+        "roles": {"actor": place, "ref": place, "rollout": rollout},
+    }
+    groups = found["roles"]["rollout"]["groups"]
+    assert groups["tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups["pp"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    refused = started(*RUN, "--rank", "8")
+    assert refused.returncode == 2
+    assert "--rank=8 must be one of 0 to 7" in refused.stderr
+    printed = started(*RUN, "--rank", "5", stages).stdout
+    assert "rank 5, by role" in printed
+
+
 def test_a_step_of_32_prompts_has_256_sequences_and_64_micro_batches_a_replica(
     shipped: dict[str, Any],
 ) -> None:

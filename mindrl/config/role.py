@@ -129,6 +129,12 @@ class ActorConfig(LearningConfig):
     """Low-rank adapters that are trained instead of the weights; see
     [LoRA](../how-to/train-with-lora.md)."""
 
+    @property
+    def ulysses(self) -> int | None:
+        """`TrainLayout.ulysses` of every role with context parallelism."""
+        alone = 1 if self.context_parallel_algo == "megatron_cp_algo" else None
+        return self.ulysses_degree_in_cp or alone
+
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RoleLayoutConfig:

@@ -173,20 +173,9 @@ class RunConfig:
         folds = layout.vpp == 2 and self.schedule(role) == "ZBVZeroBubble"
         devices = self.role_devices(role)
         replicas = len(devices) // layout.ranks_per_replica
-        return replace(
-            layout,
-            dp=replicas,
-            folds=folds,
-            first_rank=devices.start,
-            ulysses=None if layout.cp == 1 else self._traders,
-        )
-
-    @property
-    def _traders(self) -> int | None:
-        """`TrainLayout.ulysses` of every role with context parallelism."""
-        actor = self.actor_config
-        alone = 1 if actor.context_parallel_algo == "megatron_cp_algo" else None
-        return actor.ulysses_degree_in_cp or alone
+        ulysses = self.actor_config.ulysses if layout.cp > 1 else None
+        layout = replace(layout, folds=folds, ulysses=ulysses)
+        return replace(layout, dp=replicas, first_rank=devices.start)
 
     def schedule(self, role: Role) -> Schedule | None:
         """Return the schedule of a role's pipeline; None if Megatron uses its own."""

@@ -19,6 +19,7 @@ from mindrl.platform.npu_versions import (
     VLLM_ASCEND,
     Pin,
 )
+from npu_contract.attention import ATTENTION
 from npu_contract.entry import Entry
 from npu_contract.profiler import PROFILER
 
@@ -26,8 +27,6 @@ _DEVICE = "mindrl/platform/device.py"
 _SETTINGS = "mindrl/platform/environment.yaml"
 _MEMORY = "mindrl/platform/device_memory.py"
 _COPIES = "mindrl/platform/copies.py"
-_ATTENTION = "mindrl/platform/attention.py"
-_BLOCKS = "mindrl/platform/block_attention.py"
 _RENDEZVOUS = "mindrl/platform/rendezvous.py"
 _MEGATRON = "mindrl/platform/patches/npu_megatron.py"
 _EXPERTS = "mindrl/platform/patches/npu_grouped_experts.py"
@@ -57,9 +56,6 @@ def _variables(pin: Pin, used_by: str, *names: str) -> Iterator[Entry]:
         yield Entry(pin=pin, kind="variable", name=name, used_by=used_by)
 
 
-_OPERATOR = "torch_npu.npu_fusion_attention"
-_ENDS = "actual_seq_qlen", "actual_seq_kvlen"
-
 _TORCH_NPU = (
     Entry(pin=TORCH_NPU, kind="module", name="torch_npu", used_by=_MEGATRON),
     Entry(
@@ -85,59 +81,7 @@ _TORCH_NPU = (
         used_by=_DEVICE,
         spelled='collective_backend="hccl"',
     ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="operator",
-        name=_OPERATOR,
-        used_by=_ATTENTION,
-        arguments=(
-            "query",
-            "key",
-            "value",
-            "head_num",
-            "input_layout",
-            "atten_mask",
-            "scale",
-            "keep_prob",
-            *_ENDS,
-            "sparse_mode",
-        ),
-    ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="format",
-        name=_OPERATOR,
-        values=("input_layout", "TND"),
-        used_by=_ATTENTION,
-        spelled='"TND"',
-    ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="format",
-        name=_OPERATOR,
-        values=("sparse_mode", "3: rightDownCausal"),
-        used_by=_ATTENTION,
-        spelled="sparse_mode=3",
-    ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="operator",
-        name="torch.ops.npu.npu_fusion_attention_grad",
-        used_by=_BLOCKS,
-        arguments=(
-            *("query", "key", "value", "dy", "head_num", "input_layout"),
-            *("atten_mask", "softmax_max", "softmax_sum", "attention_in"),
-            *("scale_value", "keep_prob", *_ENDS, "sparse_mode"),
-        ),
-    ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="format",
-        name=_OPERATOR,
-        values=("sparse_mode", "0: defaultMask"),
-        used_by=_BLOCKS,
-        spelled='"sparse_mode": 0',
-    ),
+    *ATTENTION,
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu", "Stream", "Event", "stream", "current_stream"),
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu.Stream", "wait_stream"),
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu.Event", "record", "synchronize"),

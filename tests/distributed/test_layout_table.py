@@ -39,17 +39,24 @@ ANY_FAMILY: Mapping[str, TrainLayout] = {
     "PP2+VPP2": TrainLayout(pp=2, vpp=2),
     "PP2, 1 and 3 layers": TrainLayout(pp=2, layers_per_chunk=(1, 3)),
     "CP2": TrainLayout(cp=2),
+    "CP2 ring": TrainLayout(cp=2, ulysses=1),
+    "CP4 ring": TrainLayout(cp=4, ulysses=1),
+    "CP4, ring of 2": TrainLayout(cp=4, ulysses=2),
     "DP2+PP2": TrainLayout(dp=2, pp=2),
 }
 WITHOUT_SP: Mapping[str, TrainLayout] = {
     "TP2": TrainLayout(tp=2),
     "TP2+PP2": TrainLayout(tp=2, pp=2),
     "TP2+CP2": TrainLayout(tp=2, cp=2),
+    "TP2+CP2 ring": TrainLayout(tp=2, cp=2, ulysses=1),
+    # Two query heads and one key-value head on each rank.
+    "TP2+CP4 ring, more than heads": TrainLayout(tp=2, cp=4, ulysses=1),
 }
 """Megatron trains experts with tp above 1 only with sequence parallelism."""
 EXPERTS: Mapping[str, TrainLayout] = {
     "TP2+SP+PP2": TrainLayout(tp=2, pp=2),
     "TP2+SP+CP2": TrainLayout(tp=2, cp=2),
+    "TP2+SP+CP2 ring": TrainLayout(tp=2, cp=2, ulysses=1),
     "EP2": TrainLayout(dp=2, ep=2),
     "EP2+TP2+SP": TrainLayout(tp=2, ep=2),
     "EP2+ETP2": TrainLayout(dp=4, ep=2, etp=2),

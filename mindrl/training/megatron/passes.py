@@ -11,6 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from mindrl.observability.progress import tick
+from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
 from mindrl.training.packs import Attending, Pack
 
@@ -19,6 +20,9 @@ from mindrl.training.packs import Attending, Pack
 class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     """Metadata of a pack for Megatron and our attention; built once, read in every layer."""
 
+    packing: Packing | None = None
+    gathered: Tensor | None = None
+    """See `Pack.gathered`."""
     attending: Attending | None = None
     """See `Pack.attending`."""
 
@@ -74,5 +78,7 @@ def packed_sequences(pack: Pack[Batch]) -> PackedSequences:
         cu_seqlens_kv=bounds,
         max_seqlen_q=pack.packing.longest,
         max_seqlen_kv=pack.packing.longest,
+        packing=pack.packing,
+        gathered=pack.gathered,
         attending=pack.attending,
     )

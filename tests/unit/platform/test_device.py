@@ -103,7 +103,14 @@ def test_every_worker_keeps_the_engine_in_its_process_and_reports_to_nobody(kind
                 "ATB_LLM_LCOC_ENABLE": "0",
             },
         ),
-        ("gpu", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}),
+        (
+            "gpu",
+            {
+                "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+                "NCCL_ALGO": "Ring",
+                "TORCHINDUCTOR_DETERMINISTIC": "1",
+            },
+        ),
         ("cpu", {}),
     ],
 )

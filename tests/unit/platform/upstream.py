@@ -75,7 +75,7 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     settings = ModelSettings(
         layout=TrainLayout(),
         # Made as far as it goes, and in place.
-        groups=SimpleNamespace(active=nullcontext),
+        groups=SimpleNamespace(active=nullcontext, context=None),
         training=MegatronTrainingConfig(
             train_iters=1, global_batch_size=1, seq_length=64, data_path="unused.jsonl", bf16=False
         ),

@@ -1,0 +1,65 @@
+"""Names of Ascend's fused attention that mindrl uses."""
+
+from mindrl.platform.npu_versions import TORCH_NPU
+from npu_contract.entry import Entry
+
+_ATTENTION = "mindrl/platform/attention.py"
+_BLOCKS = "mindrl/platform/block_attention.py"
+_OPERATOR = "torch_npu.npu_fusion_attention"
+_ENDS = "actual_seq_qlen", "actual_seq_kvlen"
+
+ATTENTION = (
+    Entry(
+        pin=TORCH_NPU,
+        kind="operator",
+        name=_OPERATOR,
+        used_by=_ATTENTION,
+        arguments=(
+            "query",
+            "key",
+            "value",
+            "head_num",
+            "input_layout",
+            "atten_mask",
+            "scale",
+            "keep_prob",
+            *_ENDS,
+            "sparse_mode",
+        ),
+    ),
+    Entry(
+        pin=TORCH_NPU,
+        kind="format",
+        name=_OPERATOR,
+        values=("input_layout", "TND"),
+        used_by=_ATTENTION,
+        spelled='"TND"',
+    ),
+    Entry(
+        pin=TORCH_NPU,
+        kind="format",
+        name=_OPERATOR,
+        values=("sparse_mode", "3: rightDownCausal"),
+        used_by=_ATTENTION,
+        spelled="sparse_mode=3",
+    ),
+    Entry(
+        pin=TORCH_NPU,
+        kind="operator",
+        name="torch.ops.npu.npu_fusion_attention_grad",
+        used_by=_BLOCKS,
+        arguments=(
+            *("query", "key", "value", "dy", "head_num", "input_layout"),
+            *("atten_mask", "softmax_max", "softmax_sum", "attention_in"),
+            *("scale_value", "keep_prob", *_ENDS, "sparse_mode"),
+        ),
+    ),
+    Entry(
+        pin=TORCH_NPU,
+        kind="format",
+        name=_OPERATOR,
+        values=("sparse_mode", "0: defaultMask"),
+        used_by=_BLOCKS,
+        spelled='"sparse_mode": 0',
+    ),
+)

@@ -174,8 +174,7 @@ class RunConfig:
         devices = self.role_devices(role)
         replicas = len(devices) // layout.ranks_per_replica
         ulysses = self.actor_config.ulysses if layout.cp > 1 else None
-        layout = replace(layout, folds=folds, ulysses=ulysses)
-        return replace(layout, dp=replicas, first_rank=devices.start)
+        return replace(layout, dp=replicas, folds=folds, first_rank=devices.start, ulysses=ulysses)
 
     def schedule(self, role: Role) -> Schedule | None:
         """Return the schedule of a role's pipeline; None if Megatron uses its own."""

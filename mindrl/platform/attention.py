@@ -123,7 +123,7 @@ def flash_attention(
     if query_TND.dtype not in (torch.bfloat16, torch.float16):
         return torch_attention(query_TND, key_TMD, value_TMD, packing, scale)
     varlen_attn = import_module("torch.nn.attention.varlen").varlen_attn
-    query, key, value = _of_one_width(query_TND, key_TMD, value_TMD, multiple=8)
+    query, key, value = of_one_width(query_TND, key_TMD, value_TMD, multiple=8)
     mixed: Tensor = varlen_attn(
         query,
         key,
@@ -150,7 +150,7 @@ def fused_attention(
     float32, keys and values of equal shape, a width of at most 768, at most 1024 sequences in
     layout "TND". Tested on a simulated CANN only.
     """
-    heads = _of_one_width(query_TND, key_TMD, value_TMD, multiple=1)
+    heads = of_one_width(query_TND, key_TMD, value_TMD, multiple=1)
     mixed: list[Tensor] = []
     for first in range(0, len(packing.starts) - 1, _MOST_SEQUENCES):
         begin, *ends = packing.starts[first : first + _MOST_SEQUENCES + 1]
@@ -184,7 +184,7 @@ def _dense_attention(
     query_BTND: Tensor, key_BTMD: Tensor, value_BTMD: Tensor, scale: float | None
 ) -> Tensor:
     # With two head widths torch would materialise the scores of all pairs of tokens.
-    heads = _of_one_width(query_BTND, key_BTMD, value_BTMD, multiple=1)
+    heads = of_one_width(query_BTND, key_BTMD, value_BTMD, multiple=1)
     query, key, value = (tensor.transpose(1, 2) for tensor in heads)
     mixed_BNTD = functional.scaled_dot_product_attention(
         query,
@@ -202,7 +202,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
     return query.size(-1) ** -0.5 if scale is None else scale
 
 
-def _of_one_width(*heads: Tensor, multiple: int) -> list[Tensor]:
+def of_one_width(*heads: Tensor, multiple: int) -> list[Tensor]:
     """Pad heads with zeros, which change no score; the caller cuts the padding off again."""
     width = max(tensor.size(-1) for tensor in heads)
     width += -width % multiple

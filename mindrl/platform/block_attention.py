@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from mindrl.platform.attention import Packing, hidden_from
+from mindrl.platform.attention import Packing, hidden_from, of_one_width
 
 _ROWS_OF_A_SOFTMAX = 8
 """Copies of a row's maximum and sum that Ascend's kernel keeps."""
@@ -72,7 +71,7 @@ def block_attention(device_type: str) -> BlockAttention:
 def _dense(heads: Heads, block: Block) -> Joined:
     """Call torch's kernel for CPUs once per length of a sequence."""
     width = heads[2].size(-1)
-    query, key, value = _of_one_width(*heads)
+    query, key, value = of_one_width(*heads, multiple=1)
     mixed, logsumexp = torch.empty_like(query), query.new_empty(query.shape[:2]).float()
     for at, seen in _by_length(block):
         result, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -86,7 +85,7 @@ def _dense(heads: Heads, block: Block) -> Joined:
 
 
 def _dense_gradients(gradient: Tensor, heads: Heads, joined: Joined, block: Block) -> Heads:
-    gradient, query, key, value, mixed = _of_one_width(gradient, *heads, joined.mixed)
+    gradient, query, key, value, mixed = of_one_width(gradient, *heads, joined.mixed, multiple=1)
     found = [torch.empty_like(each) for each in (query, key, value)]
     for at, seen in _by_length(block):
         parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -125,12 +124,6 @@ def _heads_of(each: Tensor, heads: int) -> Tensor:
     return each.transpose(1, 2).repeat_interleave(heads // each.size(2), dim=1)
 
 
-def _of_one_width(*heads: Tensor) -> list[Tensor]:
-    """Pad heads with zeros, which change no score."""
-    width = max(each.size(-1) for each in heads)
-    return [functional.pad(each, (0, width - each.size(-1))) for each in heads]
-
-
 def _cut(gradients: Sequence[Tensor], heads: Heads) -> Heads:
     """Return the gradients without padding."""
     query, key, value = (
@@ -142,7 +135,7 @@ def _cut(gradients: Sequence[Tensor], heads: Heads) -> Heads:
 def _flash(heads: Heads, block: Block) -> Joined:
     """Call torch's flash attention for packs on CUDA, torch 2.13.0. Not run on a GPU."""
     width = heads[2].size(-1)
-    query, key, value = _of_one_width(*heads)
+    query, key, value = of_one_width(*heads, multiple=8)
     mixed, sums_NQ, *_ = torch.ops.aten._flash_attention_forward(
         query, key, value, *_bounds(block), 0.0, block.is_causal, False, scale=block.scale
     )
@@ -150,7 +143,7 @@ def _flash(heads: Heads, block: Block) -> Joined:
 
 
 def _flash_gradients(gradient: Tensor, heads: Heads, joined: Joined, block: Block) -> Heads:
-    gradient, query, key, value, mixed = _of_one_width(gradient, *heads, joined.mixed)
+    gradient, query, key, value, mixed = of_one_width(gradient, *heads, joined.mixed, multiple=8)
     # Without dropout no random state is read.
     unused = torch.empty(0, dtype=torch.uint64, device=query.device)
     found = torch.ops.aten._flash_attention_backward(
@@ -179,7 +172,7 @@ def _fused(heads: Heads, block: Block) -> Joined:
     """Call Ascend's fused kernel, torch_npu 2.10.0.post4. Tested on a simulated CANN only."""
     torch_npu = import_module("torch_npu")
     width = heads[2].size(-1)
-    query, key, value = _of_one_width(*heads)
+    query, key, value = of_one_width(*heads, multiple=1)
     mixed, most, total, *_ = torch_npu.npu_fusion_attention(
         query, key, value, query.size(1), "TND", scale=block.scale, keep_prob=1.0, **_seen(block)
     )
@@ -187,7 +180,7 @@ def _fused(heads: Heads, block: Block) -> Joined:
 
 
 def _fused_gradients(gradient: Tensor, heads: Heads, joined: Joined, block: Block) -> Heads:
-    gradient, query, key, value, mixed = _of_one_width(gradient, *heads, joined.mixed)
+    gradient, query, key, value, mixed = of_one_width(gradient, *heads, joined.mixed, multiple=1)
     most = joined.logsumexp[..., None].expand(-1, -1, _ROWS_OF_A_SOFTMAX).contiguous()
     found = torch.ops.npu.npu_fusion_attention_grad(
         query,

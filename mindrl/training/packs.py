@@ -58,20 +58,22 @@ class Attending:
         return first, second, _packing(tuple(start // 2 for start in starts), str(device))
 
     @classmethod
-    def of(cls, starts: Sequence[int], gathered: Tensor | None, rules: PackRules) -> Self:
+    def of(cls, packing: Packing, gathered: Tensor | None, rules: PackRules) -> Self:
         """Return the tokens of the ranks that trade heads with this one.
 
-        `gathered` is that of a `Pack`.
+        `packing` and `gathered` are those of a `Pack`.
         """
         if gathered is None:
             none = torch.empty(0, dtype=torch.int64)
-            packing = _packing(tuple(starts), rules.device_type)
             return cls(packing=packing, gathered=none, natural=none)
         traders = rules.cp // rules.ring
         first = rules.cp_rank // traders * traders
         natural = gathered.view(rules.cp, -1)[first : first + traders].flatten().argsort()
+        if rules.ring > 1:
+            starts = tuple(start // rules.ring for start in packing.starts)
+            packing = _packing(starts, rules.device_type)
         return cls(
-            packing=_packing(tuple(start // rules.ring for start in starts), rules.device_type),
+            packing=packing,
             gathered=natural.argsort().to(rules.device_type),
             natural=natural.to(rules.device_type),
         )
@@ -115,13 +117,14 @@ class Pack(Generic[Batch]):
         predicts_S = inside_S & asked[place_S.clamp(min=0)]
         places_N = place_S[predicts_S] + 1
         device = rules.device_type
+        packing = _packing(starts, device)
         return cls(
             source=source,
             tokens_1S=(tokens[place_S.clamp(min=0)] * inside_S)[None].to(device),
             positions_1S=position_S[None].to(device),
-            packing=_packing(starts, device),
+            packing=packing,
             gathered=None if gathered is None else gathered.to(device),
-            attending=Attending.of(starts, gathered, rules),
+            attending=Attending.of(packing, gathered, rules),
             predicting_N=torch.nonzero(predicts_S)[:, 0].to(device),
             targets_N=tokens[places_N].to(device),
             places_N=places_N.to(device),

@@ -83,7 +83,9 @@ def pack_of(tokens: int) -> Pack[Sequences]:
         lengths_B=lengths_B,
         response_mask_BT=asked_BT,
     )
-    rules = PackRules(removes_padding=True, cp=1, cp_rank=0, tokens_multiple=1, device_type="cpu")
+    rules = PackRules(
+        removes_padding=True, cp=1, cp_rank=0, ring=1, tokens_multiple=1, device_type="cpu"
+    )
     return Pack.of(source, rules)
 
 

@@ -77,6 +77,7 @@ def test_two_workers_with_adapters_equal_one(
     assert len(set(alone.losses)) == len(alone.losses), "nothing was learned"
 
 
+@pytest.mark.nightly
 def test_the_reference_is_the_base_in_the_memory_that_was_planned(
     forked_workers: ForkedWorkers,
     random_model_of: Callable[..., Path],

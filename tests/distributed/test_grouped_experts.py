@@ -157,6 +157,7 @@ def test_three_updates_in_bfloat16_are_those_of_experts_one_by_one_in_the_same_l
         assert distance(whole, weights) < share * distance(weights, before)
 
 
+@pytest.mark.nightly
 def test_they_leave_the_device_between_updates_without_a_trace(
     folders: Folders, forked_workers: ForkedWorkers
 ) -> None:

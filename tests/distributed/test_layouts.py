@@ -185,6 +185,7 @@ def test_leaving_everything_on_the_device_gives_the_same_bits(
     assert trace == expected
 
 
+@pytest.mark.nightly
 def test_micro_batches_of_one_change_nothing_but_rounding(
     alone: tuple[bool, Trace], trace_with: Callable[[dict[str, Any]], Trace]
 ) -> None:

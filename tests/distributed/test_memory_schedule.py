@@ -240,6 +240,7 @@ def _rewards(model: Any, sequences: Sequences) -> Tensor:
         return torch.cat([model(tokens_T[None, :length]).logits[0] for tokens_T, length in rows])
 
 
+@pytest.mark.nightly
 def test_200_swaps_leave_device_arena_and_process_as_large_as_they_were(
     forked_workers: ForkedWorkers, configured: Callable[..., RunConfig]
 ) -> None:

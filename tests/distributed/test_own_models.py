@@ -131,6 +131,7 @@ def test_a_critic_values_as_hugging_faces_does_and_learns_on_two_ranks_as_on_one
         assert_judged_alike(trial.case, [reply[index] for reply in replies], one)
 
 
+@pytest.mark.nightly
 def test_in_bfloat16_an_update_is_that_of_transformers_network_but_for_rounding(
     courses: Mapping[str, Course], forked_workers: ForkedWorkers
 ) -> None:
@@ -203,6 +204,7 @@ def test_memory_is_planned_to_the_byte_for_actors_and_for_critics(
         assert [reply[index] for reply in replies] == [*predicted(case, head)], (case.layout, head)
 
 
+@pytest.mark.nightly
 def test_what_tensor_ranks_wrote_two_shards_go_on_with_and_leaving_the_device_changes_no_bit(
     courses: Mapping[str, Course], forked_workers: ForkedWorkers, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_mixtures_of_experts_on_4_ranks(
     reshard(forked_workers, ways)
 
 
+@pytest.mark.nightly
 def test_all_dimensions_at_once_on_8_ranks(
     forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:

@@ -204,6 +204,7 @@ def test_three_updates_are_those_of_one_process(
         assert_moved_alike(whole, weights, before)
 
 
+@pytest.mark.nightly
 def test_a_router_keeps_its_float32_bias_through_a_release_and_three_updates_in_bfloat16(
     folders: Folders, forked_workers: ForkedWorkers
 ) -> None:

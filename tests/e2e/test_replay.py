@@ -34,6 +34,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {name: each for name, each in named.items() if not name.startswith("replays/")}
 
 
+@pytest.mark.nightly
 def test_of_a_replayed_step_all_is_equal_to_the_bit_but_a_changed_learning_rate(
     kept_run: Program,
 ) -> None:

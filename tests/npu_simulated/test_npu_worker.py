@@ -142,6 +142,7 @@ def check_alike(ours: StepTrace, theirs: StepTrace) -> None:
         assert metrics["grad_norm"] > 1e-3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", at_night_but(("PPO",), TRIALS))
 def test_however_late_each_stream_is_the_bits_are_the_same(
     name: str, on_npus: Callable[..., Told]

@@ -148,6 +148,7 @@ print("overrides", sys.argv[3:])
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_with_the_real_ray_the_program_sees_8_npus_and_nothing_is_left(node: Node) -> None:

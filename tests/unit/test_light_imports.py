@@ -59,10 +59,11 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             "import mindrl.rewards.scorer, mindrl.rewards.service",
             {"torch", "ray", "vllm", "megatron", "transformers"},
         ),
-        (
+        pytest.param(
             # In one process, because torch takes long to import.
             f"{TRAIN}\nassert not {{'vllm', 'ray'}} & set(sys.modules)\n{BUILD}\n{PREPARE}",
             {"megatron"},
+            marks=pytest.mark.nightly,
         ),
     ],
 )

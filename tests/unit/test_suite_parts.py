@@ -17,6 +17,7 @@ def test_parts_have_each_thing_once() -> None:
     assert parts == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
+@pytest.mark.nightly
 def test_a_part_of_the_suite_has_whole_files() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/unit/batch"]
     done = subprocess.run(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 SCRIPT = Path(__file__).with_name("stopped_texts.py")
@@ -22,6 +23,7 @@ CASES: list[tuple[list[str], str, str | None]] = [
 """Texts that end a response, what would be drawn, and what is kept of it; None is all."""
 
 
+@pytest.mark.nightly
 def test_a_response_ends_behind_the_token_that_completes_a_text(
     tokenizer: PreTrainedTokenizerFast, tokenizer_folder: Path
 ) -> None:

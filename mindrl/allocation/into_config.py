@@ -237,7 +237,8 @@ def _write_places(sections: Sections, mode: AllocationMode) -> None:
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
     section, (runs, keys) = SECTIONS[engine], _side(engine)
     field = f"{section}.{_BACKEND}={allocation}"
-    is_served = allocation.backend in SERVED_BACKENDS and sections[section].get("servers")
+    servers = sections[section].get("servers") or sections[section].get("servers_file")
+    is_served = allocation.backend in SERVED_BACKENDS and servers
     if not allocation.trains and allocation.backend != runs and not is_served:
         nearest, served = replace(allocation, backend=runs), ", ".join(SERVED_BACKENDS)
         raise ConfigError(

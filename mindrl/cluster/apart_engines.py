@@ -49,7 +49,8 @@ class ApartEngines:
     def publish(self, version: int) -> Collection[int]:
         """Send the training group's weights to all started replicas that lack them.
 
-        Replicas lost during this are replaced.
+        Called while no requests are open. Replicas lost during this are replaced, and those that
+        have left are no longer used.
 
         Returns:
             Their numbers.
@@ -57,6 +58,7 @@ class ApartEngines:
         Raises:
             ClusterError: No replica is left, and none will start.
         """
+        self.fleet.dismiss()
         self.fleet.take_up()
         self.version = version
         due = [each for each in self.fleet.up.values() if each.version != version]

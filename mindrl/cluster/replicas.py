@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
+from itertools import islice
 from threading import Event
 from typing import Any
 
@@ -46,13 +47,31 @@ class ReplicaGroup:
         return self.group.call(method, [arguments] * ranks, answering=(0,))[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """Which replicas of a fleet there are, if they join and leave while the run lives."""
+
+    at_start: int
+    """Number of replicas that a run waits for at its start."""
+    start_seconds: float
+    """Longest wait for them."""
+    has_left: Callable[[int], bool]
+    """Returns whether a replica is no longer to be used; another may then take its number."""
+
+
 class ReplicaFleet:
     """All replicas of a run. They start in the background, in parallel."""
 
     def __init__(
-        self, start: StartReplica, count: int, most_restarts: int, notify: Callable[[str], None]
+        self,
+        start: StartReplica,
+        count: int,
+        most_restarts: int,
+        notify: Callable[[str], None],
+        members: Members | None = None,
     ) -> None:
         """Start them. A replica lost more than `most_restarts` times in a row is given up."""
+        self.members = members
         self.start, self.count, self.most_restarts, self.notify = (
             start,
             count,
@@ -70,15 +89,35 @@ class ReplicaFleet:
         for number in range(count):
             self._begin(number, None)
 
-    def wait_for_all(self) -> None:
-        """Wait for the first start of all; a failed start is not repeated.
+    def wait_for_start(self) -> None:
+        """Wait for the first start of all, or of the members; a failed start is not repeated.
 
         Raises:
-            MindrlError: As raised when a replica starts.
+            MindrlError: As raised when a replica starts, or none has started in time.
         """
-        for number, future in self.coming.items():
-            self.up[number] = ReplicaGroup(number, future.result())
-        self.coming.clear()
+        least, seconds = None, None
+        if self.members is not None:
+            least, seconds = self.members.at_start, self.members.start_seconds
+        try:
+            for future in islice(as_completed(self.coming.values(), seconds), least):
+                future.result()
+        except TimeoutError as error:
+            raise ClusterError(f"no rollout replica started within {seconds} s") from error
+        for number in [number for number, future in self.coming.items() if future.done()]:
+            self.up[number] = ReplicaGroup(number, self.coming.pop(number).result())
+
+    def dismiss(self) -> None:
+        """Stop using replicas that have left, between their requests; others may come instead."""
+        members = self.members
+        if members is None:
+            return
+        for number in [each for each in (*self.up, *self.given_up) if members.has_left(each)]:
+            self.notify(f"rollout replica {number} has left")
+            self.given_up.discard(number)
+            self.losses[number] = 0
+            self._begin(number, self.up.pop(number, None))
+            if not self.up:
+                self.notify("warning: no rollout replica is left; the run waits for one")
 
     def take_up(self, wait_seconds: float = 0.0) -> None:
         """Register replicas that have started; wait up to `wait_seconds` for the first.
@@ -96,7 +135,8 @@ class ReplicaFleet:
                 self.replace(number, f"cannot start: {error}")
                 continue
             self.up[number] = ReplicaGroup(number, group)
-            self.notify(f"rollout replica {number} is running again")
+            again = " again" if self.losses[number] else ""
+            self.notify(f"rollout replica {number} is running{again}")
         self.require_some()
 
     def replace(self, number: int, why: str) -> None:

@@ -74,13 +74,16 @@ class GenerateConfig:
     """Addresses of vLLM or SGLang servers that generate instead of processes of the run, such as
     `http://127.0.0.1:8000`; one per replica, with `rl_config.use_integrated_worker: false`. See
     [External engines](../how-to/external-engines.md) for how to start them."""
+    servers_file: PathText | None = None
+    """File with the addresses instead of `servers`, one per line: servers join and leave a running
+    run as lines are added and removed, up to as many as the rollout has replicas."""
     server_token_file: PathText | None = None
-    """File that contains only the token of all `servers`."""
+    """File that contains only the token of all servers."""
     router: Literal["vllm-router"] | None = None
-    """Distributes the run's requests to its `servers`, all of vLLM: vllm-router, which the run
+    """Distributes the run's requests to its servers, all of vLLM: vllm-router, which the run
     starts and ends on this machine. None sends requests to each server directly."""
     servers_are_remote: bool = False
-    """Allow `servers` on other machines. Their control routes take no token, so any client that
+    """Allow servers on other machines. Their control routes take no token, so any client that
     reaches a server can control it: use this only in a private network of the run's machines."""
     infer_tensor_parallel_size: PositiveInt = 1
     """Rollout tensor-parallel size; may differ from the training one."""
@@ -129,3 +132,8 @@ class GenerateConfig:
     the training side: none, the first of the run, or each."""
     sampling_config: SamplingConfig = SamplingConfig()
     """Sampling of responses during training."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether servers generate instead of processes of the run."""
+        return bool(self.servers) or self.servers_file is not None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.finding import Finding, broken
+from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import DEVICES, RESOURCES, ROLLOUT_DEVICES, Role
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
@@ -85,7 +86,7 @@ def _apart(config: RunConfig) -> Iterator[Finding]:
 
 def _router(config: RunConfig) -> Iterator[Finding]:
     generate, known = config.generate_config, config.rollout_backend == ROLLOUT_BACKEND
-    if generate.router is not None and not (generate.servers and known):
+    if generate.router is not None and not (generate.is_served and known):
         need = f"needs generate_config.servers, all of {ROLLOUT_BACKEND}"
         yield broken("generate_config.router", generate.router, need, None)
 
@@ -121,14 +122,15 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
 def _servers(config: RunConfig) -> Iterator[Finding]:
     """Each server is one replica, needs a token, and is local unless allowed otherwise."""
     generate, key = config.generate_config, "generate_config.servers"
-    if not generate.servers:
+    if not generate.is_served:
         return
     if not config.is_apart:
         yield broken(_APART, True, f"must be false with {key}, which have their own devices", False)
-    elif config.rollout_devices and len(generate.servers) != config.rollout_layout.replicas:
+    elif generate.servers and config.rollout_devices:
         count = config.rollout_layout.replicas
-        need = f"must be one address for each of the {count} replicas of {ROLLOUT_DEVICES}"
-        yield broken(key, generate.servers, need)
+        if len(generate.servers) != count:
+            need = f"must be one address for each of the {count} replicas of {ROLLOUT_DEVICES}"
+            yield broken(key, generate.servers, need)
     if generate.server_token_file is None:
         field = "generate_config.server_token_file"
         yield Finding(f"{field} is missing: {key} need a token", field)
@@ -139,6 +141,14 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
             "of the full"
         )
         yield Finding(f"{text} distribution", field)
+    yield from _addresses(generate)
+
+
+def _addresses(generate: GenerateConfig) -> Iterator[Finding]:
+    key = "generate_config.servers"
+    if generate.servers and generate.servers_file is not None:
+        need = f"must be null with {key}: only one of them holds the addresses"
+        yield broken(f"{key}_file", generate.servers_file, need, None)
     for address in generate.servers:
         if why := unfit_server(address, allow_remote=generate.servers_are_remote):
             yield Finding(f"{key}: {address} {why}", key, generate.servers)

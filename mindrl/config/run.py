@@ -89,7 +89,7 @@ class RunConfig:
     @property
     def starts_engines(self) -> bool:
         """Whether engines on their own devices are processes of the run instead of servers."""
-        return self.is_apart and not self.generate_config.servers
+        return self.is_apart and not self.generate_config.is_served
 
     @property
     def rollout_backend(self) -> str:

@@ -276,6 +276,7 @@ class SamplingKeys(TruncationKeys, total=False):
 class GenerateKeys(TypedDict, total=False):
     backend: str
     servers: Sequence[str]
+    servers_file: str | None
     server_token_file: str | None
     router: Literal["vllm-router"] | None
     servers_are_remote: bool

@@ -33,7 +33,7 @@ from mindrl.launch.plan_record import plan_record
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
 from mindrl.launch.reward_trials import reward_inputs
-from mindrl.launch.servers import join_server, open_router
+from mindrl.launch.servers import RunServers
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
 from mindrl.observability.output_files import (
@@ -337,31 +337,30 @@ class Attempts:
             self.limits = group.limits = self.limits or group.limits
             engines = None
             if fleet is not None:
-                fleet.wait_for_all()
+                fleet.wait_for_start()
                 engines = ApartEngines(group, fleet)
             yield worker_handle(group, self.plan, engines)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
-        """Start the replicas of a separate rollout; their router ends with `stack`."""
+        """Start the replicas of a separate rollout; what they share ends with `stack`."""
         config, notify, ranks = whole.config, self.files.console.note, whole.replica.world_size
-        router = open_router(config, self.files.folder.logs)
-        if router is not None:
-            stack.callback(router.close)
+        logs, count = self.files.folder.logs, config.rollout_layout.replicas
+        restarts = config.rl_config.max_restarts
+        if config.generate_config.is_served:
+            servers = RunServers.open(whole, self.platform, logs, notify)
+            stack.callback(servers.close)
+            return ReplicaFleet(servers.join, count, restarts, notify, servers.members())
 
         def start(number: int, meanwhile: Callable[[], None]) -> ReplicaWorkers:
-            if config.generate_config.servers:
-                return join_server(whole, self.platform, router, number, meanwhile)
             crew = Crew(
                 factory=_ROLLOUT_FACTORY,
                 nodes=config.placement.nodes(1 + number, ranks),
                 name=f"rollout_{number}",
                 meanwhile=meanwhile,
             )
-            return WorkerGroup(cluster, whole, self.files.folder.logs, crew, notify)
+            return WorkerGroup(cluster, whole, logs, crew, notify)
 
-        return ReplicaFleet(
-            start, config.rollout_layout.replicas, config.rl_config.max_restarts, notify
-        )
+        return ReplicaFleet(start, count, restarts, notify)
 
 
 def _meanwhile(trainer: TrainingLoop[Any, Any]) -> Callable[[], None]:

@@ -17,8 +17,8 @@ from mindrl.rollout.vllm.options import command_of, rollout_options
 EXTENSION = "mindrl.launch.server_extension.InwardWeights"
 
 
-def server_command(config: RunConfig, platform: Platform, replica: int) -> list[str]:
-    """Return the command of the server that is a replica of a run; see `server_environment`.
+def server_command(config: RunConfig, platform: Platform, address: str) -> list[str]:
+    """Return the command of a server that is a replica of a run; see `server_environment`.
 
     It has dummy weights until it receives those of the run.
 
@@ -31,9 +31,8 @@ def server_command(config: RunConfig, platform: Platform, replica: int) -> list[
             f"generate_config.backend={config.generate_config.backend}: {config.rollout_backend} "
             "starts its own servers; see docs/how-to/external-engines.md for the options"
         )
-    address = config.generate_config.servers[replica]
     if why := unfit_server(address, allow_remote=config.generate_config.servers_are_remote):
-        raise ConfigError(f"generate_config.servers: {address} {why}")
+        raise ConfigError(f"{address} {why}")
     listens = urlsplit(address)
     generate = config.generate_config
     options = rollout_options(

@@ -293,6 +293,12 @@ def _is_data(path: Path) -> bool:
     return path.is_file() or path.is_dir()
 
 
+def _missing_file(config: RunConfig, key: str) -> Iterator[Finding]:
+    file = config.value_of(key)
+    if file is not None and not Path(file).is_file():
+        yield broken(key, file, ": no such file")
+
+
 def _files(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
     for key, path in _data_paths(config):
@@ -307,9 +313,8 @@ def _files(config: RunConfig) -> Iterator[Finding]:
     template = training.chat_template
     if template is not None and not (training.takes_plain_text or Path(template).is_file()):
         yield broken("megatron_training.chat_template", template, ": no such file", PLAIN, None)
-    token = config.generate_config.server_token_file
-    if token is not None and not Path(token).is_file():
-        yield broken("generate_config.server_token_file", token, ": no such file")
+    for key in ("generate_config.server_token_file", "generate_config.servers_file"):
+        yield from _missing_file(config, key)
     folder = training.tokenizer_name_or_path
     if folder is not None and not Path(folder).is_dir():
         need = f": no such folder{hub_hint(folder, 'model')}"

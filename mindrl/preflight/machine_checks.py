@@ -38,7 +38,7 @@ def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 def attention_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:
     """Yield a finding if this machine's engine lacks a kernel for the model's head size."""
     config = models.plan.config
-    if platform.kind == "cpu" and config.rolls_out and not config.generate_config.servers:
+    if platform.kind == "cpu" and config.rolls_out and not config.generate_config.is_served:
         yield from cpu_attention_findings(models.plan.models["actor"], config.model_key("actor"))
 
 

@@ -37,9 +37,10 @@ _NO_TRAINING = (
 _ONLY_EVALUATES = (
     *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
     *("rl_config.debug=rollout_only", "reward_config=null", "spool_config.job=null"),
-    *("generate_config.servers=[]", "generate_config.server_token_file=null"),
-    *("generate_config.router=null", "data_config.test_overlap_policy=allow"),
-    *("rl_config.tracking.trackers=[]", "rl_config.tracking.prometheus_port=null"),
+    *("generate_config.servers=[]", "generate_config.servers_file=null"),
+    *("generate_config.server_token_file=null", "generate_config.router=null"),
+    *("data_config.test_overlap_policy=allow", "rl_config.tracking.trackers=[]"),
+    "rl_config.tracking.prometheus_port=null",
 )
 """Overrides that also disable what measuring a model does not need."""
 _NO_EVALUATION = (

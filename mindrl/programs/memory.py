@@ -139,8 +139,10 @@ def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[A
             begin = "" if plan.side == "training" else "\n"
             say(f"{begin}{_SIDES[plan.side]}")
         _print_side(plan, models, advice if plan is sides[0] else ())
-    if servers := models.plan.config.generate_config.servers:
-        say(f"\nmemory of {', '.join(servers)}: set where they are started")
+    generate = models.plan.config.generate_config
+    if generate.is_served:
+        servers = generate.servers_file or ", ".join(generate.servers)
+        say(f"\nmemory of {servers}: set where they are started")
     say(
         "\nActivations are estimated for micro-batches of the longest sequences.",
         "All other values are exact after the first step of the optimizer.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mindrl.config.backends import ROLLOUT_BACKEND
+from mindrl.config.generate import GenerateConfig
 from mindrl.config.server_address import is_loopback
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
@@ -60,6 +61,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     replica("--config-dir", metavar="DIR", help="folder of that file (default: configs/)")
     place = "its index in generate_config.servers (default: %(default)s)"
     replica("--replica", type=int, default=0, metavar="N", help=place)
+    place = "where it listens, with generate_config.servers_file"
+    replica("--address", metavar="URL", help=place)
     add_overrides(parser)
 
 
@@ -84,15 +87,30 @@ def _serve_replica(options: argparse.Namespace) -> int:
         raise ConfigError(f"-- {shlex.join(options.of_vllm)}: a replica takes no vLLM options")
     config = chosen_config(options)
     refuse(config, findings(config))
-    servers, replica = config.generate_config.servers, options.replica
+    address = _address(config.generate_config, options)
+    platform = choose_platform(config.rl_config.device)
+    command = server_command(config, platform, address)
+    environment = server_environment(config, platform)
+    name = "a replica" if options.address else f"replica {options.replica}"
+    say(f"{name} listens on {address}")
+    _start(command, environment)
+
+
+def _address(generate: GenerateConfig, options: argparse.Namespace) -> str:
+    """Return the address of a replica."""
+    if (file := generate.servers_file) is not None:
+        if options.address is None:
+            need = f"add it to generate_config.servers_file={file} when the run may use it"
+            raise ConfigError(f"--address is missing, such as http://127.0.0.1:8000; {need}")
+        return str(options.address)
+    replica: int = options.replica
+    servers = generate.servers
+    if options.address is not None:
+        raise ConfigError("--address needs generate_config.servers_file; use --replica")
     if not 0 <= replica < len(servers):
         count = f"generate_config.servers has {len(servers)} address(es)"
         raise ConfigError(f"--replica {replica}: {count}; count from 0")
-    platform = choose_platform(config.rl_config.device)
-    command = server_command(config, platform, replica)
-    environment = server_environment(config, platform)
-    say(f"replica {replica} listens on {servers[replica]}")
-    _start(command, environment)
+    return servers[replica]
 
 
 def _serve_model(options: argparse.Namespace) -> int:

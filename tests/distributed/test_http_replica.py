@@ -102,7 +102,7 @@ def served(
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("wb") as output:
         server = subprocess.Popen(
-            server_command(config, platform, 0),
+            server_command(config, platform, url),
             env=os.environ | server_environment(config, platform),
             stdout=output,
             stderr=output,

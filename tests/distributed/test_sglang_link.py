@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.servers import join_server
+from mindrl.launch.servers import RunServers
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import call_off, link_name, listen
 from mindrl.preflight.run_shardings import unordered_shardings
@@ -94,7 +94,8 @@ def served(
         server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
     linked = LinkedGroups(forked_workers, plan)
     try:
-        group = join_server(plan, PLATFORMS["cpu"], None, 0, lambda: refuse_ended(server, folder))
+        servers = RunServers.open(plan, PLATFORMS["cpu"], folder, print)
+        group = servers.join(0, lambda: refuse_ended(server, folder))
         yield Served(linked, group.replica)
     finally:
         linked.stop()

@@ -1,4 +1,4 @@
-"""A run whose engine is a server that somebody else has started."""
+"""Runs whose engines are servers that somebody else has started."""
 
 import os
 import subprocess
@@ -60,20 +60,24 @@ def kill(started: "subprocess.Popen[bytes]") -> None:
     assert not psutil.wait_procs(below, timeout=20)[1], "something of the engine lives on"
 
 
-def served_by(tiny_model: Path, tmp_path: Path, servers: int) -> tuple[str, ...]:
-    """Return the configuration of a run with so many servers of one rank."""
-    ports = []
-    for _ in range(servers):
+def free_addresses(count: int) -> list[str]:
+    """Return addresses at which nothing listens."""
+    found = []
+    for _ in range(count):
         with listen("127.0.0.1") as free:
-            ports.append(free.getsockname()[1])
+            found.append(f"http://127.0.0.1:{free.getsockname()[1]}")
+    return found
+
+
+def served_by(tiny_model: Path, tmp_path: Path, servers: int, where: str) -> tuple[str, ...]:
+    """Return the configuration of a run with up to so many servers of one rank."""
     (tmp_path / "token").write_text("of-this-test", "utf-8")
-    urls = ", ".join(f"'http://127.0.0.1:{port}'" for port in ports)
     return (
         f"actor_config.load={tiny_model}",
         *SHORT,
         "rl_config.use_integrated_worker=false",
         f"rl_config.rollout_resource.num_npus={servers}",
-        f"generate_config.servers=[{urls}]",
+        f"generate_config.{where}",
         f"generate_config.server_token_file={tmp_path / 'token'}",
     )
 
@@ -90,7 +94,7 @@ def require_the_weights_of_the_trainer(run: Program, steps: int) -> None:
 def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_anew(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    served = served_by(tiny_model, tmp_path, 1)
+    served = served_by(tiny_model, tmp_path, 1, f"servers={free_addresses(1)}")
     with ray_cluster(1) as (_, environment):
         with server(served, tmp_path / "server.txt") as first:
             run = start_program(tmp_path / "run", served, environment)
@@ -102,11 +106,55 @@ def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_
     require_the_weights_of_the_trainer(run, 4)
 
 
+@pytest.mark.parametrize(
+    "router",
+    [
+        None,
+        pytest.param(
+            "vllm-router",
+            marks=pytest.mark.skipif(
+                find_spec("vllm_router") is None, reason="the extra `router` is not installed"
+            ),
+        ),
+    ],
+)
+def test_a_server_joins_an_asynchronous_run_and_the_one_of_before_leaves(
+    router: str | None, tiny_model: Path, tmp_path: Path
+) -> None:
+    listed, (first, second) = tmp_path / "servers.txt", free_addresses(2)
+    served = (
+        *served_by(tiny_model, tmp_path, 2, f"servers_file={listed}"),
+        "megatron_training.train_iters=24",
+        "rl_config.step_order=asynchronous",
+        "rl_config.max_staleness=1",
+        f"generate_config.router={router or 'null'}",
+    )
+    listed.write_text(f"{first}\n", "utf-8")
+    with (
+        ray_cluster(1) as (_, environment),
+        server((*served, "--address", first), tmp_path / "first.txt") as leaving,
+    ):
+        run = start_program(tmp_path / "run", served, environment)
+        run.wait_for_steps(1)
+        with server((*served, "--address", second), tmp_path / "second.txt"):
+            listed.write_text(f"{first}\n{second}\n", "utf-8")
+            run.wait_for_line("rollout replica 1 is running")
+            run.wait_for_steps(len(run.steps()) + 2)
+            listed.write_text(f"{second}\n", "utf-8")
+            run.wait_for_line("rollout replica 0 has left")
+            # Nothing of it is needed any more.
+            kill(leaving)
+            assert run.process.wait(timeout=600) == 0, run.text()
+    assert " is lost" not in run.text()
+    require_the_weights_of_the_trainer(run, 24)
+
+
 @pytest.mark.skipif(find_spec("vllm_router") is None, reason="the extra `router` is not installed")
 def test_a_router_before_two_servers_goes_on_with_one_when_the_other_is_killed(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    served = (*served_by(tiny_model, tmp_path, 2), "generate_config.router=vllm-router")
+    where = f"servers={free_addresses(2)}"
+    served = (*served_by(tiny_model, tmp_path, 2, where), "generate_config.router=vllm-router")
     with (
         ray_cluster(1) as (_, environment),
         server(served, tmp_path / "first.txt") as first,

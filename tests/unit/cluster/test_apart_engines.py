@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from mindrl.cluster.apart_engines import ApartEngines
-from mindrl.cluster.replicas import ReplicaFleet
+from mindrl.cluster.replicas import Members, ReplicaFleet
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.errors import ClusterError, ReshardError, WorkerDiedError
 
@@ -90,8 +90,11 @@ class Run:
         self.may_start = Event()
         self.may_start.set()
         self.told: list[str] = []
-        self.fleet = ReplicaFleet(self.start, 2, restarts, self.told.append)
+        self.fleet = self.fleet_of(restarts)
         self.training = Training()
+
+    def fleet_of(self, restarts: int) -> ReplicaFleet:
+        return ReplicaFleet(self.start, 2, restarts, self.told.append)
 
     def start(self, number: int, check_interrupt: Callable[[], None]) -> WorkerGroup:
         while not self.may_start.wait(0.01):
@@ -105,10 +108,10 @@ class Run:
 
 
 @contextmanager
-def begun(**given: Any) -> Iterator[tuple[Run, ApartEngines]]:
-    run = Run(**given)
+def begun(run: Run | None = None, **given: Any) -> Iterator[tuple[Run, ApartEngines]]:
+    run = run or Run(**given)
     try:
-        run.fleet.wait_for_all()
+        run.fleet.wait_for_start()
         yield run, ApartEngines(cast("WorkerGroup", run.training), run.fleet)
     finally:
         run.fleet.stop()
@@ -254,7 +257,7 @@ def test_a_first_start_that_fails_is_the_runs_too() -> None:
 
     fleet = ReplicaFleet(start, 1, 3, lambda _: None)
     with pytest.raises(ReshardError, match=r"^replica 0 has no model$"):
-        fleet.wait_for_all()
+        fleet.wait_for_start()
     fleet.stop()
 
 
@@ -265,3 +268,86 @@ def test_replicas_that_still_start_end_with_the_run() -> None:
         engines.begin_replacing(0)
     assert len(run.started[0]) == 1
     assert run.started[1][0].is_stopped
+
+
+class ElasticRun(Run):
+    """A run with up to two replicas, of which only the first is there at the start."""
+
+    def __init__(self) -> None:
+        self.there, self.left = Event(), set[int]()
+        super().__init__()
+
+    def fleet_of(self, restarts: int) -> ReplicaFleet:
+        members = Members(at_start=1, start_seconds=10.0, has_left=self.left.__contains__)
+        return ReplicaFleet(self.start, 2, restarts, self.told.append, members)
+
+    def start(self, number: int, check_interrupt: Callable[[], None]) -> WorkerGroup:
+        self.left.discard(number)
+        while number and not self.there.wait(0.01):
+            check_interrupt()
+        return super().start(number, check_interrupt)
+
+
+def test_a_replica_joins_at_the_next_weights_and_one_that_leaves_is_asked_nothing_more() -> None:
+    with begun(ElasticRun()) as (run, engines):
+        assert isinstance(run, ElasticRun)
+        engines.publish(0)
+        assert [each.number for each in engines.living()] == [0]
+        run.there.set()
+        while not run.fleet.coming[1].done():
+            pass
+        engines.publish(1)
+        assert [each.number for each in engines.living()] == [0, 1]
+        assert run.told == ["rollout replica 1 is running"]
+        run.may_start.clear()
+        run.left.add(0)
+        # It answers until the next weights.
+        answers = engines.each("generate", [("a",), ("b",)])
+        assert answers == [("replica 0.0", "a"), ("replica 1.0", "b")]
+        engines.publish(2)
+        assert run.told[1:] == ["rollout replica 0 has left"]
+        assert [each.number for each in engines.living()] == [1]
+        assert engines.each("generate", [("a",)]) == [("replica 1.0", "a")]
+        assert run.fleet.losses[0] == 0
+
+
+def test_a_place_that_was_given_up_is_free_for_another_server() -> None:
+    with begun(ElasticRun()) as (run, engines):
+        assert isinstance(run, ElasticRun)
+        run.there.set()
+        while not run.fleet.coming[1].done():
+            pass
+        engines.publish(0)
+        run.fleet.given_up.add(1)
+        run.fleet.up.pop(1)
+        run.left.add(1)
+        engines.publish(1)
+        run.fleet.take_up(10.0)
+        engines.publish(2)
+        assert [each.number for each in engines.living()] == [0, 1]
+        assert len(run.started[1]) == 2
+
+
+def test_a_run_whose_last_server_leaves_waits_for_another() -> None:
+    with begun(ElasticRun()) as (run, engines):
+        assert isinstance(run, ElasticRun)
+        engines.publish(0)
+        run.left.add(0)
+        engines.publish(1)
+        assert run.told[:2] == [
+            "rollout replica 0 has left",
+            "warning: no rollout replica is left; the run waits for one",
+        ]
+        assert engines.each("generate", [("a",)]) == [("replica 0.1", "a")]
+
+
+def test_a_run_that_no_server_joins_ends_in_time() -> None:
+    def start(_: int, check_interrupt: Callable[[], None]) -> WorkerGroup:
+        while True:
+            check_interrupt()
+
+    members = Members(at_start=1, start_seconds=0.1, has_left=lambda _: False)
+    fleet = ReplicaFleet(start, 2, 3, lambda _: None, members)
+    with pytest.raises(ClusterError, match=r"^no rollout replica started within 0.1 s$"):
+        fleet.wait_for_start()
+    fleet.stop()

@@ -132,7 +132,9 @@ def test_the_signal_that_ended_a_worker_is_on_record(
         check=True,
     )
     deadline = time.monotonic() + SECONDS
-    while not prefork._endings.exists() and time.monotonic() < deadline:
+    # The file is there before its first line.
+    while not (prefork._endings.exists() and prefork._endings.read_text()):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     pid = int(prefork._endings.read_text().split()[0])
     worker = Identity(

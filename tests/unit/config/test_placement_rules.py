@@ -88,6 +88,7 @@ def test_tokens_of_older_weights_are_corrected_for(run_config: MakeConfig) -> No
 
 
 SERVERS, REMOTE = "generate_config.servers", "generate_config.servers_are_remote"
+ROUTER = "vllm-router"
 TWO = ["http://127.0.0.1:8000", "http://localhost:8001"]
 SERVED = APART | {ROLLOUT_TP: 3, SERVERS: TWO, "generate_config.server_token_file": "token"}
 
@@ -106,6 +107,21 @@ def test_servers_are_the_replicas_and_no_processes_of_the_run(run_config: MakeCo
     assert found(run_config, {SERVERS: TWO, token: "token"}) == [INTEGRATED]
 
 
+def test_a_file_of_servers_has_up_to_as_many_as_there_are_replicas(run_config: MakeConfig) -> None:
+    file = "generate_config.servers_file"
+    listed = SERVED | {SERVERS: [], file: "servers.txt"}
+    config = run_config(Path("model"), listed)
+    assert not findings(config)
+    assert (config.devices, config.rollout_layout.replicas) == (2, 2)
+    said = "training on 2; up to 2 replica(s) at the addresses in servers.txt"
+    assert placement_text(config) == said
+    assert found(run_config, SERVED | {file: "servers.txt"}) == [file]
+    assert found(run_config, listed | {INTEGRATED: True}) == [INTEGRATED]
+    token = "generate_config.server_token_file"
+    assert found(run_config, listed | {token: None}) == [token]
+    assert not findings(run_config(Path("model"), listed | {"generate_config.router": ROUTER}))
+
+
 def test_servers_of_sglang_are_named_by_the_string_of_the_rollout(run_config: MakeConfig) -> None:
     served = SERVED | {"generate_config.backend": "sglang:d2t3"}
     config = run_config(Path("model"), served)
@@ -117,7 +133,7 @@ def test_servers_of_sglang_are_named_by_the_string_of_the_rollout(run_config: Ma
 
 
 def test_a_router_has_servers_of_vllm_behind_it(run_config: MakeConfig) -> None:
-    router = {"generate_config.router": "vllm-router"}
+    router = {"generate_config.router": ROUTER}
     assert not findings(run_config(Path("model"), SERVED | router))
     for given in (APART, SERVED | {"generate_config.backend": "sglang:d2t3"}):
         assert found(run_config, given | router) == ["generate_config.router"]

@@ -16,6 +16,7 @@ from mindrl.platform.device import PLATFORMS
 
 MakeConfig = Callable[..., RunConfig]
 CPU = PLATFORMS["cpu"]
+HERE = "http://127.0.0.1:8000"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def config(run_config: MakeConfig, tmp_path: Path) -> RunConfig:
 
 
 def test_a_server_has_the_engine_of_the_run_at_its_own_address(config: RunConfig) -> None:
-    command = server_command(config, CPU, 1)
+    command = server_command(config, CPU, "http://localhost:8001")
     given = dict(pairwise(command))
     assert (given["--host"], given["--port"]) == ("localhost", "8001")
     assert given["--model"] == "model"
@@ -50,7 +51,7 @@ def test_a_server_has_the_engine_of_the_run_at_its_own_address(config: RunConfig
 def test_the_token_is_in_the_environment_alone(config: RunConfig, tmp_path: Path) -> None:
     environment = server_environment(config, CPU)
     assert environment["VLLM_API_KEY"] == "of-this-run"
-    assert not any("of-this-run" in each for each in server_command(config, CPU, 0))
+    assert not any("of-this-run" in each for each in server_command(config, CPU, HERE))
     (tmp_path / "token").write_text(" \n", "utf-8")
     with pytest.raises(ConfigError, match=r"server_token_file=.*token is empty"):
         server_environment(config, CPU)
@@ -60,11 +61,10 @@ def test_the_token_is_in_the_environment_alone(config: RunConfig, tmp_path: Path
 
 
 def test_a_server_that_others_could_command_is_not_started_unasked(config: RunConfig) -> None:
-    open_to_all = replace(config.generate_config, servers=("http://0.0.0.0:8000",))
     with pytest.raises(ConfigError, match=r"0.0.0.0:8000 is not a loopback address"):
-        server_command(replace(config, generate_config=open_to_all), CPU, 0)
-    asked = replace(open_to_all, servers_are_remote=True)
-    command = server_command(replace(config, generate_config=asked), CPU, 0)
+        server_command(config, CPU, "http://0.0.0.0:8000")
+    asked = replace(config.generate_config, servers_are_remote=True)
+    command = server_command(replace(config, generate_config=asked), CPU, "http://0.0.0.0:8000")
     assert command[command.index("--host") + 1] == "0.0.0.0"
 
 
@@ -75,4 +75,4 @@ def test_a_server_reads_the_configuration_as_it_was_written(config: RunConfig) -
 def test_a_server_of_another_engine_is_not_ours_to_start(config: RunConfig) -> None:
     other = replace(config.generate_config, backend="sglang:d2t2")
     with pytest.raises(ConfigError, match="sglang:d2t2: sglang starts its own servers"):
-        server_command(replace(config, generate_config=other), CPU, 0)
+        server_command(replace(config, generate_config=other), CPU, HERE)

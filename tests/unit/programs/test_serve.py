@@ -110,3 +110,28 @@ def test_a_replica_of_a_run_takes_changes_where_a_model_would_stand(
     assert dict(pairwise(command))["--port"] == "8001"
     assert environment["VLLM_API_KEY"] == "of-this-run"
     assert capsys.readouterr().out == "replica 1 listens on http://127.0.0.1:8001\n"
+
+
+def test_a_replica_of_a_run_with_a_file_of_servers_listens_where_it_is_told(
+    starts: Starts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("token", "servers.txt"):
+        (tmp_path / name).write_text("of-this-run" if name == "token" else "")
+    given = (
+        *("--config-name", "grpo_tiny_cpu"),
+        "rl_config.use_integrated_worker=false",
+        "rl_config.rollout_resource.num_npus=2",
+        f"generate_config.servers_file={tmp_path / 'servers.txt'}",
+        f"generate_config.server_token_file={tmp_path / 'token'}",
+    )
+    assert starts(*given) == 2
+    assert "--address is missing, such as http://127.0.0.1:8000" in capsys.readouterr().err
+    assert starts(*given, "--address", "http://10.0.0.7:8000") == 2
+    assert "http://10.0.0.7:8000 is not a loopback address" in capsys.readouterr().err
+    starts(*given, "--address", "http://127.0.0.1:8002")
+    ((command, _),) = starts.became
+    assert dict(pairwise(command))["--port"] == "8002"
+    assert capsys.readouterr().out == "a replica listens on http://127.0.0.1:8002\n"
+    # Addresses of the configuration have numbers.
+    assert starts("--config-name", "grpo_tiny_cpu", "--address", "http://127.0.0.1:8002") == 2
+    assert "--address needs generate_config.servers_file" in capsys.readouterr().err

@@ -351,3 +351,24 @@ def test_the_page_of_the_program_shows_what_it_prints(
     lines = [line.rstrip() for line in printed.splitlines()]
     assert len(lines) > 20
     assert [line for line in lines if line not in shown] == []
+
+
+def test_the_page_of_the_program_shows_the_activations_of_a_long_sequence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "plan-a-run.md").read_text("utf-8")
+    section = page.split("### A sequence of 128k tokens")[1].split("\n## ")[0]
+    command = section.split("plan.py memory ")[1].split("\n\n")[0].replace("\\\n", " ").split()
+    recomputed = [
+        f"actor_config.recompute_{name}"
+        for name in ("granularity=full", "method=uniform", "num_layers=1")
+    ]
+    rows = re.findall(r"\| (\d) \| ([\d.]+) GiB \| ([\d.]+) GiB \|", section)
+    assert len(rows) == 3
+    for size, *shown in rows:
+        of_size = [*command, f"actor_config.context_parallel_size={size}", QWEN]
+        for keys, activations in zip(([], recomputed), shown, strict=True):
+            code, printed, _ = started(monkeypatch, capsys, *of_size, *keys)
+            assert code == 0
+            (line,) = re.findall(r"activations, estimated .*", printed)
+            assert line.split()[-1] == activations

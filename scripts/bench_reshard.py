@@ -250,9 +250,8 @@ def copy_only(reshard: Reshard, source: Weights, target: Weights) -> None:
     device = torch.device("cpu")
 
     def read(transfer: Transfer) -> Tensor:
-        return oriented(
-            source.read(transfer.source.name), transfer.source.box, transfer.source.axes
-        )
+        place = transfer.source
+        return oriented(source.open(place.name), place.box, place.axes)
 
     def write(transfer: Transfer) -> Tensor:
         place = transfer.slice.target

@@ -52,6 +52,12 @@ def give_back_unused(device_type: str) -> None:
         torch.get_device_module(device_type).empty_cache()
 
 
+def finish_device_work(device_type: str) -> None:
+    """Wait until the device has finished everything; no effect on CPU."""
+    if device_type != "cpu":
+        torch.get_device_module(device_type).synchronize()
+
+
 def _pooled_bytes(device: Any) -> int:
     """Return the bytes allocated from memory pools, including those without physical pages.
 

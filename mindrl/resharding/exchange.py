@@ -22,6 +22,7 @@ from mindrl.observability.trace import span
 from mindrl.resharding.plan import Transfer
 
 _LARGE_BYTES = 256 << 10
+_POLL_SECONDS = 0.0005
 _REPORT_SECONDS = 3.0
 """Seconds that a timed-out rank waits for other ranks to report their timeouts."""
 
@@ -188,9 +189,20 @@ class Channel:
             for work in message.works:
                 left = max(0.001, start + self.timeout_seconds - time.monotonic())
                 try:
-                    work.wait(timedelta(seconds=left))
+                    self._wait_for(work, left)
                 except RuntimeError as error:
                     raise self._failure(message, error, time.monotonic() - start) from error
+
+    def _wait_for(self, work: dist.Work, seconds: float) -> None:
+        """Wait for one message; a RuntimeError says that it failed, or did not end in time."""
+        if self.device.type != "cpu":
+            # The collective libraries of devices return from `wait` at once, whatever its limit.
+            ends = time.monotonic() + seconds
+            while not work.is_completed():
+                if time.monotonic() > ends:
+                    raise RuntimeError("no answer")
+                time.sleep(_POLL_SECONDS)
+        work.wait(timedelta(seconds=seconds))
 
     def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
         """Exchange one tensor with each of several ranks, outside the rounds.

@@ -36,6 +36,7 @@ _ENGINE = "mindrl/rollout/vllm/engine.py"
 _PREEMPTIONS = "mindrl/rollout/vllm/preemptions.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
+_LEFTOVERS = "mindrl/platform/engine_leftovers.py"
 _WHOLE = "mindrl/rollout/vllm/whole_tensors.py"
 _SCRIPT = "scripts/lib/ascend.sh"
 _NODES = "scripts/lib/ray_nodes.sh"
@@ -88,7 +89,9 @@ _TORCH_NPU = (
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "mem_get_info", "memory_allocated"),
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "max_memory_allocated"),
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "memory_snapshot"),
-    *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "reset_peak_memory_stats", "empty_cache"),
+    *_names(
+        TORCH_NPU, _MEMORY, "torch_npu.npu", "reset_peak_memory_stats", "empty_cache", "synchronize"
+    ),
     *_names(TORCH_NPU, _RENDEZVOUS, "torch_npu.npu", "set_device"),
     *PROFILER,
     *(
@@ -190,6 +193,7 @@ _VLLM_ASCEND = (
     *_names(VLLM_ASCEND, _SHARDS, f"{_ASCEND}.worker.worker.NPUWorker", "vllm_config"),
     *_names(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.model_runner_v1.NPUModelRunner", "kv_caches"),
     *_names(VLLM_ASCEND, _SHARDS, f"{_ASCEND}.worker.model_runner_v1.NPUModelRunner", "get_model"),
+    *_names(VLLM_ASCEND, _LEFTOVERS, f"{_ASCEND}.ops.rotary_embedding", "_cos_cache", "_sin_cache"),
 )
 
 _LAYERS = "vllm.model_executor.layers"

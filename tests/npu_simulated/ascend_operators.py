@@ -159,15 +159,21 @@ def fused_infer_attention_score(
     num_key_value_heads: int = 0,
     sparse_mode: int = 0,
     block_size: int = 0,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attend in layout TND, from blocks of a cache where there is a table of them."""
     assert input_layout == "TND", input_layout
+    width = query.shape[-1]
+    if query_rope is not None and key_rope is not None:
+        width = value.shape[-1]
+        query, key = torch.cat((query, query_rope), -1), torch.cat((key, key_rope), -1)
     if sparse_mode == 3:
         assert atten_mask is not None, "sparse_mode 3 takes a compressed mask"
         assert atten_mask.shape == (2048, 2048), atten_mask.shape
     heads = num_key_value_heads or num_heads
-    found = torch.zeros_like(query)
+    found = query.new_zeros(*query.shape[:-1], width)
     ends = pairwise((0, *actual_seq_lengths_kv))
     for row, (begin, end) in enumerate(pairwise((0, *actual_seq_lengths))):
         first, last = next(ends)
@@ -179,6 +185,71 @@ def fused_infer_attention_score(
             own = [each[blocks].reshape(-1, heads, query.shape[-1])[:last] for each in (key, value)]
         found[begin:end] = _attend(query[begin:end], *own, scale, sparse_mode == 3)
     return found, torch.zeros(1)
+
+
+@kernel("npu", "npu_fused_infer_attention_score_v2")
+def fused_infer_attention_score_v2(
+    query: Tensor,
+    _key: Tensor,
+    value: Tensor,
+    *,
+    query_rope: Tensor,
+    key_rope: Tensor,
+    actual_seq_kvlen: Sequence[int],
+    block_table: Tensor,
+    num_key_value_heads: int,
+    softmax_scale: float,
+    input_layout: str,
+    block_size: int,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attend with one query of each sequence to latent rows in the blocks of a cache."""
+    assert (input_layout, num_key_value_heads) == ("BNSD_NBSD", 1), input_layout
+    found = torch.zeros(query.shape[1], query.shape[0], 1, value.shape[-1], dtype=query.dtype)
+    for row, length in enumerate(actual_seq_kvlen[: len(query)]):
+        blocks = block_table[row, : -(-length // block_size)].long()
+        kept, turned = (
+            each[blocks].reshape(-1, 1, each.shape[-1])[:length] for each in (value, key_rope)
+        )
+        own = torch.cat((query[row], query_rope[row]), -1).transpose(0, 1)
+        answer = _attend(own, torch.cat((kept, turned), -1), kept, softmax_scale, False)
+        found[:, row] = answer.transpose(0, 1)
+    return found, torch.zeros(1)
+
+
+@kernel("npu", "npu_interleave_rope")
+def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Put even elements before odd ones, and turn each with its partner."""
+    wide = torch.cat((x[..., ::2], x[..., 1::2]), -1).float()
+    first, second = wide.chunk(2, -1)
+    other = torch.cat((-second, first), -1)
+    return (wide * cos.float() + other * sin.float()).to(x.dtype)
+
+
+@kernel("npu", "npu_kv_rmsnorm_rope_cache")
+def kv_rmsnorm_rope_cache(
+    kv: Tensor, gamma: Tensor, *given: Tensor, epsilon: float, cache_mode: str, **_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalize latent rows, turn their rotary parts, and keep both in blocks."""
+    assert cache_mode == "PA", cache_mode
+    cos, sin, index, k_cache, ckv_cache = given
+    latent, rotary = kv.split((len(gamma), kv.shape[-1] - len(gamma)), -1)
+    kept, turned = rms_norm(latent, gamma, epsilon)[0], interleave_rope(rotary, cos, sin)
+    for cache, new in ((k_cache, turned), (ckv_cache, kept)):
+        rows = cache.view(-1, *cache.shape[2:])
+        rows[index] = new.view(len(index), *cache.shape[2:])
+    return k_cache, ckv_cache, turned, kept
+
+
+@kernel("npu", "npu_transpose_batchmatmul")
+def transpose_batchmatmul(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    *,
+    perm_y: Sequence[int],
+    **_: Any,
+) -> Tensor:
+    return (input.float() @ weight.float()).permute(*perm_y).to(input.dtype)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool) -> Tensor:
@@ -193,22 +264,22 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: 
 
 
 @kernel("_C_ascend", "moe_gating_top_k")
-def moe_gating_top_k(
-    x: Tensor,
-    k: int,
-    _k_group: int,
-    group_count: int,
-    _group_select_mode: int,
-    renorm: int,
-    norm_type: int,
-    *_: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose experts by softmax, of one group of experts."""
-    assert (group_count, norm_type) == (1, 0), (group_count, norm_type)
-    scores_TE = x.float().softmax(-1)
-    weights_TK, chosen_TK = scores_TE.topk(k, -1)
+def moe_gating_top_k(x: Tensor, k: int, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose experts of the best groups; a bias counts for the choice alone."""
+    k_group, group_count, group_select_mode, renorm, norm_type, _, factor, _, *biases = given
+    scores_TE = x.float().sigmoid() if norm_type == 1 else x.float().softmax(-1)
+    judged_TE = scores_TE + sum(each.float() for each in biases if each is not None)
+    if group_count > 1:
+        grouped_TGE = judged_TE.view(len(x), group_count, -1)
+        best_TG = grouped_TGE.topk(2 if group_select_mode == 1 else 1, -1).values.sum(-1)
+        is_out_TG = torch.ones_like(best_TG, dtype=torch.bool)
+        is_out_TG.scatter_(1, best_TG.topk(k_group, -1).indices, False)
+        judged_TE = grouped_TGE.masked_fill(is_out_TG[..., None], -torch.inf).flatten(1)
+    chosen_TK = judged_TE.topk(k, -1).indices
+    weights_TK = scores_TE.gather(1, chosen_TK)
     if renorm:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+    weights_TK = weights_TK * factor
     return weights_TK.to(x.dtype), chosen_TK.int(), scores_TE
 
 

@@ -27,6 +27,10 @@ class EngineLife:
     """Bytes of the device beyond those before the engine: behind its start, and in each round."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Of its weights and of its KV cache, as it says."""
+    kept: list[bool] = field(default_factory=list)
+    """Whether the weights of before are there behind each wake-up."""
+    random_states: int = 0
+    """Different states of the device's generator before and behind all that the engine did."""
     moved: list[str] = field(default_factory=list)
     """Parameters that have another address behind a load."""
     greedy: list[Responses] = field(default_factory=list)

@@ -54,17 +54,22 @@ def layout_of(case: EngineCase) -> RolloutLayout:
 def life(case: EngineCase, prompts: list[Tokens]) -> EngineLife:
     """Put an engine to sleep and wake it three times, with weights loaded in two orders."""
     found, seeds = EngineLife(), list(range(len(prompts)))
+    torch.npu.manual_seed(77)
+    states = {_random_state()}
     before = _taken()
     engine, table = start(case), rollout_table(case.folder, layout_of(case))
+    states.add(_random_state())
     found.sizes = {tag: engine.nbytes(tag) for tag in ("weights", "kv_cache")}
     found.taken.append({"started": _taken() - before})
     for load in (load_one_by_one, load_backwards, load_one_by_one):
         taken: dict[str, int] = {}
         found.taken.append(taken)
+        filled = _first_weights(engine)
         engine.offload()
         taken["asleep"] = _taken() - before
         engine.onload("weights")
         taken["weights"] = _taken() - before
+        found.kept.append(torch.equal(_first_weights(engine), filled))
         sink, addresses = engine.weight_sink(), _addresses(engine)
         expected = {name: entry.shape for name, entry in table.items()}
         found.shapes_agree = expected == sink.shapes()
@@ -76,6 +81,8 @@ def life(case: EngineCase, prompts: list[Tokens]) -> EngineLife:
         taken["awake"] = _taken() - before
         found.greedy.append(engine.generate(prompts, GREEDY, seeds))
         found.sampled.append(engine.generate(prompts, SAMPLED, seeds))
+        states.add(_random_state())
+    found.random_states = len(states)
     return found
 
 
@@ -149,6 +156,16 @@ def _taken() -> int:
     account = device_account("npu")
     assert account is not None
     return account.taken
+
+
+def _random_state() -> bytes:
+    state: torch.Tensor = torch.npu.get_rng_state()
+    return bytes(state.tolist())
+
+
+def _first_weights(engine: VllmEngine) -> torch.Tensor:
+    model = engine._worker.model_runner.get_model()
+    return next(iter(model.parameters())).detach().to("cpu", copy=True)
 
 
 def _addresses(engine: VllmEngine) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Functions that tests of collectives call in the processes of simulated devices."""
 
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindrl.errors import ReshardError
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_extra_group, leave_group, own_store
+from mindrl.resharding.exchange import Channel
 
 Results = dict[str, list[float]]
 
@@ -119,3 +122,32 @@ def beside(rounds: int) -> list[list[float]]:
         dist.all_reduce(total)
         found.append([*theirs.tolist(), total.item()])
     return found
+
+
+def late_by(seconds: float, limit: float) -> tuple[str, float, float]:
+    """Swap a number with the other rank, which asks only seconds later.
+
+    Returns what rank 0 is told, after how many seconds, and what it received.
+    """
+    rank = dist.get_rank()
+    channel = Channel(
+        own_group(), own_store(f"late by {seconds}"), torch.device("npu"), limit, ("one", "other")
+    )
+    channel.note_runs(0)
+    dist.barrier()
+    began, said = time.monotonic(), ""
+    if rank == 1:
+        time.sleep(seconds)
+    ours, theirs = (torch.full((4,), value, device="npu") for value in (float(rank), -1.0))
+    try:
+        channel.swap({1 - rank: ours}, {1 - rank: theirs})
+    except ReshardError as error:
+        said = str(error)
+    waited = time.monotonic() - began
+    return said, waited, theirs[0].item() if not said else -1.0
+
+
+def own_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group

@@ -12,6 +12,7 @@ import pytest
 import torch
 from engine_messages import EngineCase, EngineLife, Tokens
 from simulated import Machine, SimulatedNpus
+from test_training_latent import MODELS, save_random
 from transformers import AutoModelForCausalLM
 
 from mindrl.batch.rollouts import Responses
@@ -21,19 +22,28 @@ pytestmark = pytest.mark.npu_simulated
 
 MIB = 1 << 20
 MakeModel = Callable[..., Path]
+FolderOf = Callable[[str], Path]
 PROMPTS: list[Tokens] = [(1, 2, 3), (4, 5, 6, 7, 8, 9, 10), (11,), (3,) * 40]
 PAGE, BLOCK = 2 * MIB, 20 * MIB
 """What CANN gives out, and what torch_npu takes for tensors of 1 to 10 MiB."""
 
 
 @pytest.fixture(scope="module")
-def expected(random_model_of: MakeModel) -> Callable[[str], list[int]]:
+def folder_of(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    """A random model of a family; `latent` has latent attention, and rotary tables without yarn."""
+    latent = tmp_path_factory.mktemp("latent")
+    save_random(MODELS["V3, whole queries"], latent)
+    return lambda family: latent if family == "latent" else random_model_of(family)
+
+
+@pytest.fixture(scope="module")
+def expected(folder_of: FolderOf) -> Callable[[str], list[int]]:
     """The 12 likeliest tokens behind each prompt, by Hugging Face."""
     found: dict[str, list[int]] = {}
 
     def tokens(family: str) -> list[int]:
         if family not in found:
-            folder = random_model_of(family)
+            folder = folder_of(family)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             found[family] = [token for prompt in PROMPTS for token in _greedy(model, prompt)]
         return found[family]
@@ -58,6 +68,8 @@ def is_right(answers: Responses, expected: list[int]) -> bool:
     [
         ("qwen3", 1, False),
         ("qwen3_moe", 2, True),
+        ("latent", 1, False),
+        pytest.param("latent", 2, False, marks=pytest.mark.nightly),
         pytest.param("qwen3", 2, False, marks=pytest.mark.nightly),
         pytest.param("qwen3_moe", 1, False, marks=pytest.mark.nightly),
         pytest.param("qwen3_moe", 2, False, marks=pytest.mark.nightly),
@@ -67,11 +79,11 @@ def test_an_engine_sleeps_wakes_and_is_filled_in_place_and_says_what_hugging_fac
     family: str,
     tp: int,
     whole_experts: bool,
-    random_model_of: MakeModel,
+    folder_of: FolderOf,
     expected: Callable[[str], list[int]],
     npu_workers: SimulatedNpus,
 ) -> None:
-    case = EngineCase(folder=str(random_model_of(family)), tp=tp, whole_experts=whole_experts)
+    case = EngineCase(folder=str(folder_of(family)), tp=tp, whole_experts=whole_experts)
     for found in npu_workers.run("engine_probe:life", case, PROMPTS, ranks=tp):
         check(found, expected(family))
 
@@ -80,6 +92,9 @@ def check(found: EngineLife, tokens: list[int]) -> None:
     """Look at three rounds of sleeping, loading and answering."""
     assert found.shapes_agree
     assert found.moved == []
+    # Weights that come anyway are not copied to the host and back.
+    assert found.kept == [False] * 3
+    assert found.random_states == 1
     assert [is_right(answers, tokens) for answers in found.greedy] == [True] * 3
     started, first, *later = found.taken
     # torch_npu keeps a page for itself, and behind the first answers a block for their mask.
@@ -88,7 +103,8 @@ def check(found: EngineLife, tokens: list[int]) -> None:
     assert first["awake"] == started["started"]
     weights, cache = (found.sizes[tag] for tag in ("weights", "kv_cache"))
     assert weights <= first["weights"] - first["asleep"] < weights + 3 * PAGE
-    assert cache <= first["awake"] - first["weights"] <= BLOCK
+    # Rotary keys of latent attention are small tensors, which are in pages of their own.
+    assert cache <= first["awake"] - first["weights"] <= BLOCK + 2 * PAGE
     one, *others = found.sampled
     assert all(torch.equal(one.token_ids_N, other.token_ids_N) for other in others)
     assert bool((one.logprobs_N < 0).all())
@@ -112,27 +128,27 @@ def test_a_reshard_over_hccl_fills_the_engine_and_each_slice_is_that_of_its_sour
     family: str,
     layout: TrainLayout,
     case: dict[str, int],
-    random_model_of: MakeModel,
+    folder_of: FolderOf,
     expected: Callable[[str], list[int]],
     npu_workers: SimulatedNpus,
 ) -> None:
-    asked = EngineCase(folder=str(random_model_of(family)), **case)
+    asked = EngineCase(folder=str(folder_of(family)), **case)
     for answers in npu_workers.run("engine_probe:resharded", asked, layout, PROMPTS, ranks=2):
         assert [is_right(each, expected(family)) for each in answers] == [True] * 2
 
 
 def test_streams_that_are_late_change_no_answer(
-    random_model_of: MakeModel, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
+    folder_of: FolderOf, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
 ) -> None:
-    case, machine = EngineCase(folder=str(random_model_of("qwen3"))), Machine(delay_us=300)
+    case, machine = EngineCase(folder=str(folder_of("qwen3"))), Machine(delay_us=300)
     (found,) = npu_workers.run("engine_probe:life", case, PROMPTS, machine=machine)
     check(found, expected("qwen3"))
 
 
 def test_an_engine_that_was_half_awake_sleeps_and_without_room_it_says_so_and_goes_on_sleeping(
-    random_model_of: MakeModel, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
+    folder_of: FolderOf, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
 ) -> None:
-    case = EngineCase(folder=str(random_model_of("qwen3")))
+    case = EngineCase(folder=str(folder_of("qwen3")))
     machine = Machine(capacity_bytes=256 * MIB)
     ((left, said, answers),) = npu_workers.run(
         "engine_probe:crowded", case, PROMPTS, machine=machine
@@ -150,18 +166,18 @@ needs_mindspeed = pytest.mark.skipif(
 
 @needs_mindspeed
 def test_beside_mindspeed_the_engine_says_the_same(
-    random_model_of: MakeModel, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
+    folder_of: FolderOf, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
 ) -> None:
-    case = EngineCase(folder=str(random_model_of("qwen3")))
+    case = EngineCase(folder=str(folder_of("qwen3")))
     (found,) = npu_workers.run("engine_probe:beside_mindspeed", case, PROMPTS)
     check(found, expected("qwen3"))
 
 
 @needs_mindspeed
 def test_mindspeeds_dummy_still_has_to_go_before_the_engine_is_built(
-    random_model_of: MakeModel, npu_workers: SimulatedNpus
+    folder_of: FolderOf, npu_workers: SimulatedNpus
 ) -> None:
     """If this fails, `npu_without_dummy_flash_attn` is no longer needed."""
-    case = EngineCase(folder=str(random_model_of("qwen3")))
+    case = EngineCase(folder=str(folder_of("qwen3")))
     (said,) = npu_workers.run("engine_probe:beside_the_dummy", case)
     assert said == "No module named 'flash_attn.ops'; 'flash_attn' is not a package"

@@ -72,3 +72,17 @@ def transfer(npus: SimulatedNpus, machine: Machine, model: object, pairs: Sequen
     arguments = (model, pairs, BUCKET_BYTES)
     wrong = npus.run("transfer_probe:transferred", *arguments, ranks=2, machine=machine)
     assert wrong == [[[]] * len(pairs)] * 2
+
+
+def test_a_peer_that_is_late_is_waited_for_and_one_that_is_too_late_is_named(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    """HCCL's own wait returns at once, whatever its limit, and without an error."""
+    (said, waited, received), _ = simulated_npus.run("groups_probe:late_by", 1.0, 20.0, ranks=2)
+    assert (said, received) == ("", 1.0)
+    assert 0.9 < waited < 15
+    (said, waited, _), _ = simulated_npus.run("groups_probe:late_by", 9.0, 1.0, ranks=2)
+    assert said == (
+        "one waited 1 s for checksums of the reshard with other; other did not get this far"
+    )
+    assert 1 <= waited < 9

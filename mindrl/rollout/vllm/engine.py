@@ -29,7 +29,8 @@ from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
-from mindrl.platform.device_memory import free_bytes, give_back_unused
+from mindrl.platform.device_memory import finish_device_work, free_bytes, give_back_unused
+from mindrl.platform.engine_leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
 from mindrl.rollout.vllm.options import rollout_options
@@ -100,6 +101,7 @@ class VllmEngine:
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
         ranks = generate.infer_tensor_parallel_size * self.stages
         self._preemptions = Preemptions(self.llm.llm_engine, ranks)
+        self._leftovers = Leftovers.of(self._worker.model_runner.get_model(), platform)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
             "weights": EngineShards(self._worker).nbytes(),
@@ -120,6 +122,8 @@ class VllmEngine:
             with suppress(torch.OutOfMemoryError):
                 self.onload("kv_cache")
         if self.awake == {"weights", "kv_cache"}:
+            # The allocator of vllm-ascend 0.23 unmaps memory that the device may still be using.
+            finish_device_work(self.device_type)
             self.llm.sleep(level=2)
             self.awake.clear()
 
@@ -136,6 +140,8 @@ class VllmEngine:
             )
         self.llm.wake_up(tags=[tag])
         self.awake.add(tag)
+        if tag == "weights":
+            self._leftovers.restore()
         if before is not None:
             taken = before - (free_bytes(self.device_type) or 0)
             self._pages[tag] = max(self._pages[tag], taken)

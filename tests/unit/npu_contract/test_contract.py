@@ -140,7 +140,7 @@ def test_every_name_of_a_vendor_in_our_python_is_an_entry() -> None:
         ("npu = import_module('torch_npu')\nnpu.npu_swiglu(x)", "torch_npu.npu_swiglu"),
         ("torch.get_device_module(kind).ipc_collect()", "torch_npu.npu.ipc_collect"),
         ("self.d = torch.get_device_module(k)\nself.d.seed()", "torch_npu.npu.seed"),
-        ("torch.npu.synchronize()", "torch_npu.npu.synchronize"),
+        ("torch.npu.init()", "torch_npu.npu.init"),
         ("d = torch.get_device_module(k)\ns = d.Stream()\ns.query()", "torch_npu.npu.Stream.query"),
     ],
 )

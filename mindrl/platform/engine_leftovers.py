@@ -1,0 +1,57 @@
+"""Tensors of a sleeping engine that neither its wake-up nor new weights bring back.
+
+While an engine sleeps, the device memory of its weights is unmapped. vllm-ascend saves registered
+buffers only. Its release 0.23 keeps the rotary tables of latent attention in a module, and
+0.30.0rc2 the expert map of a rank in an attribute; both have undefined contents after a wake-up.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import Module
+
+from mindrl.platform.device import Platform
+
+_ROTARY = "vllm_ascend.ops.rotary_embedding"
+_TABLES = "_cos_cache", "_sin_cache"
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Such tensors, and their contents on the host."""
+
+    tensors: list[Tensor]
+    contents: list[Tensor]
+
+    @classmethod
+    def of(cls, model: Module, platform: Platform) -> "Leftovers":
+        """Copy them from an engine that is awake; there are none on other platforms."""
+        tensors = [] if platform.kind != "npu" else [*_tables(platform), *_attributes(model)]
+        return cls(tensors, [each.clone().cpu() for each in tensors])
+
+    def restore(self) -> None:
+        """Write their contents, once the memory of the weights is mapped again."""
+        for tensor, content in zip(self.tensors, self.contents, strict=True):
+            tensor.copy_(content)
+
+
+def _tables(platform: Platform) -> Iterator[Tensor]:
+    for name in _TABLES:
+        table = getattr(sys.modules.get(_ROTARY), name, None)
+        if isinstance(table, Tensor) and table.device.type == platform.device_type:
+            yield table
+
+
+def _attributes(model: Module) -> Iterator[Tensor]:
+    """Yield plain attributes of modules that have memory of their own."""
+    known = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        for value in vars(module).values():
+            if not isinstance(value, Tensor) or value.device.type == "cpu":
+                continue
+            address = value.untyped_storage().data_ptr()
+            if address not in known:
+                known.add(address)
+                yield value

@@ -91,9 +91,8 @@ def placement_text(config: RunConfig) -> str:
         where = f"node {', '.join(map(str, nodes))}" if len(placement.shares) > 1 else ""
         said.append(f"{name} on {count}" + (f" ({where})" if where else ""))
     if file := config.generate_config.servers_file:
-        return "; ".join(
-            [*said, f"up to {config.rollout_layout.replicas} replica(s) at the addresses in {file}"]
-        )
+        most = config.rollout_layout.replicas
+        return "; ".join([*said, f"up to {most} replica(s) at the addresses in {file}"])
     if servers := config.generate_config.servers:
         return "; ".join([*said, *(f"replica {at} at {url}" for at, url in enumerate(servers))])
     order = "rollout first" if config.rl_config.rollout_resource.first else "training first"

@@ -116,8 +116,8 @@ def test_a_file_of_servers_has_up_to_as_many_as_there_are_replicas(run_config: M
     said = "training on 2; up to 2 replica(s) at the addresses in servers.txt"
     assert placement_text(config) == said
     assert found(run_config, SERVED | {file: "servers.txt"}) == [file]
-    assert found(run_config, listed | {INTEGRATED: True}) == [INTEGRATED]
     token = "generate_config.server_token_file"
+    assert found(run_config, {file: "servers.txt", token: "token"}) == [INTEGRATED]
     assert found(run_config, listed | {token: None}) == [token]
     assert not findings(run_config(Path("model"), listed | {"generate_config.router": ROUTER}))
 

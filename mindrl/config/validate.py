@@ -93,9 +93,10 @@ def _ring(config: RunConfig) -> Iterator[Finding]:
         text = f"{field}={degree} has an effect only with {algo}=hybrid_cp_algo"
         yield Finding(text, field, degree, (None,))
         return
-    for size in dict.fromkeys(config.layout(role).cp for role in config.roles):
+    sizes = {config.layout(role).cp: config.layout_keys(role)["cp"] for role in config.roles}
+    for size, key in sizes.items():
         if degree is not None and size > 1:
-            yield from must_divide(field, degree, "context_parallel_size", size)
+            yield from must_divide(field, degree, key, size)
 
 
 def _role(config: RunConfig, role: Role) -> Iterator[Finding]:

@@ -50,14 +50,14 @@ class TrainLayout:
         assert not self.folds or self.vpp == 2, self
 
     @property
-    def traders(self) -> int:
+    def ulysses_degree(self) -> int:
         """Number of context-parallel ranks that trade heads for tokens."""
         return self.ulysses or self.cp
 
     @property
     def ring(self) -> int:
         """Number of groups of them, which pass keys and values on."""
-        return self.cp // self.traders
+        return self.cp // self.ulysses_degree
 
     @property
     def world_size(self) -> int:

@@ -96,7 +96,7 @@ def _by_operation(model: ModelDescription, passes: Passes) -> int:
     """
     layout, heads, kv_heads = passes.layout, model.num_attention_heads, model.num_key_value_heads
     elements = (2 * heads + kv_heads) * model.head_dim / layout.tp
-    if layout.traders > 1:
+    if layout.ulysses_degree > 1:
         elements += 2 * (heads + kv_heads) * model.head_dim / layout.tp
     chosen = 0
     if moe := model.moe:

@@ -37,19 +37,19 @@ def context_parallel_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
     """Yield findings if the ranks that trade heads cannot share a tensor-parallel rank's heads."""
-    traders = layout.traders
-    if traders == 1:
+    degree = layout.ulysses_degree
+    if degree == 1:
         return
     field = keys["cp"] if layout.ring == 1 else "actor_config.ulysses_degree_in_cp"
     heads = model.num_attention_heads // layout.tp
-    yield from must_divide(field, traders, "the attention heads of a tensor-parallel rank", heads)
+    yield from must_divide(field, degree, "the attention heads of a tensor-parallel rank", heads)
     key_value_heads = max(1, model.num_key_value_heads // layout.tp)
-    if model.mla is None and key_value_heads % traders and traders % key_value_heads:
+    if model.mla is None and key_value_heads % degree and degree % key_value_heads:
         need = (
             f"must divide the key-value heads of a tensor-parallel rank, {key_value_heads}, or be "
-            f"a multiple of them; nearest: {nearest_divisors(key_value_heads, traders)}"
+            f"a multiple of them; nearest: {nearest_divisors(key_value_heads, degree)}"
         )
-        yield broken(field, traders, need, *divisors_near(key_value_heads, traders))
+        yield broken(field, degree, need, *divisors_near(key_value_heads, degree))
 
 
 def pipeline_findings(

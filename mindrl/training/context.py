@@ -43,9 +43,9 @@ def context_groups(layout: TrainLayout, whole: dist.ProcessGroup | None) -> Cont
         return None
     if layout.ring == 1:
         return ContextGroups(heads=whole, ring=None)
-    if layout.traders == 1:
+    if layout.ulysses_degree == 1:
         return ContextGroups(heads=None, ring=whole)
-    each, size = layout.dense_order.groups({"cp"}), layout.traders
+    each, size = layout.dense_order.groups({"cp"}), layout.ulysses_degree
     heads = [group[at : at + size] for group in each for at in range(0, layout.cp, size)]
     rings = [group[at::size] for group in each for at in range(size)]
     return ContextGroups(heads=own_group(heads), ring=own_group(rings))

@@ -66,9 +66,9 @@ class Attending:
         if gathered is None:
             none = torch.empty(0, dtype=torch.int64)
             return cls(packing=packing, gathered=none, natural=none)
-        traders = rules.cp // rules.ring
-        first = rules.cp_rank // traders * traders
-        natural = gathered.view(rules.cp, -1)[first : first + traders].flatten().argsort()
+        degree = rules.cp // rules.ring
+        first = rules.cp_rank // degree * degree
+        natural = gathered.view(rules.cp, -1)[first : first + degree].flatten().argsort()
         if rules.ring > 1:
             starts = tuple(start // rules.ring for start in packing.starts)
             packing = _packing(starts, rules.device_type)

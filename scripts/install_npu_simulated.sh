@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Create .cache/npu in this checkout: the vendors' packages, and the simulated CANN on which they run in tests.
 #
-#   bash scripts/install_npu_simulated.sh
+#   bash scripts/install_npu_simulated.sh           vllm-ascend 0.23
+#   bash scripts/install_npu_simulated.sh 0.30      vllm-ascend 0.30
 #
 # Prints the environment of a process on the simulated NPU, one variable per line. Safe to repeat: files made from the
 # same pins and sources are kept. The first run downloads about 160 MB from the package index, and compiles for half a
@@ -12,12 +13,23 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly PINS=requirements/npu-simulated.txt
 readonly SOURCES=tests/npu_simulated/cann
-# pip would build a source archive only to find its name: this archive is read, not installed.
-readonly VLLM_ASCEND=0.23.0.post1
-readonly VLLM_ASCEND_SHA256=a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1
 readonly PYTHON=${PYTHON:-.venv/bin/python}
+# pip would build a source archive only to find its name: this archive is read, not installed.
+case "${1:-0.23}" in
+    0.23)
+        readonly PINS=requirements/npu-simulated.txt VLLM_ASCEND=0.23.0.post1
+        readonly VLLM_ASCEND_SHA256=a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1
+        ;;
+    0.30)
+        readonly PINS=requirements/npu-simulated-0.30.txt VLLM_ASCEND=0.30.0rc2
+        readonly VLLM_ASCEND_SHA256=05cb51448c0cd174ea338b16ebbfc8e215f44b373ea2a0d65f1314523a01152f
+        ;;
+    *)
+        echo "error: $1: no such generation of vllm-ascend; known are 0.23 and 0.30" >&2
+        exit 2
+        ;;
+esac
 
 say() { printf '[install npu simulated] %s\n' "$*" >&2; }
 fail() {
@@ -79,7 +91,7 @@ main() {
         fingerprint "$PINS" <(declare -f install_packages unpack_vllm_ascend) <(echo "$VLLM_ASCEND_SHA256")
     )
     torch=$("$PYTHON" -c 'import importlib.util; print(*importlib.util.find_spec("torch").submodule_search_locations)')
-    cann=$(realpath .cache/npu)/cann-$(fingerprint "$torch/version.py" "$PINS" "$SOURCES"/*)
+    cann=$(realpath .cache/npu)/cann-$(fingerprint "$torch/version.py" <(grep -A3 '^torch-npu' "$PINS") "$SOURCES"/*)
     install_packages "$packages"
     [[ -d "$cann" ]] || say "building the simulated CANN"
     bash "$SOURCES/build.sh" "$torch" "$packages/torch_npu" "$cann" >&2

@@ -5,11 +5,12 @@
     python scripts/mutate.py --only NAME ...    only these faults
     python scripts/mutate.py --part 1/4         every fourth fault, from the first
     python scripts/mutate.py --jobs 2           two faults at a time
+    python scripts/mutate.py --passed           the suite has just passed without a fault
 
 A fault is an exact source text, which must occur once in mindrl, its replacement, and the tests
-that must find it. They run in a separate worktree with the current tracked files; if all of them
-pass, the rest of the short suite runs. Exit code 1: a fault survived. Exit code 2: a fault no
-longer applies, or its tests fail without it.
+that must find it. They run in a separate worktree with the current tracked files: first their short
+cases, then, if these pass, those of the night, and at last the rest of the short suite. Exit code
+1: a fault survived. Exit code 2: a fault no longer applies, or its tests fail without it.
 """
 
 import argparse
@@ -36,11 +37,12 @@ from suite_parts import Part
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "scripts/faults.yaml"
-SHORT = "not gpu and not npu and not faults and not nightly"
+NIGHTLY = "not gpu and not npu and not faults"
+SHORT = f"{NIGHTLY} and not nightly"
 WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
 TEST_SECONDS = 300
 """Time limit of a test that a fault keeps waiting; it then counts as failed."""
-FOUND, SURVIVED = 1, 0
+FOUND, SURVIVED, NO_TESTS = 1, 0, 5
 """Exit codes of pytest: tests failed, all passed."""
 
 
@@ -132,7 +134,7 @@ def main() -> int:
             for fault in chosen:
                 print(f"{fault.name}: {_short(files[fault.name])}: {' '.join(fault.test_files())}")
             return 0
-        outcomes = plant_all(chosen, options.jobs)
+        outcomes = plant_all(chosen, options.jobs, passed=options.passed)
     except FaultError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -140,15 +142,16 @@ def main() -> int:
     return 0 if all(outcome.found_by for outcome in outcomes) else 1
 
 
-def plant_all(chosen: Sequence[Fault], jobs: int) -> list[Outcome]:
-    """Plant each fault in one of several worktrees.
+def plant_all(chosen: Sequence[Fault], jobs: int, *, passed: bool = False) -> list[Outcome]:
+    """Plant each fault in one of several worktrees; `passed` if the tests pass without them.
 
     Raises:
         FaultError: The tests of the faults do not pass without them.
     """
     with _worktrees(jobs) as made, _progress() as progress:
         bar = progress.add_task("without a fault", total=len(chosen))
-        _must_pass(chosen, made[0])
+        if not passed:
+            _must_pass(chosen, made[0])
         progress.update(bar, description="faults")
         trees: queue.Queue[Path] = queue.Queue()
         for tree in made:
@@ -172,6 +175,8 @@ def _planted(fault: Fault, trees: "queue.Queue[Path]") -> Outcome:
     try:
         path.write_text(fault.planted(tree), "utf-8")
         found_by = _first_failure(fault.name, fault.test_files(), tree)
+        if not found_by:
+            found_by = _first_failure(fault.name, fault.test_files(), tree, nightly=True)
         beyond = not found_by
         if beyond:
             found_by = _first_failure(fault.name, WHOLE_SUITE, tree)
@@ -188,26 +193,29 @@ def _must_pass(chosen: Sequence[Fault], tree: Path) -> None:
         raise FaultError(f"{failed} fails without a fault")
 
 
-def _first_failure(what: str, tests: Sequence[str], tree: Path) -> str:
+def _first_failure(what: str, tests: Sequence[str], tree: Path, *, nightly: bool = False) -> str:
     """Run tests until one fails; return its name, or an empty string if all pass.
+
+    `nightly` also runs the cases of the night.
 
     Raises:
         FaultError: Pytest could not run them.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-m", SHORT]
+    marks, more = (NIGHTLY, {"MINDRL_NIGHTLY": "1"}) if nightly else (SHORT, {})
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-m", marks]
     command += ["-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), *tests]
     done = subprocess.run(
         command,
         cwd=tree,
         # Compiled files must not be reused for sources that change within a second.
-        env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"} | more,
         capture_output=True,
         text=True,
         check=False,
     )
     output = done.stdout + done.stderr
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    if done.returncode == SURVIVED:
+    if done.returncode in (SURVIVED, NO_TESTS):
         return ""
     if done.returncode != FOUND or failed is None:
         raise FaultError(f"{what}: pytest could not run {' '.join(tests)}:\n{output[-3000:]}")
@@ -263,6 +271,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the faults and exit")
     parser.add_argument("--part", type=Part.read, metavar="K/N", help="every Nth, from the Kth")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time")
+    passed = "do not run the tests without a fault first"
+    parser.add_argument("--passed", action="store_true", help=passed)
     return parser.parse_args()
 
 

@@ -27,7 +27,9 @@ npu_moe_init_routing_custom(Tensor x, Tensor expert_idx, *, Tensor? scale=None,
  Tensor? offset=None, int active_num=-1, int expert_capacity=-1, int expert_num=-1,
  int drop_pad_mode=0, int expert_tokens_num_type=0, bool expert_tokens_num_flag=False,
  int quant_mode=0, int[2] active_expert_range=[], int row_idx_type=0)
- -> (Tensor, Tensor, Tensor, Tensor)
+ -> (Tensor, Tensor, Tensor, Tensor);
+device_print(str text) -> ();
+device_print_tensor(Tensor value, str text) -> ()
 """
 """Of operators that vllm-ascend's extension defines."""
 Function = Callable[..., Any]
@@ -141,6 +143,38 @@ def reshape_and_cache(
     for new, cache in ((key, key_cache), (value, value_cache)):
         rows = cache.view(-1, *cache.shape[2:])
         rows[slots.long()] = new[: len(slots)].view(len(slots), *cache.shape[2:])
+
+
+@kernel("npu", "npu_mrope")
+def mrope(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    cos_sin_cache: Tensor,
+    head_size: int,
+    *,
+    mrope_section: Sequence[int],
+    rotary_mode: str = "half",
+    cache_mode: str = "default",
+) -> tuple[Tensor, Tensor]:
+    """Turn heads by one position for each token."""
+    assert (list(mrope_section), cache_mode) == ([0, 0, 0], "default"), mrope_section
+    found = query.clone(), key.clone()
+    rotary_embedding(positions, *found, head_size, cos_sin_cache, rotary_mode == "half")
+    return found
+
+
+@kernel("npu", "npu_scatter_pa_kv_cache")
+def scatter_pa_kv_cache(
+    key: Tensor, value: Tensor, *caches_and_slots: Tensor, cache_mode: str
+) -> None:
+    """Keep rows in blocks, which keys and values may take turns in."""
+    assert cache_mode == "Norm", cache_mode
+    *caches, slots = caches_and_slots
+    slots = slots.long()
+    for new, cache in zip((key, value), caches, strict=True):
+        size = cache.shape[1]
+        cache[slots // size, slots % size] = new[: len(slots)].view(len(slots), *cache.shape[2:])
 
 
 @kernel("npu", "npu_fused_infer_attention_score")
@@ -305,6 +339,13 @@ def moe_init_routing(
     places[own] = torch.arange(len(own), dtype=torch.int32)
     counts = torch.bincount(of_rows[own] - first, minlength=last - first)
     return rows, places, counts, torch.zeros(1)
+
+
+@kernel("npu", "npu_moe_init_routing_v2")
+def moe_init_routing_v2(
+    x: Tensor, expert_idx: Tensor, *, quant_mode: int = -1, **given: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return moe_init_routing(x, expert_idx, quant_mode=quant_mode, **given)
 
 
 @kernel("npu", "npu_moe_token_unpermute")

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-from stand_ins import Torchvision
+from stand_ins import StandIns
 
 
 class _Behind(MetaPathFinder):
@@ -39,9 +39,9 @@ class _Behind(MetaPathFinder):
 
 
 def install() -> None:
-    """Wait for the vendors' packages; those that only look for torchvision find it."""
+    """Wait for the vendors' packages; those that only look for others find them."""
     sys.meta_path[:0] = [
-        Torchvision(),
+        StandIns(),
         _Behind("torch_npu", _operators),
         _Behind("triton", _no_tuning),
         _Behind("vllm_ascend.worker.block_table", _kernels_in_python),

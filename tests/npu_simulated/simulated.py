@@ -112,15 +112,17 @@ class SimulatedNpus:
         self.forked.stop()
 
 
-def vendors() -> dict[str, str]:
+def vendors(generation: str = "0.23") -> dict[str, str]:
     """Return the environment in which Python finds the packages, made if they are not there.
+
+    `generation` is that of vllm-ascend.
 
     Raises:
         UnavailableError: They cannot be had here.
     """
     script = ROOT / "scripts/install_npu_simulated.sh"
     done = subprocess.run(
-        ["bash", script],
+        ["bash", script, generation],
         env=os.environ | {"PYTHON": sys.executable},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""A replacement for torchvision, which cannot load with a CPU build of torch."""
+"""Replacements for packages that cannot load here: torchvision, and fla_npu of delta nets."""
 
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -16,7 +16,7 @@ class _Anything(type):
 
 
 class _Module(ModuleType):
-    """A module, or a package, in which everything is a class."""
+    """A module, or a package, in which everything else is a class."""
 
     __version__ = "0.28.0"
 
@@ -26,11 +26,11 @@ class _Module(ModuleType):
         return _Anything(name, (), {})
 
 
-class Torchvision(MetaPathFinder, Loader):
-    """Finds it."""
+class StandIns(MetaPathFinder, Loader):
+    """Finds them."""
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if name.split(".", maxsplit=1)[0] != "torchvision":
+        if name.split(".", maxsplit=1)[0] not in {"torchvision", "fla_npu"}:
             return None
         return ModuleSpec(name, self, is_package=True)
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.npu_simulated
 MIB = 1 << 20
 MakeModel = Callable[..., Path]
 FolderOf = Callable[[str], Path]
+Workers = Callable[[str], SimulatedNpus]
 PROMPTS: list[Tokens] = [(1, 2, 3), (4, 5, 6, 7, 8, 9, 10), (11,), (3,) * 40]
 PAGE, BLOCK = 2 * MIB, 20 * MIB
 """What CANN gives out, and what torch_npu takes for tensors of 1 to 10 MiB."""
@@ -86,6 +87,15 @@ def test_an_engine_sleeps_wakes_and_is_filled_in_place_and_says_what_hugging_fac
     case = EngineCase(folder=str(folder_of(family)), tp=tp, whole_experts=whole_experts)
     for found in npu_workers.run("engine_probe:life", case, PROMPTS, ranks=tp):
         check(found, expected(family))
+
+
+def test_the_newer_generation_says_what_hugging_face_says(
+    folder_of: FolderOf, expected: Callable[[str], list[int]], workers_of: Workers
+) -> None:
+    """Its ranks lose the map of their experts in their sleep, and weights in another layout."""
+    case = EngineCase(folder=str(folder_of("qwen3_moe")), tp=2, whole_experts=True)
+    for found in workers_of("0.30").run("engine_probe:life", case, PROMPTS, ranks=2):
+        check(found, expected("qwen3_moe"))
 
 
 def check(found: EngineLife, tokens: list[int]) -> None:

@@ -29,8 +29,8 @@ from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
+from mindrl.platform.device_engine import Leftovers, engine_options
 from mindrl.platform.device_memory import finish_device_work, free_bytes, give_back_unused
-from mindrl.platform.engine_leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
 from mindrl.rollout.vllm.options import rollout_options
@@ -92,7 +92,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 distributed_timeout_seconds=timeout_seconds,
                 cpu_distributed_timeout_seconds=timeout_seconds,
-                **platform.engine_options,
+                **engine_options(platform),
             )
         self.stages = generate.infer_pipeline_parallel_size
         """Number of pipeline stages."""

@@ -5,6 +5,7 @@ and kept. MindSpeed is published only in its repository.
 
     python scripts/check_npu_contract.py
     python scripts/check_npu_contract.py --source mindspeed=../MindSpeed --json
+    python scripts/check_npu_contract.py --newer          vllm-ascend 0.30 and its vLLM
 
 Exit codes: 0 all names found; 1 a name is missing; 2 wrong options; 3 a package cannot be read, and
 the others lack no name.
@@ -18,10 +19,12 @@ from pathlib import Path
 
 from npu_contract.check import as_values, check_contract, matrix
 from npu_contract.contract import ENTRIES
+from npu_contract.newer_generation import NEWER_ENTRIES, NEWER_PINS
 from npu_contract.sources import CHECKED_PINS, contract_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "tests" / "unit" / "npu_contract" / "npu_contract.json"
+RESULTS = ROOT / "tests" / "unit" / "npu_contract"
+RESULT, NEWER_RESULT = RESULTS / "npu_contract.json", RESULTS / "npu_contract_newer.json"
 
 MISSING = 1
 NOT_CHECKED = 3
@@ -59,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
         help="folder for downloaded files (default: .cache/npu-contract)",
     )
     made.add_argument("--index", help="address of the package index (default: pip's)")
+    newer = "check the newer release of vllm-ascend with which the engine is tested"
+    made.add_argument("--newer", action="store_true", help=newer)
     made.add_argument("--json", action="store_true", help="print the rows as JSON")
     made.add_argument("--write", action="store_true", help=f"update {RESULT.relative_to(ROOT)}")
     return made
@@ -67,8 +72,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check, print, and return the exit code."""
     options = parser().parse_args(arguments)
-    sources = contract_sources(options.cache, given=dict(options.source), index=options.index)
-    checked = check_contract(ENTRIES, sources)
+    entries, pins = (NEWER_ENTRIES, NEWER_PINS) if options.newer else (ENTRIES, CHECKED_PINS)
+    given = dict(options.source)
+    sources = contract_sources(options.cache, given=given, index=options.index, pins=pins)
+    checked = check_contract(entries, sources)
     if options.json:
         print(json.dumps({"rows": as_values(checked.rows), "not_checked": checked.not_checked}))
     else:
@@ -80,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if checked.not_checked:
         return NOT_CHECKED
     if options.write:
-        RESULT.write_text(json.dumps(as_values(checked.rows), indent=1) + "\n", encoding="utf-8")
+        result = NEWER_RESULT if options.newer else RESULT
+        result.write_text(json.dumps(as_values(checked.rows), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -190,6 +190,10 @@ def _share(device: Device) -> float:
 
 def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
     version = facts.versions.get(needed.name)
+    for pin in facts.machine.needs.newer:
+        if version and pin.distribution == needed.name and _series(version) == _series(pin.version):
+            found = f"{version}; the engine is tested with {pin.version}, on a simulated device"
+            return Observation(needed.name, found, "note", f"see {PINS_PAGE}")
     if version is None:
         found = f"missing, requires {needed.name}{needed.specifier}"
         return Observation(needed.name, found, "problem", advice)
@@ -198,6 +202,10 @@ def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
         return Observation(needed.name, found, "problem", advice)
     pinned = f", as pinned ({needed.specifier})" if needed.specifier else ""
     return Observation(needed.name, f"{version}{pinned}")
+
+
+def _series(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 PACKAGE_FINDINGS = (python, own_packages, device_packages, torch_build, rival_engines, components)

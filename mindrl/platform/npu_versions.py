@@ -47,6 +47,9 @@ TRITON = Pin("triton-ascend", "triton", "3.2.2", "extra")
 TORCHVISION = Pin("torchvision", "torchvision", "0.25.0", "extra")
 # Its wheel requires torch 2.11.0, so it is built without device code and without dependencies.
 VLLM = Pin("vllm", "vllm", "0.23.0", "source")
+# Tests run the engine with these two as well; see docs/how-to/install-npu.md.
+NEWER_VLLM_ASCEND = Pin("vllm-ascend", "vllm_ascend", "0.30.0rc2", "extra")
+NEWER_VLLM = Pin("vllm", "vllm", "0.30.0", "source")
 RAY = Pin("ray", "ray", "2.60.0", "dependency")
 # Published only in its repository.
 MINDSPEED = Pin(

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,11 @@ class Sources:
 
 
 def contract_sources(
-    folder: Path, *, given: Mapping[str, Path] | None = None, index: str | None = None
+    folder: Path,
+    *,
+    given: Mapping[str, Path] | None = None,
+    index: str | None = None,
+    pins: Sequence[Pin] = CHECKED_PINS,
 ) -> Sources:
     """Open the source of every package of the contract.
 
@@ -54,10 +58,11 @@ def contract_sources(
         folder: Folder for downloads.
         given: Files, folders or repositories to read instead, by distribution name.
         index: Address of the package index; None for pip's.
+        pins: The packages.
     """
     packages: dict[str, PublishedSource] = {}
     unavailable: dict[str, str] = {}
-    for pin in CHECKED_PINS:
+    for pin in pins:
         try:
             packages[pin.package] = _source(pin, folder, given or {}, index)
         except SourceUnavailableError as error:

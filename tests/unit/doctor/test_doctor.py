@@ -112,6 +112,17 @@ def test_what_mindspeed_imports_and_does_not_ask_for_is_named_with_its_error(
     assert told.endswith(f"at the start of every worker: {error}")
 
 
+def test_the_newer_generation_is_noted_and_one_between_is_no_match() -> None:
+    tested = "; the engine is tested with 0.30.0"
+    newer = with_versions(vllm="0.30.0+empty", vllm_ascend="0.30.1")
+    assert ill(newer) == [
+        ("note", "vllm-ascend", f"0.30.1{tested}rc2, on a simulated device"),
+        ("note", "vllm", f"0.30.0+empty{tested}, on a simulated device"),
+    ]
+    (found,) = ill(with_versions(vllm_ascend="0.26.0"))
+    assert found == ("problem", "vllm-ascend", "0.26.0, requires ==0.23.0.post1")
+
+
 def test_a_patch_release_of_cann_is_as_good() -> None:
     patch = Component("CANN", "9.1.2", "9.1.0", "install")
     assert ill(with_machine(report=replace(REPORT, components=(patch,)))) == []

@@ -8,12 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from npu_contract.check import Checked, as_values, check_contract
 from npu_contract.check import described as described_entry
 from npu_contract.contract import ENTRIES
+from npu_contract.entry import Entry
+from npu_contract.newer_generation import NEWER_ENTRIES, NEWER_PINS
 from npu_contract.sources import CHECKED_PINS, contract_sources
 
 from mindrl.platform.npu_versions import CANN_VERSION, MINDSPEED, PINS
@@ -23,6 +26,7 @@ SCRIPT = ROOT / "scripts" / "check_npu_contract.py"
 PYTHON_VERSIONS = ("3.11", "3.12")
 """Those of mindrl that torch_npu has wheels for."""
 RESULT = Path(__file__).with_name("npu_contract.json")
+NEWER_RESULT = Path(__file__).with_name("npu_contract_newer.json")
 PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
 
 
@@ -54,11 +58,25 @@ def test_everything_that_the_npu_code_names_is_in_the_published_package(
     assert found == [row for row in kept if row["package"].startswith(f"{package}==")]
 
 
+@pytest.mark.nightly
+def test_the_newer_generation_has_everything_too() -> None:
+    sources = contract_sources(ROOT / ".cache" / "npu-contract", pins=NEWER_PINS)
+    found = check_contract(NEWER_ENTRIES, sources)
+    if found.notes():
+        pytest.skip(found.notes()[0])
+    assert found.findings() == []
+    assert as_values(found.rows) == json.loads(NEWER_RESULT.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "result"), [(ENTRIES, RESULT), (NEWER_ENTRIES, NEWER_RESULT)], ids=["", "newer"]
+)
 def test_the_kept_result_is_of_this_contract_and_nothing_is_missing(
-    kept: list[dict[str, str]],
+    entries: Sequence[Entry], result: Path
 ) -> None:
-    entries = [(entry.pin.requirement, described_entry(entry), entry.used_by) for entry in ENTRIES]
-    assert [(row["package"], row["name"], row["needed_by"]) for row in kept] == entries
+    kept = json.loads(result.read_text("utf-8"))
+    named = [(entry.pin.requirement, described_entry(entry), entry.used_by) for entry in entries]
+    assert [(row["package"], row["name"], row["needed_by"]) for row in kept] == named
     assert [row["name"] for row in kept if row["finding"] or not row["evidence"]] == []
 
 

@@ -1,0 +1,85 @@
+"""The contract with vllm-ascend 0.30: that with the pinned release, but for what has changed.
+
+mindrl's engine is tested with it over the simulated CANN, so it names the same things there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mindrl.platform.npu_versions import (
+    NEWER_VLLM,
+    NEWER_VLLM_ASCEND,
+    VLLM,
+    VLLM_ASCEND,
+)
+from npu_contract.contract import ENTRIES
+from npu_contract.entry import Entry
+
+NEWER_PINS = NEWER_VLLM, NEWER_VLLM_ASCEND
+_NEWER = {VLLM: NEWER_VLLM, VLLM_ASCEND: NEWER_VLLM_ASCEND}
+_GONE = frozenset({"VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "self._get_config_value"})
+"""Variables that became keys of `additional_config`; those of NZ and MC2 are only documented."""
+_IMPORTS_NO_DUMMY = "import"
+"""Kind of the entry that is the reason for `npu_without_dummy_flash_attn`."""
+_MOVED = {"vllm_ascend.ops.fused_moe.fused_moe.": "vllm_ascend.ops.fused_moe.routed_experts."}
+_CASTS_GONE = (
+    "AscendMLAImpl._process_weights_for_fused_mlapo",
+    "_process_weights_for_fused_mlapo_a5",
+    "_process_weights_for_fused_mlapo_a5_float",
+)
+_MORE_CASTS = (
+    # For operators and loaders that nothing of mindrl turns on.
+    "vllm_ascend.attention.mla_v1.AscendMLAImpl._process_weights_for_fused",
+    "vllm_ascend.model_executor.offloader.prefetch._format_static_buffers_for_nz",
+    "vllm_ascend.model_loader.netloader.executor.elastic_load._cast_tensor_to_fractal_nz",
+    "vllm_ascend.utils.maybe_trans_nz_with_scale",
+)
+_ENGINE = "mindrl/platform/device_engine.py"
+
+
+def _changed(entry: Entry) -> Entry:
+    def moved(name: str) -> str:
+        for before, now in _MOVED.items():
+            name = name.replace(before, now)
+        return name
+
+    values = tuple(map(moved, entry.values))
+    if entry.kind == "casts":
+        kept = (name for name in values if not name.endswith(_CASTS_GONE))
+        values = (*kept, *_MORE_CASTS)
+    return replace(entry, pin=_NEWER[entry.pin], name=moved(entry.name), values=values)
+
+
+def _entries() -> Iterator[Entry]:
+    for entry in ENTRIES:
+        is_gone = entry.name in _GONE or entry.kind == _IMPORTS_NO_DUMMY
+        if entry.pin in _NEWER and not is_gone:
+            yield _changed(entry)
+    yield Entry(
+        pin=NEWER_VLLM_ASCEND,
+        kind="call",
+        name="additional_config.get",
+        values=("rl_config",),
+        used_by=_ENGINE,
+        spelled='"rl_config"',
+    )
+    yield Entry(
+        pin=NEWER_VLLM_ASCEND,
+        kind="call",
+        name="raw_rl_config.get",
+        values=("enabled",),
+        used_by=_ENGINE,
+        spelled='"enabled"',
+    )
+    yield Entry(
+        pin=NEWER_VLLM,
+        kind="name",
+        name="vllm.LLM",
+        used_by=_ENGINE,
+        passed_on_to="vllm.engine.arg_utils.EngineArgs",
+        arguments=("additional_config",),
+        spelled="additional_config",
+    )
+
+
+NEWER_ENTRIES: tuple[Entry, ...] = tuple(_entries())

@@ -1,4 +1,4 @@
-"""The page about the founding documents names tests and keys that exist."""
+"""Pages that answer statements of others name tests and keys that exist."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ from mindrl.config.run import RunConfig
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/seeds.md"
 TEXT = PAGE.read_text("utf-8")
+PAINS = (ROOT / "docs/how-to/ascend-pains.md").read_text("utf-8")
 
 
 def defaults(config: RunConfig, key: str) -> Any:
@@ -23,8 +24,8 @@ def defaults(config: RunConfig, key: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[^`]+)`", TEXT))))
-def test_each_test_of_the_page_exists(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[^`]+)`", TEXT + PAINS))))
+def test_each_test_of_the_pages_exists(name: str) -> None:
     path, _, function = name.partition("::")
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     if function:
@@ -52,3 +53,10 @@ def test_each_row_of_a_table_has_a_statement_an_answer_and_a_test() -> None:
         assert statement.strip()
         assert answer.strip()
         assert "`tests/" in shown or answer.strip() == "no" or shown.strip(" -") in ("Test", "")
+
+
+def test_each_problem_of_ascend_users_has_a_test_or_is_left() -> None:
+    rows = [line.strip("|").split("|") for line in PAINS.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + 15
+    for _, answer, shown, left in rows[2:]:
+        assert "`tests/" in shown or (answer.strip().startswith("no") and left.strip() == "all")

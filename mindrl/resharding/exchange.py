@@ -238,6 +238,25 @@ class Channel:
                 "plans; no weights were moved"
             )
 
+    def connect(self) -> None:
+        """Connect all ranks, once `agree` has shown that they are there.
+
+        The collective library of a device connects the ranks of a group in its first operation, in
+        which all of them must take part; a rank may have no messages.
+
+        Raises:
+            ReshardError: A rank does not take part in time.
+        """
+        if self.device.type == "cpu":
+            return
+        work = dist.all_reduce(torch.zeros(1, device=self.device), group=self.group, async_op=True)
+        assert work is not None, "asynchronous"
+        try:
+            self._wait_for(work, self.timeout_seconds)
+        except RuntimeError as error:
+            text = f"the ranks did not connect within {self.timeout_seconds:g} s"
+            raise ReshardError(f"{self.name_of(self.group.rank())}: {text}: {error}") from error
+
     def _failure(
         self, message: Message, error: RuntimeError, waited_seconds: float
     ) -> ReshardError:

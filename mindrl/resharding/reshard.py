@@ -84,6 +84,7 @@ class Reshard:
         if not self.runs:
             self.channel.note_runs(0)
             self.channel.agree(self.plan.digest)
+            self.channel.connect()
         _Run(self, source, sink, Checksums() if verify else None).run()
         self.runs += 1
         self.channel.note_runs(self.runs)

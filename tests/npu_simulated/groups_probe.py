@@ -8,11 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transfer_probe import Shards
 
 from mindrl.errors import ReshardError
+from mindrl.models.sharding import held_in_full
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_extra_group, leave_group, own_store
 from mindrl.resharding.exchange import Channel
+from mindrl.resharding.plan import Topology, plan_reshard
+from mindrl.resharding.reshard import Reshard
 
 Results = dict[str, list[float]]
 
@@ -86,6 +90,20 @@ def limit_of_hccl() -> str:
     return os.environ["HCCL_EXEC_TIMEOUT"]
 
 
+def sum_without_the_last() -> tuple[str, float]:
+    """Sum over all ranks but the last one; returns what is said, and after how many seconds."""
+    summed(torch.ones(1, device="npu"))
+    torch.npu.synchronize()
+    began, said = time.monotonic(), ""
+    if dist.get_rank() < dist.get_world_size() - 1:
+        try:
+            summed(torch.ones(1, device="npu"))
+            torch.npu.synchronize()
+        except RuntimeError as error:
+            said = str(error)
+    return said, time.monotonic() - began
+
+
 def groups_until(count: int) -> tuple[int, str]:
     """Make so many groups of all ranks and use each; returns how many worked, and the error."""
     for made in range(count):
@@ -145,6 +163,20 @@ def late_by(seconds: float, limit: float) -> tuple[str, float, float]:
         said = str(error)
     waited = time.monotonic() - began
     return said, waited, theirs[0].item() if not said else -1.0
+
+
+def from_first_to_second() -> list[float]:
+    """Reshard a tensor from rank 0 to rank 1, before any collective; others have no messages."""
+    rank, size, shape = dist.get_rank(), dist.get_world_size(), {"w": (4,)}
+    source, target = (
+        held_in_full(shape, world_size=size, holders=[holder], dtype="float32") for holder in (0, 1)
+    )
+    plan = plan_reshard(source, target, Topology(ranks_per_node=size))
+    channel = Channel(own_group(), own_store("first to second"), torch.device("npu"), 20.0)
+    ours = {"w": torch.arange(4.0).to("npu")} if rank == 0 else {}
+    taken = {"w": torch.zeros(4, device="npu")} if rank == 1 else {}
+    Reshard(plan, channel, ours, taken).run(Shards(ours), Shards(taken))
+    return taken["w"].tolist() if taken else []
 
 
 def own_group() -> dist.ProcessGroup:

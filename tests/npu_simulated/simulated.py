@@ -44,14 +44,18 @@ class Machine:
     """Of the delays."""
     groups: int = 0
     """Communicators that a process may have at a time; 0 sets no bound."""
+    patience_seconds: int | None = None
+    """`HCCL_EXEC_TIMEOUT`; None for that of the product."""
 
     def environment(self, folder: str) -> dict[str, str]:
         """Return the variables that say so; the folder is for messages and device files."""
         for device in range(self.devices):
             Path(folder, f"davinci{device}").touch()
         listed = {} if self.visible is None else {"ASCEND_RT_VISIBLE_DEVICES": self.visible}
+        limit = self.patience_seconds
         return {
             **listed,
+            **({} if limit is None else {"HCCL_EXEC_TIMEOUT": str(limit)}),
             "SIMULATED_NPU_DEVICES": str(self.devices),
             "SIMULATED_NPU_CAPACITY": str(self.capacity_bytes),
             "SIMULATED_NPU_DELAY_US": str(self.delay_us),

@@ -49,6 +49,25 @@ def test_hccl_gives_up_before_torch_npu_does(simulated_npus: SimulatedNpus) -> N
     assert b"The plog may not be recorded" not in simulated_npus.log.read_bytes()[before:]
 
 
+def test_a_collective_that_a_rank_does_not_join_ends_in_time(simulated_npus: SimulatedNpus) -> None:
+    machine = Machine(patience_seconds=3)
+    first, second, _ = simulated_npus.run(
+        "groups_probe:sum_without_the_last", ranks=3, machine=machine
+    )
+    for said, seconds in (first, second):
+        assert "nobody sent" in said
+        assert 2 <= seconds < 20
+
+
+def test_ranks_without_messages_take_part_in_making_the_connections(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    """HCCL makes those of a group in its first operation, and waits there for all ranks."""
+    machine = Machine(patience_seconds=10)
+    found = simulated_npus.run("groups_probe:from_first_to_second", ranks=3, machine=machine)
+    assert found == [[], [0.0, 1.0, 2.0, 3.0], []]
+
+
 def test_a_process_that_has_no_room_for_a_group_says_so(simulated_npus: SimulatedNpus) -> None:
     machine = Machine(groups=2)
     for made, said in simulated_npus.run("groups_probe:groups_until", 4, ranks=2, machine=machine):

@@ -1,7 +1,7 @@
 // Stands for CANN's libhccl: collectives between the simulated devices of one machine.
 //
 // Every call is a job on its stream: it happens later than the call, and waits there for its peers.
-// Sends meet their receives. Sums are made in the order of the ranks, so a run repeats to the bit.
+// A group is there once all its ranks have asked for it. Sends meet their receives. Sums are made in the order of the ranks, so a run repeats to the bit.
 // SIMULATED_HCCL_GROUPS is how many communicators a process may have at a time (no bound without it).
 #include "third_party/hccl/inc/hccl/hccl.h"
 
@@ -78,6 +78,14 @@ HcclResult join_group(uint32_t size, const std::string& name, uint32_t rank, Hcc
   group->name = name;
   group->size = size;
   group->rank = rank;
+  try {
+    publish(name + ".asks." + std::to_string(rank), nullptr, 0, size - 1);
+    for (uint32_t other = 0; other < size; other++)
+      if (other != rank) take(name + ".asks." + std::to_string(other), kAnySize, [](const char*) {});
+  } catch (const std::exception& error) {
+    fprintf(stderr, "[simulated hccl] %s\n", error.what());
+    return HCCL_E_TIMEOUT;
+  }
   *made = group;
   return HCCL_SUCCESS;
 }

@@ -1,6 +1,6 @@
 // Messages between the processes of one machine: files of a folder, each gone when its last reader has read it.
 //
-// SIMULATED_HCCL_FOLDER is where (else /dev/shm), SIMULATED_HCCL_SECONDS how long a message is waited for.
+// SIMULATED_HCCL_FOLDER is where (else /dev/shm), HCCL_EXEC_TIMEOUT how many seconds a message is waited for.
 #pragma once
 
 #include <fcntl.h>
@@ -44,7 +44,7 @@ inline void publish(const std::string& name, const void* data, size_t bytes, uin
 }
 
 inline void take(const std::string& name, size_t expected, const std::function<void(const char*)>& use) {
-  static const char* given = getenv("SIMULATED_HCCL_SECONDS");
+  static const char* given = getenv("HCCL_EXEC_TIMEOUT");
   static const long tries = (given ? atol(given) : 300) * 5000;
   const std::string file = message_file(name);
   int descriptor = -1;

@@ -91,7 +91,7 @@ main() {
         fingerprint "$PINS" <(declare -f install_packages unpack_vllm_ascend) <(echo "$VLLM_ASCEND_SHA256")
     )
     torch=$("$PYTHON" -c 'import importlib.util; print(*importlib.util.find_spec("torch").submodule_search_locations)')
-    cann=$(realpath .cache/npu)/cann-$(fingerprint "$torch/version.py" <(grep -A3 '^torch-npu' "$PINS") "$SOURCES"/*)
+    cann=$(realpath .cache/npu)/cann-$(fingerprint "$torch/version.py" <(grep '^torch-npu' "$PINS") "$SOURCES"/*)
     install_packages "$packages"
     [[ -d "$cann" ]] || say "building the simulated CANN"
     bash "$SOURCES/build.sh" "$torch" "$packages/torch_npu" "$cann" >&2

@@ -12,6 +12,7 @@ from mindrl.config.server_address import unfit_server
 from mindrl.errors import ConfigError
 from mindrl.observability.regular_files import read_regular_text
 from mindrl.platform.device import Platform
+from mindrl.platform.device_engine import engine_options
 from mindrl.rollout.vllm.options import command_of, rollout_options
 
 EXTENSION = "mindrl.launch.server_extension.InwardWeights"
@@ -32,7 +33,7 @@ def server_command(config: RunConfig, platform: Platform, address: str) -> list[
             "starts its own servers; see docs/how-to/external-engines.md for the options"
         )
     if why := unfit_server(address, allow_remote=config.generate_config.servers_are_remote):
-        raise ConfigError(f"{address} {why}")
+        raise ConfigError(f"server address {address} {why}")
     listens = urlsplit(address)
     generate = config.generate_config
     options = rollout_options(
@@ -42,6 +43,8 @@ def server_command(config: RunConfig, platform: Platform, address: str) -> list[
         options["gpu_memory_utilization"] = generate.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = generate.kv_cache_mib << 20
+    if (config_of_plugin := engine_options(platform).get("additional_config")) is not None:
+        options["additional_config"] = json.dumps(config_of_plugin)
     of_server = {
         "host": listens.hostname,
         "port": listens.port or 80,

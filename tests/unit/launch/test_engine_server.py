@@ -12,6 +12,7 @@ from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.engine_server import configuration_text, server_command, server_environment
+from mindrl.platform import device_engine
 from mindrl.platform.device import PLATFORMS
 
 MakeConfig = Callable[..., RunConfig]
@@ -46,6 +47,15 @@ def test_a_server_has_the_engine_of_the_run_at_its_own_address(config: RunConfig
     switches = {"--enforce-eager", "--enable-prefix-caching", "--skip-tokenizer-init"}
     assert switches | {"--no-enable-expert-parallel", "--no-trust-remote-code"} < {*command}
     assert "--gpu-memory-utilization" not in command
+
+
+def test_a_server_is_told_that_its_weights_will_change_where_the_plugin_asks_for_it(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--additional-config" not in server_command(config, CPU, HERE)
+    monkeypatch.setattr(device_engine, "version", lambda _: "0.30.0")
+    given = dict(pairwise(server_command(config, PLATFORMS["npu"], HERE)))
+    assert json.loads(given["--additional-config"]) == {"rl_config": {"enabled": True}}
 
 
 def test_the_token_is_in_the_environment_alone(config: RunConfig, tmp_path: Path) -> None:

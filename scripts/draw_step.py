@@ -16,20 +16,22 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_COLOURS = {
-    "rollout": "#2e7d4f",
-    "ref_log_prob": "#7a5ba6",
-    "reference": "#7a5ba6",
-    "values": "#b3541e",
-    "critic_forward": "#b3541e",
-    "update_critic": "#ee8f4a",
-    "critic_train": "#ee8f4a",
-    "update": "#1f5a96",
-    "train": "#1f5a96",
+from mindrl.observability.timeline_chart import COLOURS
+
+_REGIONS = {
+    "rollout": "rollout_weights",
+    "ref_log_prob": "reference_weights",
+    "reference": "reference_weights",
+    "values": "critic_weights",
+    "critic_forward": "critic_weights",
+    "update_critic": "critic_gradients",
+    "critic_train": "critic_gradients",
+    "update": "actor_weights",
+    "train": "actor_weights",
 }
-"""Stages of the driver and the phases of the workers in them: one hue for each role."""
-_OTHER = "#b0447f"
-_MOVES = "#4d4d4d"
+"""Region whose colour in `memory.png` a stage of the driver, or a phase in it, gets."""
+_OTHER = "reward_weights"
+_MOVES = "staging"
 _DRIVER = "driver"
 _LEAST_SHARE = 0.03
 """Share of the step from which a bar has its name in it."""
@@ -92,9 +94,9 @@ def _draw(bars: list[Bar]) -> Figure:
 
 
 def _draw_bar(axes: Axes, bar: Bar, row: int, whole: float) -> None:
-    colour = _MOVES if bar.name.startswith("swap") else _COLOURS.get(bar.name, _OTHER)
+    region = _MOVES if bar.name.startswith("swap") else _REGIONS.get(bar.name, _OTHER)
     seconds = min(bar.seconds, whole - bar.begin)
-    axes.barh(row, seconds, left=bar.begin, height=0.8, color=colour, edgecolor="white")
+    axes.barh(row, seconds, left=bar.begin, height=0.8, color=COLOURS[region], edgecolor="white")
     if seconds > _LEAST_SHARE * whole:
         text = {"color": "white", "fontsize": 8, "ha": "center", "va": "center"}
         axes.text(bar.begin + seconds / 2, row, bar.name.replace("_", "\n"), **text)

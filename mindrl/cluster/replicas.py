@@ -71,13 +71,8 @@ class ReplicaFleet:
         members: Members | None = None,
     ) -> None:
         """Start them. A replica lost more than `most_restarts` times in a row is given up."""
-        self.members = members
-        self.start, self.count, self.most_restarts, self.notify = (
-            start,
-            count,
-            most_restarts,
-            notify,
-        )
+        self.start, self.count, self.members = start, count, members
+        self.most_restarts, self.notify = most_restarts, notify
         self.up: dict[int, ReplicaGroup] = {}
         """Started replicas by number, with or without weights."""
         self.coming: dict[int, Future[ReplicaWorkers]] = {}

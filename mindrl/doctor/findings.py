@@ -75,7 +75,7 @@ def components(facts: Facts) -> Iterator[Observation]:
     for each in facts.machine.report.components:
         if each.version is None:
             yield Observation(each.name, "not found", "problem", each.advice)
-        elif each.needed and each.version.split(".")[:2] != each.needed.split(".")[:2]:
+        elif each.needed and _series(each.version) != _series(each.needed):
             # Only the first two numbers must match: patch releases are compatible.
             found = f"{each.version}, requires {each.needed}"
             yield Observation(each.name, found, "problem", each.advice)
@@ -205,6 +205,7 @@ def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
 
 
 def _series(version: str) -> list[str]:
+    """Return the first two numbers of a version."""
     return version.split(".")[:2]
 
 

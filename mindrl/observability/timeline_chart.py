@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from mindrl.observability.output_files import JsonLinesFile, output_errors
 from mindrl.observability.timeline import MeasuredSnapshot, Timelines
 
-_COLOURS = {
+COLOURS = {
     "actor_weights": "#1f5a96",
     "actor_gradients": "#5b9bd5",
     "actor_optimizer": "#a9cdee",
@@ -147,6 +147,6 @@ def _regions(moments: Sequence[MeasuredSnapshot]) -> dict[str, str]:
     """Return the regions with bytes at any moment, and their colours."""
     sizes = chain.from_iterable(moment.region_bytes.items() for moment in moments)
     found = dict.fromkeys(region for region, size in sizes if size)
-    known = {region: colour for region, colour in _COLOURS.items() if region in found}
-    others = [region for region in found if region not in _COLOURS]
+    known = {region: colour for region, colour in COLOURS.items() if region in found}
+    others = [region for region in found if region not in COLOURS]
     return known | dict(zip(others, cycle(_OTHER_COLOURS), strict=False))

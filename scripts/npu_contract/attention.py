@@ -8,6 +8,19 @@ _BLOCKS = "mindrl/platform/block_attention.py"
 _OPERATOR = "torch_npu.npu_fusion_attention"
 _ENDS = "actual_seq_qlen", "actual_seq_kvlen"
 
+
+def _described(used_by: str, argument: str, value: str, *, spelled: str) -> Entry:
+    values = argument, value
+    return Entry(
+        pin=TORCH_NPU,
+        kind="format",
+        name=_OPERATOR,
+        values=values,
+        used_by=used_by,
+        spelled=spelled,
+    )
+
+
 ATTENTION = (
     Entry(
         pin=TORCH_NPU,
@@ -27,22 +40,8 @@ ATTENTION = (
             "sparse_mode",
         ),
     ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="format",
-        name=_OPERATOR,
-        values=("input_layout", "TND"),
-        used_by=_ATTENTION,
-        spelled='"TND"',
-    ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="format",
-        name=_OPERATOR,
-        values=("sparse_mode", "3: rightDownCausal"),
-        used_by=_ATTENTION,
-        spelled="sparse_mode=3",
-    ),
+    _described(_ATTENTION, "input_layout", "TND", spelled='"TND"'),
+    _described(_ATTENTION, "sparse_mode", "3: rightDownCausal", spelled="sparse_mode=3"),
     Entry(
         pin=TORCH_NPU,
         kind="operator",
@@ -54,12 +53,5 @@ ATTENTION = (
             *("scale_value", "keep_prob", *_ENDS, "sparse_mode"),
         ),
     ),
-    Entry(
-        pin=TORCH_NPU,
-        kind="format",
-        name=_OPERATOR,
-        values=("sparse_mode", "0: defaultMask"),
-        used_by=_BLOCKS,
-        spelled='"sparse_mode": 0',
-    ),
+    _described(_BLOCKS, "sparse_mode", "0: defaultMask", spelled='"sparse_mode": 0'),
 )

@@ -1,4 +1,4 @@
-"""The contract with vllm-ascend 0.30: that with the pinned release, but for what has changed.
+"""The contract with vllm-ascend 0.30: the pinned release's contract with the changes of 0.30.
 
 mindrl's engine is tested with it over the simulated CANN, so it names the same things there.
 """
@@ -6,12 +6,7 @@ mindrl's engine is tested with it over the simulated CANN, so it names the same 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mindrl.platform.npu_versions import (
-    NEWER_VLLM,
-    NEWER_VLLM_ASCEND,
-    VLLM,
-    VLLM_ASCEND,
-)
+from mindrl.platform.npu_versions import NEWER_VLLM, NEWER_VLLM_ASCEND, VLLM, VLLM_ASCEND
 from npu_contract.contract import ENTRIES
 from npu_contract.entry import Entry
 
@@ -19,9 +14,8 @@ NEWER_PINS = NEWER_VLLM, NEWER_VLLM_ASCEND
 _NEWER = {VLLM: NEWER_VLLM, VLLM_ASCEND: NEWER_VLLM_ASCEND}
 _GONE = frozenset({"VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "self._get_config_value"})
 """Variables that became keys of `additional_config`; those of NZ and MC2 are only documented."""
-_IMPORTS_NO_DUMMY = "import"
-"""Kind of the entry that is the reason for `npu_without_dummy_flash_attn`."""
-_MOVED = {"vllm_ascend.ops.fused_moe.fused_moe.": "vllm_ascend.ops.fused_moe.routed_experts."}
+_EXPERTS = "vllm_ascend.ops.fused_moe.fused_moe.", "vllm_ascend.ops.fused_moe.routed_experts."
+"""Module of the experts, before and now."""
 _CASTS_GONE = (
     "AscendMLAImpl._process_weights_for_fused_mlapo",
     "_process_weights_for_fused_mlapo_a5",
@@ -38,39 +32,28 @@ _ENGINE = "mindrl/platform/device_engine.py"
 
 
 def _changed(entry: Entry) -> Entry:
-    def moved(name: str) -> str:
-        for before, now in _MOVED.items():
-            name = name.replace(before, now)
-        return name
-
-    values = tuple(map(moved, entry.values))
+    values = tuple(value.replace(*_EXPERTS) for value in entry.values)
     if entry.kind == "casts":
         kept = (name for name in values if not name.endswith(_CASTS_GONE))
         values = (*kept, *_MORE_CASTS)
-    return replace(entry, pin=_NEWER[entry.pin], name=moved(entry.name), values=values)
+    return replace(entry, pin=_NEWER[entry.pin], name=entry.name.replace(*_EXPERTS), values=values)
 
 
 def _entries() -> Iterator[Entry]:
     for entry in ENTRIES:
-        is_gone = entry.name in _GONE or entry.kind == _IMPORTS_NO_DUMMY
+        # This vLLM no longer imports flash_attn, for which there is a patch.
+        is_gone = entry.name in _GONE or entry.kind == "import"
         if entry.pin in _NEWER and not is_gone:
             yield _changed(entry)
-    yield Entry(
-        pin=NEWER_VLLM_ASCEND,
-        kind="call",
-        name="additional_config.get",
-        values=("rl_config",),
-        used_by=_ENGINE,
-        spelled='"rl_config"',
-    )
-    yield Entry(
-        pin=NEWER_VLLM_ASCEND,
-        kind="call",
-        name="raw_rl_config.get",
-        values=("enabled",),
-        used_by=_ENGINE,
-        spelled='"enabled"',
-    )
+    for owner, key in (("additional_config", "rl_config"), ("raw_rl_config", "enabled")):
+        yield Entry(
+            pin=NEWER_VLLM_ASCEND,
+            kind="call",
+            name=f"{owner}.get",
+            values=(key,),
+            used_by=_ENGINE,
+            spelled=f'"{key}"',
+        )
     yield Entry(
         pin=NEWER_VLLM,
         kind="name",

@@ -140,9 +140,14 @@ def rotary_embedding(
 def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
 ) -> None:
-    for new, cache in ((key, key_cache), (value, value_cache)):
-        rows = cache.view(-1, *cache.shape[2:])
-        rows[slots.long()] = new[: len(slots)].view(len(slots), *cache.shape[2:])
+    _keep_rows(key, key_cache, slots)
+    _keep_rows(value, value_cache, slots)
+
+
+def _keep_rows(new: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Write a row for each slot into blocks, which keys and values may take turns in."""
+    slots, size = slots.long(), cache.shape[1]
+    cache[slots // size, slots % size] = new[: len(slots)].view(len(slots), *cache.shape[2:])
 
 
 @kernel("npu", "npu_mrope")
@@ -168,13 +173,10 @@ def mrope(
 def scatter_pa_kv_cache(
     key: Tensor, value: Tensor, *caches_and_slots: Tensor, cache_mode: str
 ) -> None:
-    """Keep rows in blocks, which keys and values may take turns in."""
     assert cache_mode == "Norm", cache_mode
-    *caches, slots = caches_and_slots
-    slots = slots.long()
-    for new, cache in zip((key, value), caches, strict=True):
-        size = cache.shape[1]
-        cache[slots // size, slots % size] = new[: len(slots)].view(len(slots), *cache.shape[2:])
+    key_cache, value_cache, slots = caches_and_slots
+    _keep_rows(key, key_cache, slots)
+    _keep_rows(value, value_cache, slots)
 
 
 @kernel("npu", "npu_fused_infer_attention_score")
@@ -269,9 +271,8 @@ def kv_rmsnorm_rope_cache(
     cos, sin, index, k_cache, ckv_cache = given
     latent, rotary = kv.split((len(gamma), kv.shape[-1] - len(gamma)), -1)
     kept, turned = rms_norm(latent, gamma, epsilon)[0], interleave_rope(rotary, cos, sin)
-    for cache, new in ((k_cache, turned), (ckv_cache, kept)):
-        rows = cache.view(-1, *cache.shape[2:])
-        rows[index] = new.view(len(index), *cache.shape[2:])
+    _keep_rows(turned, k_cache, index)
+    _keep_rows(kept, ckv_cache, index)
     return k_cache, ckv_cache, turned, kept
 
 

@@ -1,13 +1,11 @@
 """Prefork processes with simulated NPUs for all tests of this folder."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from simulated import HERE, SimulatedNpus, UnavailableError, vendors
-
-Workers = Callable[[str], SimulatedNpus]
+from simulated import HERE, SimulatedNpus, UnavailableError, Workers, vendors
 
 
 def packages_of(generation: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +114,10 @@ class SimulatedNpus:
     def stop(self) -> None:
         """End the zygote."""
         self.forked.stop()
+
+
+Workers = Callable[[str], SimulatedNpus]
+"""Returns the simulated NPUs with all that a worker has, by the generation of vllm-ascend."""
 
 
 def vendors(generation: str = "0.23") -> dict[str, str]:

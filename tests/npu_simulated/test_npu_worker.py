@@ -13,7 +13,7 @@ import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 from role_steps import GREEDY, PROMPTS, StepTrace, take_step
-from simulated import Machine, SimulatedNpus
+from simulated import Machine, SimulatedNpus, Workers
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.parts import worker_handle
@@ -156,7 +156,7 @@ def test_however_late_each_stream_is_the_bits_are_the_same(
 
 
 def test_a_device_with_room_for_the_peak_is_enough_and_one_page_less_is_refused_by_name(
-    planned: Callable[[Trial, str], RunPlan], workers_of: Callable[[str], SimulatedNpus]
+    planned: Callable[[Trial, str], RunPlan], workers_of: Workers
 ) -> None:
     plan, machine = planned(ALONE, "npu"), Machine(capacity_bytes=256 * MIB)
     (found,) = workers_of("0.23").run("worker_probe:crowded", plan, machine=machine)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_messages import EngineCase, EngineLife, Tokens
-from simulated import Machine, SimulatedNpus
+from simulated import Machine, SimulatedNpus, Workers
 from test_training_latent import MODELS, save_random
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +23,6 @@ pytestmark = pytest.mark.npu_simulated
 MIB = 1 << 20
 MakeModel = Callable[..., Path]
 FolderOf = Callable[[str], Path]
-Workers = Callable[[str], SimulatedNpus]
 PROMPTS: list[Tokens] = [(1, 2, 3), (4, 5, 6, 7, 8, 9, 10), (11,), (3,) * 40]
 PAGE, BLOCK = 2 * MIB, 20 * MIB
 """What CANN gives out, and what torch_npu takes for tensors of 1 to 10 MiB."""
@@ -86,20 +85,21 @@ def test_an_engine_sleeps_wakes_and_is_filled_in_place_and_says_what_hugging_fac
 ) -> None:
     case = EngineCase(folder=str(folder_of(family)), tp=tp, whole_experts=whole_experts)
     for found in npu_workers.run("engine_probe:life", case, PROMPTS, ranks=tp):
-        check(found, expected(family))
+        # Rotary keys of latent attention are small tensors, which are in pages of their own.
+        check(found, expected(family), pages=2 if family == "latent" else 0)
 
 
 def test_the_newer_generation_says_what_hugging_face_says(
     folder_of: FolderOf, expected: Callable[[str], list[int]], workers_of: Workers
 ) -> None:
-    """Its ranks lose the map of their experts in their sleep, and weights in another layout."""
+    """0.30 loses a rank's expert map in its sleep, and by default casts weights to a layout."""
     case = EngineCase(folder=str(folder_of("qwen3_moe")), tp=2, whole_experts=True)
     for found in workers_of("0.30").run("engine_probe:life", case, PROMPTS, ranks=2):
         check(found, expected("qwen3_moe"))
 
 
-def check(found: EngineLife, tokens: list[int]) -> None:
-    """Look at three rounds of sleeping, loading and answering."""
+def check(found: EngineLife, tokens: list[int], *, pages: int = 0) -> None:
+    """Look at three rounds of sleeping, loading and answering; a cache may take more pages."""
     assert found.shapes_agree
     assert found.moved == []
     # Weights that come anyway are not copied to the host and back.
@@ -113,8 +113,7 @@ def check(found: EngineLife, tokens: list[int]) -> None:
     assert first["awake"] == started["started"]
     weights, cache = (found.sizes[tag] for tag in ("weights", "kv_cache"))
     assert weights <= first["weights"] - first["asleep"] < weights + 3 * PAGE
-    # Rotary keys of latent attention are small tensors, which are in pages of their own.
-    assert cache <= first["awake"] - first["weights"] <= BLOCK + 2 * PAGE
+    assert cache <= first["awake"] - first["weights"] <= BLOCK + pages * PAGE
     one, *others = found.sampled
     assert all(torch.equal(one.token_ids_N, other.token_ids_N) for other in others)
     assert bool((one.logprobs_N < 0).all())

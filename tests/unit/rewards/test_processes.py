@@ -23,6 +23,7 @@ OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
 
 CALLER = """
 import sys
+import time
 from pathlib import Path
 from mindrl.config.rl import RLConfig
 from mindrl.rewards.scorer import RewardScorer
@@ -38,6 +39,8 @@ if __name__ == "__main__":
     )
     scorer = RewardScorer(rl)
     scorer.score(["fine"], ["72"])
+    # The guard removes what this batch left when it receives a signal, which is later under load.
+    time.sleep(2)
     print("scoring", flush=True)
     scorer.score(["hang with children"] * 8, ["72"] * 8)
 """
@@ -109,12 +112,10 @@ def test_a_killed_caller_leaves_no_process_and_its_main_module_ran_once(
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"scoring\n"
         # The caller, the guard, the service, 2 hanging workers and the 4 children of each.
-        wait_for_count(mark, 13, 99, seconds=90.0)
-        # Under load two orphans were seen to be ended with what the first batch left.
-        started = len(marked_processes(mark))
+        started = wait_for_count(mark, 13, 99, seconds=90.0)
         # Before anything is judged: it would wait for ever.
         caller.kill()
-    assert started >= 11
+    assert started >= 13
     assert wait_for_count(mark, 0, 0, seconds=10.0) == 0
     assert imports.read_text(encoding="utf-8") == "imported\n"
 

@@ -155,7 +155,7 @@ def work(rank: int, port: int, repeats: int, folder: str) -> None:
         side.folders(repeat, figures)
         side.group(repeat, figures)
     if rank == ROLLOUT:
-        # The first ones compile, and warm caches up.
+        # The first repeat only warms caches up.
         found = {name: values[1:] for name, values in figures.items()}
         Path(folder, "figures.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()

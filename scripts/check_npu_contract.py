@@ -65,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
     newer = "check the newer release of vllm-ascend with which the engine is tested"
     made.add_argument("--newer", action="store_true", help=newer)
     made.add_argument("--json", action="store_true", help="print the rows as JSON")
-    made.add_argument("--write", action="store_true", help=f"update {RESULT.relative_to(ROOT)}")
+    write = f"update the result in {RESULTS.relative_to(ROOT)}"
+    made.add_argument("--write", action="store_true", help=write)
     return made
 
 

@@ -43,7 +43,7 @@ WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/
 TEST_SECONDS = 300
 """Time limit of a test that a fault keeps waiting; it then counts as failed."""
 FOUND, SURVIVED, NO_TESTS = 1, 0, 5
-"""Exit codes of pytest: tests failed, all passed."""
+"""Exit codes of pytest: tests failed, all passed, none was selected."""
 
 
 class FaultError(Exception):

@@ -128,8 +128,9 @@ else
     count wide "tests of several processes"
     count unit "unit tests"
     if ((nightly)); then
-        ((failed)) || part+=(--passed)
-        check "planted faults" python scripts/mutate.py "${part[@]}"
+        without_faults=()
+        ((failed)) || without_faults=(--passed)
+        check "planted faults" python scripts/mutate.py "${part[@]}" "${without_faults[@]}"
     fi
 fi
 

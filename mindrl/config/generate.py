@@ -69,7 +69,7 @@ class GenerateConfig:
 
     backend: str = ""
     """The rollout layout as an allocation string, such as `vllm:d4t2`, instead of the keys that it
-    sets; see [Allocation strings](allocation-strings.md). `sglang:` needs `servers`."""
+    sets; see [Allocation strings](allocation-strings.md). `sglang:` needs servers."""
     servers: tuple[str, ...] = ()
     """Addresses of vLLM or SGLang servers that generate instead of processes of the run, such as
     `http://127.0.0.1:8000`; one per replica, with `rl_config.use_integrated_worker: false`. See

@@ -32,21 +32,21 @@ def engine_options(platform: Platform) -> Mapping[str, object]:
         return platform.engine_options
     if installed < _FOR_TRAINING:
         return platform.engine_options
-    # Otherwise weights are cast to a layout in which new ones cannot be written, and it does not
-    # wake up. Earlier releases read an environment variable, and refuse this key.
+    # Without it the engine casts weights to a layout that cannot be written in place, and raises at
+    # a wake-up. Earlier releases read an environment variable instead, and refuse this key.
     return {**platform.engine_options, "additional_config": {"rl_config": {"enabled": True}}}
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Such tensors, and their contents on the host."""
+    """Tensors that an engine loses while it sleeps, and their contents on the host."""
 
     tensors: list[Tensor]
     contents: list[Tensor]
 
     @classmethod
     def of(cls, model: Module, platform: Platform) -> "Leftovers":
-        """Copy them from an engine that is awake; there are none on other platforms."""
+        """Copy them from an engine that is awake; only vllm-ascend has any."""
         tensors = [] if platform.kind != "npu" else [*_tables(), *_attributes(model)]
         return cls(tensors, [each.clone().cpu() for each in tensors])
 

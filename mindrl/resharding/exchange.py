@@ -23,6 +23,7 @@ from mindrl.resharding.plan import Transfer
 
 _LARGE_BYTES = 256 << 10
 _POLL_SECONDS = 0.0005
+"""Interval between checks whether a device has ended an operation."""
 _REPORT_SECONDS = 3.0
 """Seconds that a timed-out rank waits for other ranks to report their timeouts."""
 
@@ -194,13 +195,13 @@ class Channel:
                     raise self._failure(message, error, time.monotonic() - start) from error
 
     def _wait_for(self, work: dist.Work, seconds: float) -> None:
-        """Wait for one message; a RuntimeError says that it failed, or did not end in time."""
+        """Wait for an operation; raises RuntimeError if it fails, or does not end in time."""
         if self.device.type != "cpu":
-            # The collective libraries of devices return from `wait` at once, whatever its limit.
+            # On a device `wait` ignores its limit, and returns before the operation has ended.
             ends = time.monotonic() + seconds
             while not work.is_completed():
                 if time.monotonic() > ends:
-                    raise RuntimeError("no answer")
+                    raise RuntimeError("the peer did not answer")
                 time.sleep(_POLL_SECONDS)
         work.wait(timedelta(seconds=seconds))
 

@@ -28,9 +28,9 @@ class EngineLife:
     sizes: dict[str, int] = field(default_factory=dict)
     """Of its weights and of its KV cache, as it says."""
     kept: list[bool] = field(default_factory=list)
-    """Whether the weights of before are there behind each wake-up."""
+    """Whether each wake-up brought the previous weights back."""
     random_states: int = 0
-    """Different states of the device's generator before and behind all that the engine did."""
+    """Number of different states of the device's random generator, read after each round."""
     moved: list[str] = field(default_factory=list)
     """Parameters that have another address behind a load."""
     greedy: list[Responses] = field(default_factory=list)

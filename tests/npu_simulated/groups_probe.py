@@ -91,7 +91,7 @@ def limit_of_hccl() -> str:
 
 
 def sum_without_the_last() -> tuple[str, float]:
-    """Sum over all ranks but the last one; returns what is said, and after how many seconds."""
+    """Sum over all ranks but the last one; returns the error, and the seconds until then."""
     summed(torch.ones(1, device="npu"))
     torch.npu.synchronize()
     began, said = time.monotonic(), ""
@@ -145,7 +145,7 @@ def beside(rounds: int) -> list[list[float]]:
 def late_by(seconds: float, limit: float) -> tuple[str, float, float]:
     """Swap a number with the other rank, which asks only seconds later.
 
-    Returns what rank 0 is told, after how many seconds, and what it received.
+    Returns this rank's error or an empty string, its seconds, and the number that it received.
     """
     rank = dist.get_rank()
     channel = Channel(

@@ -62,7 +62,7 @@ def test_a_collective_that_a_rank_does_not_join_ends_in_time(simulated_npus: Sim
 def test_ranks_without_messages_take_part_in_making_the_connections(
     simulated_npus: SimulatedNpus,
 ) -> None:
-    """HCCL makes those of a group in its first operation, and waits there for all ranks."""
+    """HCCL connects a group in its first operation, which waits for all ranks."""
     machine = Machine(patience_seconds=10)
     found = simulated_npus.run("groups_probe:from_first_to_second", ranks=3, machine=machine)
     assert found == [[], [0.0, 1.0, 2.0, 3.0], []]
@@ -96,7 +96,7 @@ def transfer(npus: SimulatedNpus, machine: Machine, model: object, pairs: Sequen
 def test_a_peer_that_is_late_is_waited_for_and_one_that_is_too_late_is_named(
     simulated_npus: SimulatedNpus,
 ) -> None:
-    """HCCL's own wait returns at once, whatever its limit, and without an error."""
+    """HCCL's `wait` returns at once and without an error, even if the peer has not answered."""
     (said, waited, received), _ = simulated_npus.run("groups_probe:late_by", 1.0, 20.0, ranks=2)
     assert (said, received) == ("", 1.0)
     assert 0.9 < waited < 15

@@ -13,7 +13,7 @@ _LOOK_SECONDS = 0.5
 
 
 def read_addresses(path: Path) -> list[str]:
-    """Return the addresses in a file, each once: a line each, without comments (`#`).
+    """Return the addresses in a file, one per line, without duplicates; `#` starts a comment.
 
     Raises:
         OSError: The file cannot be read.
@@ -25,7 +25,7 @@ def read_addresses(path: Path) -> list[str]:
 
 @dataclass(kw_only=True)
 class ServerFile:
-    """Gives each replica of a run an address of the file, in any thread."""
+    """Assigns addresses of the file to replicas; several threads may call it."""
 
     path: Path
     allow_remote: bool
@@ -33,12 +33,13 @@ class ServerFile:
     held: dict[int, str] = field(default_factory=dict, init=False)
     """Address of each replica that has one, by its number."""
     listed: list[str] = field(default_factory=list, init=False)
+    """Usable addresses when the file was last read."""
     refused: set[str] = field(default_factory=set, init=False)
     """Addresses that a run must not use, each named once in a warning."""
     lock: Lock = field(default_factory=Lock, init=False)
 
     def addresses(self) -> list[str]:
-        """Return the usable addresses; of a file that cannot be read, those of before."""
+        """Return the usable addresses; if the file cannot be read, the previous ones."""
         with self.lock:
             return self._read()
 

@@ -1,7 +1,8 @@
 // Stands for CANN's libhccl: collectives between the simulated devices of one machine.
 //
 // Every call is a job on its stream: it happens later than the call, and waits there for its peers.
-// A group is there once all its ranks have asked for it. Sends meet their receives. Sums are made in the order of the ranks, so a run repeats to the bit.
+// Making a group waits for all its ranks. Sends meet their receives. Sums are made in the order of the
+// ranks, so a run repeats to the bit.
 // SIMULATED_HCCL_GROUPS is how many communicators a process may have at a time (no bound without it).
 #include "third_party/hccl/inc/hccl/hccl.h"
 

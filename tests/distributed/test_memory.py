@@ -240,7 +240,8 @@ def renew(table: str, ranks: int) -> None:
     PAGE.write_text(before + table.rstrip("\n") + (end or "\n") + rest, encoding="utf-8")
 
 
-@pytest.mark.parametrize("tp", at_night_but([2], [1, 2]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("tp", [1, 2])
 def test_what_waits_for_the_backward_pass_is_estimated_to_15_percent(
     tp: int, folders: dict[str, str], forked_workers: ForkedWorkers
 ) -> None:

@@ -78,7 +78,7 @@ def transformers(courses: Mapping[str, Course], forked_workers: ForkedWorkers) -
     return found
 
 
-@pytest.mark.parametrize("ranks", at_night_but([1, 2], [1, 2, 4]))
+@pytest.mark.parametrize("ranks", at_night_but([1], [1, 2, 4]))
 def test_logits_are_hugging_faces_and_updates_those_of_transformers_network(
     ranks: int,
     courses: Mapping[str, Course],

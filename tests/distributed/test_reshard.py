@@ -124,7 +124,7 @@ def check_answers(arrived: list[list[Arrived]], count: int) -> None:
 
 
 @pytest.mark.parametrize("all_ways", at_night_but([False], [False, True]))
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", at_night_but([2], [1, 2]))
 def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
     forked_workers: ForkedWorkers, random_model_of: MakeModel, tp: int, all_ways: bool
 ) -> None:

@@ -53,8 +53,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 EVERY_CHANGE = (
     "interleaved PP2 to DP2",
-    "CP2 to TP2",
-    "DP2 by tokens, all recomputed",
     "TP2 to stages",
 )
 

@@ -187,6 +187,7 @@ def test_the_exported_model_answers_alike_in_vllm_and_transformers(whole_run: Pr
     assert answers["transformers"] == expected[:32]
 
 
+@pytest.mark.nightly
 def test_measured_alone_the_exported_model_answers_as_in_the_runs_last_evaluation(
     whole_run: Program, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str, list[psutil.Process
     return *process.communicate(), [*seen.values()]
 
 
+@pytest.mark.nightly
 def test_all_trials_pass_with_figures_and_nothing_is_left_behind(tmp_path: Path) -> None:
     process = started(tmp_path, {}, "--json")
     printed, errors, processes = ended(process)

@@ -29,8 +29,9 @@ from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
-from mindrl.platform.device_engine import Leftovers, engine_options
+from mindrl.platform.device_engine import engine_options
 from mindrl.platform.device_memory import finish_device_work, free_bytes, give_back_unused
+from mindrl.platform.leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
 from mindrl.rollout.vllm.options import rollout_options

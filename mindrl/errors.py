@@ -29,6 +29,10 @@ class RewardError(MindrlError):
     """A reward function that cannot be found or breaks its contract."""
 
 
+class EnvironmentFailedError(MindrlError):
+    """Environments cannot be started, or too many conversations have failed."""
+
+
 class NoSignalError(MindrlError):
     """The responses to each prompt of the data are equally good: nothing can be learned."""
 

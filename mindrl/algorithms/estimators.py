@@ -40,6 +40,9 @@ class RatedResponses:
     """float32; KL penalty of each token in units of reward. None without one."""
     values_BT: Tensor | None = None
     """float32; the critic's expectation before each token. None without a critic."""
+    turn_rewards_BT: Tensor | None = None
+    """float32; the part of the reward that belongs to the last token of each turn. None without an
+    environment."""
     gamma: float = 1.0
     """Discount per token."""
     lam: float = 1.0
@@ -52,11 +55,17 @@ class RatedResponses:
         return self.rewards_B - self.penalty_BT.masked_fill(~self.mask_BT, 0.0).sum(dim=1)
 
     def token_rewards(self) -> Tensor:
-        """Return the reward at each response's last token minus each token's penalty, [B, T]."""
-        penalty_BT = self.penalty_BT
+        """Return the reward at each response's last token minus each token's penalty, [B, T].
+
+        Rewards of turns are at the last token of each turn.
+        """
+        penalty_BT, turns_BT = self.penalty_BT, self.turn_rewards_BT
         if penalty_BT is None:
             penalty_BT = torch.zeros(self.mask_BT.shape)
-        return token_rewards(self.rewards_B, penalty_BT, self.mask_BT)
+        if turns_BT is None:
+            return token_rewards(self.rewards_B, penalty_BT, self.mask_BT)
+        rest_B = self.rewards_B - turns_BT.sum(dim=1)
+        return token_rewards(rest_B, penalty_BT, self.mask_BT) + turns_BT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """Sequences sampled by the rollout engine.
 
 Shapes: B sequences, T positions of the longest sequence, prompt and response together. A sequence
-is its prompt, directly followed by its response, padded on the right.
+is its prompt, directly followed by its response, padded on the right. A response of several turns
+contains tokens of its environment; the response mask leaves them out.
 """
 
 from collections.abc import Sequence
@@ -78,6 +79,16 @@ class Responses:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """What the responses of several turns have besides: N tokens, concatenated."""
+
+    written_N: Tensor
+    """bool; tokens that the policy sampled. The others came from the environment."""
+    rewards_N: Tensor
+    """float32; reward of the environment for the turn that ends with a token, 0 elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollouts(Sequences):
     """Sequences sampled from the current policy; the response is the sampled part."""
 
@@ -90,15 +101,31 @@ class Rollouts(Sequences):
     ages_BT: Tensor | None = None
     """int64; steps between the step whose weights sampled a token and the step that trains on it.
     None if one step sampled all of them."""
+    turn_rewards_BT: Tensor | None = None
+    """float32; reward of the environment at the last token of each turn, 0 elsewhere. None without
+    an environment."""
 
     @classmethod
     def from_responses(
         cls, prompts: Sequence[Sequence[int]], responses: Responses, group: Sequence[int]
     ) -> Self:
         """Combine the token ids of prompts with B responses; `group` is the prompt of each."""
-        assert len(group) == len(responses.lengths_B), "each response answers a prompt"
         prompts_P = [torch.tensor(prompt) for prompt in prompts]
-        asked = [prompts_P[index] for index in group]
+        return cls.of_turns([prompts_P[index] for index in group], responses, group)
+
+    @classmethod
+    def of_turns(
+        cls,
+        asked: Sequence[Tensor],
+        responses: Responses,
+        group: Sequence[int],
+        turns: Turns | None = None,
+    ) -> Self:
+        """Combine the prompt of each response, as token ids, with the B responses.
+
+        With `turns` the responses contain tokens of an environment.
+        """
+        assert len(group) == len(asked) == len(responses.lengths_B), "each response has a prompt"
         asked_B = torch.tensor([len(prompt) for prompt in asked])
         lengths_B = asked_B + responses.lengths_B
         positions_T = torch.arange(int(lengths_B.max()))
@@ -106,22 +133,34 @@ class Rollouts(Sequences):
         mask_BT = (positions_T < lengths_B[:, None]) & ~prompt_mask_BT
         # masked_scatter_ fills a mask row by row, so concatenated tokens reach their places.
         tokens_BT = torch.zeros(mask_BT.shape, dtype=torch.int64)
-        tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat(asked))
+        tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat([*asked]))
         tokens_BT.masked_scatter_(mask_BT, responses.token_ids_N)
+        rewards_BT, written_BT = None, mask_BT
+        if turns is not None:
+            rewards_BT = torch.zeros(mask_BT.shape).masked_scatter_(mask_BT, turns.rewards_N)
+            written_BT = torch.zeros_like(mask_BT).masked_scatter_(mask_BT, turns.written_N)
         return cls(
             tokens_BT=tokens_BT,
             lengths_B=lengths_B,
-            response_mask_BT=mask_BT,
+            response_mask_BT=written_BT,
             rollout_logprobs_BT=torch.zeros(mask_BT.shape).masked_scatter_(
                 mask_BT, responses.logprobs_N
             ),
             group_B=torch.tensor(group),
             finished_B=responses.finished_B,
+            turn_rewards_BT=rewards_BT,
         )
 
+    def after_prompts(self) -> Tensor:
+        """Return the mask [B, T] of all tokens after the prompts, of policy and environment."""
+        positions_T = torch.arange(self.tokens_BT.size(1))
+        first_B = self.response_mask_BT.int().argmax(dim=1)
+        first_B = torch.where(self.response_mask_BT.any(dim=1), first_B, self.lengths_B)
+        return (positions_T >= first_B[:, None]) & (positions_T < self.lengths_B[:, None])
+
     def responses(self) -> Responses:
-        """Return the responses alone, as they came from the engine."""
-        mask_BT = self.response_mask_BT
+        """Return the responses alone, as they came from the engine, with their other tokens."""
+        mask_BT = self.after_prompts()
         return Responses(
             token_ids_N=self.tokens_BT[mask_BT],
             logprobs_N=self.rollout_logprobs_BT[mask_BT],
@@ -130,8 +169,8 @@ class Rollouts(Sequences):
         )
 
     def with_ages(self, ages_N: Tensor) -> Self:
-        """Set the age of each response token, given concatenated."""
-        mask_BT = self.response_mask_BT
+        """Set the age of each token after the prompts, given concatenated."""
+        mask_BT = self.after_prompts()
         ages_BT = torch.zeros(mask_BT.shape, dtype=torch.int64).masked_scatter_(mask_BT, ages_N)
         return replace(self, ages_BT=ages_BT)
 
@@ -143,6 +182,8 @@ class Rollouts(Sequences):
         assert all(part.ages_BT is None for part in parts), "of one step"
         for name in (field.name for field in fields(cls) if field.name != "ages_BT"):
             below = [getattr(part, name) for part in parts]
+            if below[0] is None:
+                continue
             if below[0].dim() > 1:
                 below = [pad(column, (0, longest - column.size(1))) for column in below]
             columns[name] = torch.cat(below)

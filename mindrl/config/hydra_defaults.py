@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
@@ -14,7 +15,12 @@ from mindrl.config.sft import SFTConfig
 NAME = "mindrl_defaults"
 """First entry of the `defaults` list of a configuration file."""
 
-_OPTIONAL = {"critic": CriticConfig, "reward": RewardConfig, "sft": SFTConfig}
+_OPTIONAL = {
+    "critic": CriticConfig,
+    "environment": EnvironmentConfig,
+    "reward": RewardConfig,
+    "sft": SFTConfig,
+}
 """Optional sections. A file that has one lists its entry, such as `mindrl_critic_defaults`, after
 the first entry: all keys of the section can then be overridden."""
 _SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})

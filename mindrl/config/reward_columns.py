@@ -74,13 +74,15 @@ def made_reward(
 
 
 def reward_columns(config: RunConfig) -> RewardColumns:
-    """Return the columns that the reward functions of a run may use.
+    """Return the columns that the reward functions of a run may use; environments get all.
 
     Raises:
         ConfigError: A function cannot be imported, or is not a reward function.
     """
     if not config.rolls_out:
         return RewardColumns()
+    if config.environment_config is not None:
+        return RewardColumns(names=None, takes_chat=True)
     signatures = [signature for _, _, signature in own_rewards(config)]
     sets = [signature.columns for signature in signatures]
     return RewardColumns(

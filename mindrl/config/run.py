@@ -15,6 +15,7 @@ from mindrl.config.backends import (
     training_backend_of,
 )
 from mindrl.config.data import DataConfig
+from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
@@ -52,6 +53,8 @@ class RunConfig:
     """The rollout engine, its layout and its sampling."""
     data_config: DataConfig = DataConfig()
     """Data sets besides the two files of `megatron_training`."""
+    environment_config: EnvironmentConfig | None = None
+    """Tools and games that answer the policy's turns. None: one response to each prompt."""
     spool_config: SpoolConfig = SpoolConfig()
     """The shared folder of a train job and rollout jobs."""
     sft_config: SFTConfig | None = None
@@ -238,6 +241,12 @@ class RunConfig:
         for each in self.data_config.rewards:
             given[each.data_source] = (each.verifier_function, each.verifier_weight)
         return {source: dict(zip(*pair, strict=True)) for source, pair in given.items()}
+
+    @property
+    def has_other_rewards(self) -> bool:
+        """Whether a reward model or an environment rates responses, besides reward functions."""
+        section = self.environment_config
+        return bool(self.reward_config) or (section is not None and section.reward_weight != 0)
 
     def reward_key(self, source: str) -> str:
         """Return the key of the reward functions of a `data_source`."""

@@ -338,6 +338,22 @@ class DataKeys(TypedDict, total=False):
     eval_sets: Sequence[EvalSetKeys]
     best_by: str | None
 
+class EnvironmentKeys(TypedDict, total=False):
+    environment: str | None
+    arguments: Mapping[str, object] | None
+    tools: Sequence[str]
+    tool_format: Literal["tagged_json", "plain_json"]
+    reward_weight: float
+    max_turns: int
+    max_turn_tokens: int | None
+    max_result_tokens: int
+    lock_step: bool
+    processes: int
+    memory_mib: int
+    start_timeout_seconds: int
+    call_timeout_seconds: int
+    max_failed_fraction: float
+
 class SpoolKeys(TypedDict, total=False):
     folder: str | None
     job: Literal["train", "rollout"] | None
@@ -391,6 +407,7 @@ class SectionArguments(TypedDict, total=False):
     rl_config: RLKeys
     generate_config: GenerateKeys
     data_config: DataKeys
+    environment_config: EnvironmentKeys | None
     spool_config: SpoolKeys
     sft_config: SFTKeys | None
     profiler_config: ProfilerKeys

@@ -9,6 +9,7 @@ from mindrl.config.archon_rules import engine_findings
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.data_rules import data_findings
 from mindrl.config.debug_rules import debug_findings
+from mindrl.config.environment_rules import environment_findings
 from mindrl.config.finding import (
     Finding,
     Value,
@@ -56,7 +57,7 @@ def findings(config: RunConfig) -> list[Finding]:
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
     alone = (adapter_findings, debug_findings, spool_findings, tracking_findings, profiler_findings)
     found = (each for rule in (*rules, *others, *alone) for each in rule(config))
-    return [*layout_findings(config), *found]
+    return [*layout_findings(config), *found, *environment_findings(config)]
 
 
 def learning_warnings(config: RunConfig) -> Iterator[Finding]:
@@ -304,7 +305,7 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
 def _rewards(config: RunConfig) -> Iterator[Finding]:
     """Each reward function needs a weight; without a reward model at least one is required."""
     names, weights = config.rl_config.verifier_function, config.rl_config.verifier_weight
-    if len(weights) != len(names) or not (names or config.reward_config):
+    if len(weights) != len(names) or not (names or config.has_other_rewards):
         field = "rl_config.verifier_weight"
         text = (
             f"{field} has {len(weights)} entries and {_FUNCTIONS} has {len(names)}; give "
@@ -314,7 +315,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         yield Finding(text, field, weights, (legal,) if names else ())
     yield from _some_weight(config)
     test_data = config.megatron_training.test_data_path
-    if not names and not weights and config.reward_config and config.evaluates:
+    if not names and not weights and config.has_other_rewards and config.evaluates:
         held_out = f"megatron_training.test_data_path={test_data}"
         text = (
             f"{_FUNCTIONS} is empty, and its first entry measures accuracy on "
@@ -339,6 +340,9 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 def _some_weight(config: RunConfig) -> Iterator[Finding]:
     """Some weight must not be 0: of a reward function, or of the reward model."""
+    section = config.environment_config
+    if section is not None and section.reward_weight:
+        return
     if config.reward_config is not None and config.reward_config.weight:
         return
     sections = ["rl_config"]

@@ -137,10 +137,12 @@ def load_prompts(
     rl: RLConfig,
     tokenizer: PreTrainedTokenizerBase,
     reading: Reading | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> PromptSet:
     """Read data files and render their prompts with the tokenizer's chat template.
 
-    `reading` selects further fields of a row; None reads prompt and answer only.
+    `reading` selects further fields of a row; None reads prompt and answer only. `tools` are the
+    schemas of the tools that the policy may call.
 
     Raises:
         DataError: The file or one of its rows breaks the stated format, a prompt is too long and
@@ -148,7 +150,8 @@ def load_prompts(
     """
 
     def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
-        rendered = [_render(row, training, columns, tokenizer, reading) for row in chosen.values()]
+        chat = _Chat(tokenizer, tools)
+        rendered = [_render(row, training, columns, chat, reading) for row in chosen.values()]
         # The template contains every special token, so the tokenizer must not add more.
         prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
         token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
@@ -215,11 +218,11 @@ def _render(
     row: Row,
     training: MegatronTrainingConfig,
     columns: Columns,
-    tokenizer: PreTrainedTokenizerBase,
+    chat: "_Chat",
     reading: Reading,
 ) -> _Rendered:
     messages, is_plain = question_of(row, training, columns.prompt), training.takes_plain_text
-    text = _plain(row, messages) if is_plain else _chat(row, messages, tokenizer)
+    text = _plain(row, messages) if is_plain else chat.render(row, messages)
     answer = "" if columns.answer is None else answer_of(row, columns.answer)
     try:
         f"{text}{answer}".encode()
@@ -232,15 +235,24 @@ def _render(
     return _Rendered(place=row.place, text=text, answer=answer, row=given)
 
 
-def _chat(row: Row, messages: list[ChatMessage], tokenizer: PreTrainedTokenizerBase) -> str:
-    check_roles(row.place, messages, tokenizer)
-    try:
-        text: str = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-    except TemplateError as error:
-        raise DataError(f"{row.place}: the chat template rejects the prompt: {error}") from error
-    return text
+@dataclass(frozen=True)
+class _Chat:
+    """A chat template, and the tools that it shows."""
+
+    tokenizer: PreTrainedTokenizerBase
+    tools: Sequence[Mapping[str, Any]]
+
+    def render(self, row: Row, messages: list[ChatMessage]) -> str:
+        check_roles(row.place, messages, self.tokenizer)
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tools=[*self.tools] or None, add_generation_prompt=True, tokenize=False
+            )
+        except TemplateError as error:
+            raise DataError(
+                f"{row.place}: the chat template rejects the prompt: {error}"
+            ) from error
+        return text
 
 
 def _plain(row: Row, messages: list[ChatMessage]) -> str:

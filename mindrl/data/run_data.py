@@ -1,7 +1,7 @@
 """Tokenizer and data of a run, read before workers start."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 
@@ -19,6 +19,8 @@ from mindrl.data.prompts import PromptSet, joined, load_prompts
 from mindrl.data.reading import Reading
 from mindrl.data.rows import shown
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
+from mindrl.data.turn_template import TurnTemplate
+from mindrl.environments.tools import tool_schemas
 from mindrl.errors import ConfigError, DataError, ModelError
 
 
@@ -39,6 +41,8 @@ class RunData:
     """Parts of `train`, if there are several."""
     stop_texts: Sequence[str] = ()
     """Strings that also end a response."""
+    turns: TurnTemplate | None = None
+    """How an environment's messages follow a turn. None without environments."""
 
     @property
     def all_sets(self) -> tuple[PromptSet, ...]:
@@ -78,12 +82,14 @@ def read_data(config: RunConfig) -> RunData:
         )
         sampling = config.generate_config.sampling_config
         stops = stop_token_ids(tokenizer, config.actor_config.load, sampling.stop_token_ids)
+        turns = turn_template(config, tokenizer, stops)
+        tools = () if turns is None else turns.tools
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
             if config.sft_config is not None:
                 return load_demonstrations(paths, config, tokenizer, stops, reading)
             chosen = replace(reading, rewards=rewards)
-            return load_prompts(paths, training, config.rl_config, tokenizer, chosen)
+            return load_prompts(paths, training, config.rl_config, tokenizer, chosen, tools)
 
         train_sets, test = _train_sets(config, load), None
         if data.held_out_fraction:
@@ -98,6 +104,7 @@ def read_data(config: RunConfig) -> RunData:
             tokenizer=tokenizer,
             stop_token_ids=stops,
             stop_texts=sampling.stop,
+            turns=turns,
             train=joined(train_sets),
             test=test,
             eval_sets=eval_sets,
@@ -108,6 +115,21 @@ def read_data(config: RunConfig) -> RunData:
     _check_sources(config, found)
     _check_columns(config, found)
     return found
+
+
+def turn_template(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, stops: Collection[int]
+) -> TurnTemplate | None:
+    """Return how an environment's messages follow a turn; None without environments.
+
+    Raises:
+        ConfigError: The user's tools cannot be imported, or are not documented.
+        ModelError: The chat template cannot have such messages.
+    """
+    section = config.environment_config
+    if section is None or not config.rolls_out:
+        return None
+    return TurnTemplate.of(tokenizer, stops, tool_schemas(section))
 
 
 def _train_sets(

@@ -26,9 +26,10 @@ from mindrl.errors import (
 )
 from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
+from mindrl.launch.environments import environments_of
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
-from mindrl.launch.parts import loop_of, worker_handle
+from mindrl.launch.parts import Raters, loop_of, worker_handle
 from mindrl.launch.plan_record import plan_record
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
@@ -118,7 +119,7 @@ class Services:
     """The cluster and the reward processes, which outlive the workers."""
 
     cluster: RayCluster
-    scorer: RewardScorer | None
+    raters: Raters
 
 
 @dataclass
@@ -244,8 +245,8 @@ class Attempts:
             ClusterError: There are too few.
         """
         cluster, rl, notify = services.cluster, self.plan.config.rl_config, self.files.console.note
-        if services.scorer is not None:
-            services.scorer.warm_up()
+        if services.raters.scorer is not None:
+            services.raters.scorer.warm_up()
         if not self.has_started:
             self._start(cluster)
             return
@@ -286,7 +287,7 @@ class Attempts:
         self._make_ready(services)
         with self._workers(services.cluster) as actor:
             self.has_started = True
-            trainer = loop_of(self.plan, self.data, actor, services.scorer, run_log)
+            trainer = loop_of(self.plan, self.data, actor, services.raters, run_log)
             if self.source is not None and isinstance(trainer, PolicyTrainer):
                 trainer.source = self.source(trainer)
             actor.group.meanwhile = _meanwhile(trainer)
@@ -313,9 +314,10 @@ class Attempts:
         weights = config.reward_weights
         rates = config.rolls_out and any(weights.values())
         inputs = reward_inputs(config, self.data, self.files.folder.logs / "rewards.log")
-        with RewardScorer(rl, weights, inputs) if rates else nullcontext() as scorer:
+        scoring = RewardScorer(rl, weights, inputs) if rates else nullcontext()
+        with scoring as scorer, environments_of(config) as environments:
             try:
-                yield Services(cluster, scorer)
+                yield Services(cluster, Raters(scorer, environments))
             finally:
                 cluster.stop()
 

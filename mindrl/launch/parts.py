@@ -1,11 +1,13 @@
 """Assemble the parts of a run on the driver."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
 from mindrl.data.run_data import RunData
+from mindrl.environments.host import EnvironmentHost
 from mindrl.models.decoder import forward_cost
 from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
@@ -20,28 +22,37 @@ from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
 
 
+@dataclass(frozen=True)
+class Raters:
+    """Processes that rate responses, which outlive the workers."""
+
+    scorer: RewardScorer | None
+    environments: EnvironmentHost | None
+
+
 def loop_of(
     plan: RunPlan,
     data: RunData,
     actor: WorkerHandle,
-    scorer: RewardScorer | None,
+    raters: Raters,
     run_log: RunLog,
 ) -> TrainingLoop[Any, Any]:
     """Return the loop of a run: a policy trainer, or supervised fine-tuning."""
     if plan.config.sft_config is not None:
         return SupervisedTrainer(plan.config, data, actor, run_log)
-    return trainer_of(plan, data, actor, scorer, run_log)
+    return trainer_of(plan, data, actor, raters, run_log)
 
 
 def trainer_of(
     plan: RunPlan,
     data: RunData,
     actor: WorkerHandle,
-    scorer: RewardScorer | None,
+    raters: Raters,
     run_log: RunLog,
 ) -> PolicyTrainer:
     """Return the policy trainer of a run."""
     config, rl, penalty = plan.config, plan.config.rl_config, None
+    turns = config.environment_config
     # With two jobs, the train job adds the other scores.
     only_rules = config.spool_config.job == "rollout"
     if rl.overlong_buffer_enable and not only_rules:
@@ -51,7 +62,9 @@ def trainer_of(
             factor=rl.overlong_buffer_penalty_factor,
         )
     rewards = RewardSources(
-        scorer=scorer,
+        scorer=raters.scorer,
+        environments=raters.environments,
+        environment_weight=turns.reward_weight if turns else 0.0,
         reward_model=actor if config.reward_config and config.learns else None,
         reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
         length_penalty=penalty,

@@ -34,7 +34,8 @@ class Request:
     token_ids: tuple[int, ...]
     """Tokens of the prompt and of the response so far."""
     drawn: int
-    """Number of response tokens among them."""
+    """Number of response tokens among them; more where a turn is limited: what is taken off the
+    `max_tokens` of the section."""
     seed: int
 
 
@@ -80,11 +81,14 @@ class RolloutEngine(Protocol):
         the same as without the interruption.
         """
 
-    def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
+    def advance(
+        self, steps: int, more: Sequence[Request] = (), until: int | None = None
+    ) -> list[int]:
         """Run up to `steps` steps; each samples a token per sequence.
 
-        `more` are further requests, appended to the existing ones. Returns the indices of the
-        requests that were completed.
+        `more` are further requests, appended to the existing ones. Stops early when `until`
+        requests are complete, which depends on tokens alone. Returns the indices of the requests
+        that were completed.
         """
 
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:

@@ -70,6 +70,7 @@ class Estimation:
                 baseline_B=baseline_B,
                 penalty_BT=penalty_BT,
                 values_BT=values_BT,
+                turn_rewards_BT=self._turn_rewards(rollouts),
                 gamma=rl.gamma,
                 lam=rl.lam,
             ),
@@ -92,6 +93,12 @@ class Estimation:
             return rollouts.into(Experience, **columns), metrics
         columns |= {"old_values_BT": values_BT, "returns_BT": estimate.returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
+
+    def _turn_rewards(self, rollouts: Rollouts) -> Tensor | None:
+        section, given_BT = self.config.environment_config, rollouts.turn_rewards_BT
+        if section is None or given_BT is None:
+            return None
+        return section.reward_weight * given_BT
 
     def _begin(self, rollouts: Rollouts) -> None:
         """Let models on separate devices run concurrently."""

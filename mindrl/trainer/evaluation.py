@@ -5,14 +5,18 @@ from dataclasses import replace
 
 from mindrl.algorithms.success_rates import rate, success_rates
 from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Rollouts
 from mindrl.config.data import EvalSet
 from mindrl.config.run import RunConfig
+from mindrl.data.order import PromptOrder
 from mindrl.data.run_data import RunData
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.reward_manager import RatedBatch, RewardManager
+from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.worker_handle import WorkerHandle
+from mindrl.trainer.source.generation import InTurns
+from mindrl.trainer.source.interface import Answering
+from mindrl.trainer.source.pool import GroupPool
 
 
 class Evaluation:
@@ -22,14 +26,14 @@ class Evaluation:
         self,
         config: RunConfig,
         data: RunData,
-        workers: WorkerHandle,
-        rewards: RewardManager,
+        answering: Answering,
         run_log: RunLog,
     ) -> None:
+        """Set the parts; `answering` answers the training prompts in the same way."""
         self.config = config
         self.data = data
-        self.workers = workers
-        self.rewards = rewards
+        self.answering = answering
+        self.workers, self.rewards = answering.workers, answering.rewards
         self.run_log = run_log
         self.greedy = Sampling(
             section=config.generate_config.sampling_config,
@@ -87,9 +91,27 @@ class Evaluation:
 
     def _answered(self, step: int, prompts: Sequence[Prompt], sampling: Sampling) -> RatedBatch:
         self.workers.engines.publish(step)
-        rollouts = self.workers.generate_sequences(prompts, sampling, step=step)
+        if self.answering.turns is None:
+            rollouts = self.workers.generate_sequences(prompts, sampling, step=step)
+        else:
+            rollouts = self._conversed(step, prompts, sampling)
         rewarded = self.rewards.by_rules(prompts, rollouts)
         return RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
+
+    def _conversed(self, step: int, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
+        """Hold a conversation about each prompt; a failed one counts as a wrong answer."""
+        order = PromptOrder(count=len(prompts), seed=0, shuffle=False)
+        answering = replace(
+            self.answering,
+            prompts=prompts,
+            order=order,
+            sampling=sampling,
+            per_step=len(prompts),
+        )
+        pool = GroupPool(self.config, answering)
+        pool.start(step, len(prompts))
+        InTurns(pool=pool, round_steps=None).generate(step, all, lambda: None)
+        return pool.rollouts(step, pool.take(range(len(prompts))), with_failed=True)
 
     def _judge(self) -> str:
         functions = self.config.rl_config.verifier_function

@@ -22,6 +22,8 @@ _IMPORTS = " imports"
 """End of the names of the files that those of a key import."""
 _PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
 
+_TURNS = ("environment_config.environment", "environment_config.tools")
+
 
 def input_prints(config: RunConfig) -> Prints:
     """Return the fingerprints of all files that determine a run's results."""
@@ -75,8 +77,9 @@ def _user_functions(config: RunConfig) -> dict[str, list[str]]:
     if config.rolls_out:
         for source, weights in config.reward_weights.items():
             found.setdefault(config.reward_key(source), []).extend(weights)
-    for key in _PARTS:
-        value = config.value_of(key)
+    turns = () if config.environment_config is None else _TURNS
+    for key in (*_PARTS, *turns):
+        value = config.value_of(key) or ()
         found[key] = [value] if isinstance(value, str) else [*value]
     return {
         key: [name for name in names if ":" in name and "://" not in name]

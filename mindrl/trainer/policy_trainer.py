@@ -33,6 +33,7 @@ from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSourc
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.source.choice import source_of
+from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.interface import Answering, Gathered
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.weight_probe import probed_gap, with_probe
@@ -74,7 +75,6 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             is_seeded=self.rl.reproducible_sampling,
         )
         self.rewards = RewardManager(rewards, data.decode, self.timer)
-        self.evaluation = Evaluation(config, data, workers, self.rewards, run_log)
         self.answering = Answering(
             prompts=data.train.prompts,
             order=self.order,
@@ -82,11 +82,32 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             sampling=self.sampling,
             rewards=self.rewards,
             per_step=self.training.global_batch_size,
+            round_steps=self.rl.rollout_round_steps,
+            turns=self.turns("training"),
         )
+        answering = replace(self.answering, turns=self.turns("evaluation"))
+        self.evaluation = Evaluation(config, data, answering, run_log)
         self.source = source_of(config, self.answering, run_log.warn)
         assert objective.estimator is not None, "a policy is trained on advantages"
         estimator = resolve_estimator(objective.estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
+
+    def turns(self, owner: str) -> EnvironmentTurns | None:
+        """Return the environments of the conversations of an owner; None without any."""
+        section, host = self.config.environment_config, self.rewards.sources.environments
+        if section is None or host is None:
+            return None
+        assert self.data.turns is not None, "read with the data"
+        return EnvironmentTurns(
+            owner=owner,
+            config=section,
+            host=host,
+            template=self.data.turns,
+            decode=self.data.decode,
+            longest=self.sampling.section.max_tokens,
+            longest_prompt=self.rl.max_prompt_length,
+            warn=self.run_log.warn,
+        )
 
     def state(self) -> dict[str, object]:
         """Return the state, besides the models, for continuing after this step."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.environments.host import EnvironmentHost
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.observability.trace import span
@@ -19,6 +20,9 @@ from mindrl.rewards.inputs import Answered
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.worker_handle import WorkerHandle
+
+ENVIRONMENT = "environment"
+"""Name of the environment's part of a reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,10 @@ class RewardSources:
     reward_model: WorkerHandle | None
     reward_model_weight: float
     """Weight of the model's score, which is added to the weighted sum of the functions."""
+    environments: EnvironmentHost | None = None
+    """Answers and rates conversations. None: one response to each prompt."""
+    environment_weight: float = 0.0
+    """Weight of the environment's rewards, which are added to the weighted sum too."""
     length_penalty: LengthPenalty | None = None
     """Also added, in training only. None without a length penalty."""
 
@@ -158,6 +166,9 @@ class RewardManager:
                 if model is not None:
                     weight = sources.reward_model_weight
                     scores = scores.plus("model", tuple(model.tolist()), weight)
+                if (turns_BT := rollouts.turn_rewards_BT) is not None:
+                    given = tuple(turns_BT.sum(dim=1).tolist())
+                    scores = scores.plus(ENVIRONMENT, given, sources.environment_weight)
                 if sources.length_penalty is not None:
                     lengths = rollouts.response_mask_BT.sum(dim=1).tolist()
                     scores = scores.plus("overlong", tuple(map(sources.length_penalty, lengths)))

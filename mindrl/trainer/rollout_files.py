@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.prompts import Prompt, sample_numbers
-from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts, Turns
 from mindrl.checkpoint.step_names import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
@@ -102,7 +102,8 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
     rollouts, scores = batch.rollouts, batch.rewarded.scores
     asked = [batch.prompts[group] for group in rollouts.group_B.tolist()]
     uids = [prompt.uid for prompt in asked]
-    mask_BT = rollouts.response_mask_BT
+    mask_BT = rollouts.after_prompts()
+    positions_BT = torch.arange(mask_BT.size(1)) < rollouts.lengths_B[:, None]
     columns = {
         "step": pa.array([step] * len(asked), pa.int64()),
         "group": pa.array(rollouts.group_B.tolist(), pa.int64()),
@@ -112,7 +113,7 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "response": pa.array(batch.rewarded.responses, pa.string()),
         "reference": pa.array([prompt.answer for prompt in asked], pa.string()),
         "data_source": pa.array([prompt.source for prompt in asked], pa.string()),
-        "prompt_token_ids": pa.array([prompt.token_ids for prompt in asked], pa.list_(pa.int32())),
+        "prompt_token_ids": _lists(rollouts.tokens_BT.int(), positions_BT & ~mask_BT),
         "response_token_ids": _lists(rollouts.tokens_BT.int(), mask_BT),
         "rollout_logprobs": _lists(rollouts.rollout_logprobs_BT, mask_BT),
         **{name: _lists(values_BT, mask_BT) for name, values_BT in _of_tokens(batch)},
@@ -135,8 +136,12 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
 
 def _of_tokens(batch: RatedBatch) -> Iterator[tuple[str, Tensor]]:
     """Yield further columns per token that some steps have."""
-    if batch.rollouts.ages_BT is not None:
-        yield "ages", batch.rollouts.ages_BT.int()
+    rollouts = batch.rollouts
+    if rollouts.ages_BT is not None:
+        yield "ages", rollouts.ages_BT.int()
+    if rollouts.turn_rewards_BT is not None:
+        yield "written", rollouts.response_mask_BT
+        yield "turn_rewards", rollouts.turn_rewards_BT
     if batch.advantages_BT is not None:
         yield "advantages", batch.advantages_BT
     if batch.logprobs_BT is not None:
@@ -178,7 +183,11 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         judges=known.get("judges", {}),
         accuracies={name: tuple(each) for name, each in known.get("accuracies", {}).items()},
     )
-    rollouts = Rollouts.from_responses([each.token_ids for each in prompts], responses, groups)
+    turns = None
+    if "written" in table.column_names:
+        turns = Turns(written_N=_flat(table["written"]), rewards_N=_flat(table["turn_rewards"]))
+    asked = [*map(torch.tensor, table["prompt_token_ids"].to_pylist())]
+    rollouts = Rollouts.of_turns(asked, responses, groups, turns)
     if "ages" in table.column_names:
         rollouts = rollouts.with_ages(_flat(table["ages"]).long())
     return RatedBatch(
@@ -200,4 +209,4 @@ def _prompts(table: pa.Table, rows: Sequence[int]) -> list[Prompt]:
 
 def _flat(lists: pa.ChunkedArray) -> Tensor:
     """Concatenate the lists of a column."""
-    return torch.tensor(lists.combine_chunks().flatten().to_numpy())
+    return torch.tensor(lists.combine_chunks().flatten().to_numpy(zero_copy_only=False))

@@ -23,6 +23,7 @@ from mindrl.layouts.layout import TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.engine_rounds import EngineRounds, NextTurns
 from mindrl.trainer.engines import Engines
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
 
@@ -93,56 +94,23 @@ class WorkerHandle:
         is_enough: Callable[[Collection[int]], bool],
         *,
         round_steps: int,
+        next_turns: NextTurns | None = None,
     ) -> Responses:
         """Generate until the completed requests are enough; return all responses, in order.
 
         `is_enough` is called after every `round_steps` steps of the engines, with the indices of
         completed requests. An engine has at most twice as many requests as rows; further ones are
-        sent when some have completed.
+        sent when some have completed. With `next_turns` requests may follow others, and a round
+        ends with the first completed request of each engine.
         """
-        dealt, most = self._request_shares(requests), 2 * self.engine_rows
-        waiting = deque(sorted(place for share in dealt for place in share[most:]))
-        shares = [share[:most] for share in dealt]
-        started = [([requests[place] for place in share], sampling) for share in shares]
-        self.engines.each("begin_sequences", started)
-        whole: set[int] = set()
-        more: list[list[int]] = [[] for _ in shares]
-        while True:
-            steps = [(round_steps, [requests[place] for place in each]) for each in more]
-            found = self.engines.each("advance_sequences", steps)
-            for share, places in zip(shares, found, strict=True):
-                whole |= {share[place] for place in places}
-            if is_enough(whole):
-                break
-            more = self._refill(shares, whole, waiting)
-        replies: list[Responses] = self.engines.each("take_sequences", [()] * len(shares))
-        places = [place for share in [*shares, waiting] for place in share]
-        none = [()] * len(waiting)
-        left = Responses.of(none, none, [False] * len(waiting))
-        return Responses.joined([*replies, left]).in_order(places)
-
-    def _refill(
-        self, shares: Sequence[list[int]], whole: Collection[int], waiting: deque[int]
-    ) -> list[list[int]]:
-        """Assign waiting requests to the least loaded replicas; return those of each."""
-        more: list[list[int]] = [[] for _ in shares]
-        counts = [sum(place not in whole for place in share) for share in shares]
-        while waiting and min(counts) < 2 * self.engine_rows:
-            replica, place = counts.index(min(counts)), waiting.popleft()
-            more[replica].append(place)
-            shares[replica].append(place)
-            counts[replica] += 1
-        return more
-
-    def _request_shares(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Assign started requests round-robin, since they tend to be long; new ones in order."""
-        count = self.engines.replicas
-        started = [place for place, request in enumerate(requests) if request.drawn]
-        new = [place for place, request in enumerate(requests) if not request.drawn]
-        return [
-            started[replica::count] + new[start:end]
-            for replica, (start, end) in enumerate(even_bounds(len(new), count))
-        ]
+        rounds = EngineRounds(
+            engines=self.engines,
+            rows=self.engine_rows,
+            sampling=sampling,
+            round_steps=round_steps,
+            requests=[*requests],
+        )
+        return rounds.run(is_enough, next_turns)
 
     def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:
         """Start calls of a role with these batches, in order.

@@ -50,13 +50,16 @@ class ActorHybridWorker(TrainingWorker):
         self._begin_rollout()
         self.inference_model.begin(requests, sampling)
 
-    def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
-        """Add requests and run steps of the engine.
+    def advance_sequences(
+        self, steps: int, more: Sequence[Request], until: int | None = None
+    ) -> tuple[list[int], Responses]:
+        """Add requests and run steps of the engine, as `RolloutEngine.advance`.
 
-        Returns the indices of requests that were completed.
+        Returns the indices of requests that were completed, and their responses.
         """
         with self.timer("generate"):
-            return self.inference_model.advance(steps, more)
+            whole = self.inference_model.advance(steps, more, until)
+        return whole, self.inference_model.answers(whole)
 
     def take_sequences(self) -> Responses:
         """Return the tokens sampled for this replica's requests, in order."""

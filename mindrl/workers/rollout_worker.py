@@ -115,8 +115,10 @@ class RolloutWorker:
         self._expect(requests)
         self.inference_model.begin(requests, sampling)
 
-    def advance_sequences(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
-        """Add requests and run steps of the engine.
+    def advance_sequences(
+        self, steps: int, more: Sequence[Request], until: int | None = None
+    ) -> tuple[list[int], Responses]:
+        """Add requests and run steps of the engine, as `RolloutEngine.advance`.
 
         Returns the indices of requests that were completed, and their responses. Raises like
         `generate_sequences`.
@@ -124,7 +126,7 @@ class RolloutWorker:
         self._require_weights()
         self._expect(more)
         with self.timer("generate"):
-            whole = self.inference_model.advance(steps, more)
+            whole = self.inference_model.advance(steps, more, until)
             responses = self.inference_model.answers(whole)
         return whole, self._sound(responses, [self.most[place] for place in whole])
 

@@ -231,13 +231,15 @@ class VllmEngine:
         self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages)
         self._rounds.add(requests)
 
-    def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
+    def advance(
+        self, steps: int, more: Sequence[Request] = (), until: int | None = None
+    ) -> list[int]:
         """Run steps of the engine: see `RolloutEngine`."""
         assert self._rounds is not None, "generation has started"
         self._must_be_awake()
         self._rounds.add(more)
         with _own_random_state(self.seed), PROGRESS.steady():
-            return self._rounds.advance(steps)
+            return self._rounds.advance(steps, until)
 
     def answers(self, places: Sequence[int]) -> Responses:
         """Return the responses of completed requests: see `RolloutEngine`."""

@@ -36,10 +36,13 @@ class Rounds:
             self.drawn.append(([], []))
             self.finished.append(False)
 
-    def advance(self, steps: int) -> list[int]:
-        """Run steps of the engine; return the indices of requests that were completed."""
-        whole = []
-        while self.open and steps:
+    def advance(self, steps: int, until: int | None = None) -> list[int]:
+        """Run steps of the engine; return the indices of requests that were completed.
+
+        Stops early when `until` requests are complete.
+        """
+        whole: list[int] = []
+        while self.open and steps and (until is None or len(whole) < until):
             found = [self._store(output) for output in self.engine.step()]
             whole += [place for place, is_complete in found if is_complete]
             steps -= 1

@@ -22,6 +22,10 @@ class _InFlight:
     """Indices of those that returned."""
     steps: int = 0
 
+    def unreturned(self) -> list[ResponseNumber]:
+        """Return the responses whose requests are open."""
+        return [row for index, row in enumerate(self.rows) if index not in self.returned]
+
 
 @dataclass
 class Assignments:
@@ -35,15 +39,19 @@ class Assignments:
         """Assign unassigned responses, oldest first, each group to the least loaded replica.
 
         The load is the number of tokens in flight. Responses to a prompt stay together unless some
-        were assigned before.
+        were assigned before. A further turn goes to the replica that has its prefix.
         """
-        assigned = {row for each in self.in_flight.values() for row in each.rows}
+        assigned = {row for each in self.in_flight.values() for row in each.unreturned()}
         loads = {number: self._load(number) for number in sorted(replicas)}
         groups: dict[int, list[ResponseNumber]] = {}
-        for row in self.pool.incomplete() if loads else ():
-            if row not in assigned:
-                groups.setdefault(row.group, []).append(row)
         more: dict[int, list[ResponseNumber]] = {}
+        for row in self.pool.incomplete() if loads else ():
+            if row in assigned:
+                continue
+            if (known := self._replica_of(row)) in loads:
+                more.setdefault(known, []).append(row)
+            else:
+                groups.setdefault(row.group, []).append(row)
         for rows in groups.values():
             chosen = min(loads, key=loads.__getitem__)
             loads[chosen] += sum(map(self._tokens, rows))
@@ -90,8 +98,12 @@ class Assignments:
 
     def _load(self, replica: int) -> int:
         each = self.in_flight.get(replica, _InFlight())
-        left = [row for index, row in enumerate(each.rows) if index not in each.returned]
-        return sum(self._tokens(row) for row in left if row.group in self.pool.groups)
+        rows = (row for row in each.unreturned() if row.group in self.pool.groups)
+        return sum(map(self._tokens, rows))
+
+    def _replica_of(self, row: ResponseNumber) -> int:
+        """Return the replica that had a request of a response before; -1 if none had."""
+        return next((each for each, its in self.in_flight.items() if row in its.rows), -1)
 
     def _sampled(self, row: ResponseNumber) -> int:
         return len(self.pool.groups[row.group].sequences[row.response].tokens_N)

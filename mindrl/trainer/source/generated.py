@@ -58,6 +58,8 @@ class GeneratedGroups(Source[Gathered]):
             pool.start(step, bounds.to_start_ahead(step, len(pool.groups)))
         measured = generation.end(step, trained, check_interrupt)
         metrics = measured.metrics
+        if pool.turns is not None:
+            metrics = metrics | pool.turns.check(trained)
         prompts, rollouts = pool.prompts_of(trained), pool.rollouts(step, trained)
         rating: Rating
         if judged is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.reward_manager import Rewarded
+from mindrl.trainer.source.conversing import Conversing
 from mindrl.trainer.source.group import OpenGroup
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.weight_probe import PROBE_RESPONSES
@@ -77,23 +78,26 @@ class InTurns(Generation):
         self,
         step: int,
         is_enough: IsEnough,
-        check_interrupt: Callable[[], None],  # noqa: ARG002
+        check_interrupt: Callable[[], None],
     ) -> None:
         """Generate for all incomplete responses; nothing is done if there are none."""
-        rows, answering = self.pool.incomplete(), self.pool.answering
-        if not rows:
+        pool, answering = self.pool, self.pool.answering
+        if pool.turns is not None:
+            self._converse(step, is_enough, check_interrupt)
+            return
+        if not (rows := pool.incomplete()):
             return
         if self.round_steps is None:
-            prompts = [self.pool.prompt(number) for number in self.pool.groups]
-            rollouts = answering.roll_out(prompts, step, self.pool.used_prompts())
+            prompts = [pool.prompt(number) for number in pool.groups]
+            rollouts = answering.roll_out(prompts, step, pool.used_prompts())
             responses = rollouts.responses()
         else:
-            requests = [self.pool.request(row) for row in rows]
+            requests = [pool.request(row) for row in rows]
 
             def is_over(complete: Collection[int]) -> bool:
                 self.rounds += 1
                 open_ = {row.group for at, row in enumerate(rows) if at not in complete}
-                return is_enough([number not in open_ for number in self.pool.groups])
+                return is_enough([number not in open_ for number in pool.groups])
 
             with answering.rewards.timer("rollout"):
                 responses = answering.workers.generate_until(
@@ -101,7 +105,36 @@ class InTurns(Generation):
                 )
         finished = responses.finished_B.tolist()
         for row, sampled, ended in zip(rows, responses.each(), finished, strict=True):
-            self.pool.extend(row, sampled, step=step, finished=ended)
+            pool.extend(row, sampled, step=step, finished=ended)
+
+    def _converse(
+        self, step: int, is_enough: IsEnough, check_interrupt: Callable[[], None]
+    ) -> None:
+        """Generate turns, each as soon as its environment has answered the one before."""
+        pool, answering = self.pool, self.pool.answering
+        assert pool.turns is not None, "conversations have environments"
+        talks = Conversing(
+            pool=pool,
+            step=step,
+            check_interrupt=check_interrupt,
+            lock_step=pool.turns.config.lock_step,
+        )
+
+        def is_over(_: Collection[int]) -> bool:
+            self.rounds += 1
+            return talks.is_over() or is_enough(pool.complete_groups())
+
+        with answering.rewards.timer("rollout"):
+            if not (requests := talks.first()):
+                return
+            responses = answering.workers.generate_until(
+                requests,
+                answering.sampling,
+                is_over,
+                round_steps=self.round_steps or answering.round_steps,
+                next_turns=talks.next_turns,
+            )
+            talks.end(responses)
 
     def end(
         self,

@@ -4,13 +4,16 @@ Shapes: N tokens of a response.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from mindrl.batch.conversations import Conversation, Turn
+from mindrl.batch.rollouts import Turns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -27,15 +30,28 @@ class OpenSequence:
     """int64; step of those weights."""
     finished: bool = False
     """Whether it ended by itself."""
+    conversation: Conversation | None = None
+    """Its turns and those of an environment. None without one."""
 
     @classmethod
-    def started(cls, sample: int) -> Self:
+    def started(cls, sample: int, conversation: Conversation | None = None) -> Self:
         """Create a response without tokens."""
         none = torch.zeros(0, dtype=torch.int64)
-        return cls(sample=sample, tokens_N=none, logprobs_N=torch.zeros(0), steps_N=none)
+        return cls(
+            sample=sample,
+            tokens_N=none,
+            logprobs_N=torch.zeros(0),
+            steps_N=none,
+            conversation=conversation,
+        )
 
     def is_complete(self, longest: int) -> bool:
-        """Return whether it ended, by itself or at the maximum number of tokens."""
+        """Return whether it ended, by itself or at the maximum number of tokens.
+
+        A conversation ends when its environment, or a limit, ends it.
+        """
+        if self.conversation is not None:
+            return self.conversation.ending is not None
         return self.finished or len(self.tokens_N) == longest
 
     def with_more(self, tokens_N: Tensor, logprobs_N: Tensor, *, step: int, finished: bool) -> Self:
@@ -68,9 +84,32 @@ class OpenGroup:
         self, index: int, sampled: tuple[Tensor, Tensor], *, step: int, finished: bool
     ) -> Self:
         """Append to a response the tokens and log-probs, [N] each, sampled in a step."""
+        more = self.sequences[index].with_more(*sampled, step=step, finished=finished)
+        return self.with_sequence(index, more)
+
+    def with_sequence(self, index: int, sequence: OpenSequence) -> Self:
+        """Replace a response."""
         sequences = [*self.sequences]
-        sequences[index] = sequences[index].with_more(*sampled, step=step, finished=finished)
+        sequences[index] = sequence
         return replace(self, sequences=tuple(sequences))
+
+
+def own_prompt(sequence: OpenSequence, prompt_P: Tensor) -> Tensor:
+    """Return the token ids of a response's prompt, given those of its group."""
+    conversation = sequence.conversation
+    return prompt_P if conversation is None else torch.tensor(conversation.prompt_ids)
+
+
+def turns_of(sequences: Sequence[OpenSequence]) -> Turns | None:
+    """Return who wrote each token, and the rewards of turns; None without environments."""
+    known = [(each.conversation, len(each.tokens_N)) for each in sequences]
+    talks = [(talk, length) for talk, length in known if talk is not None]
+    if not talks:
+        return None
+    return Turns(
+        written_N=torch.cat([talk.written(length) for talk, length in talks]),
+        rewards_N=torch.cat([talk.rewards(length) for talk, length in talks]),
+    )
 
 
 _COLUMNS = {"tokens_N": np.int64, "logprobs_N": np.float32, "steps_N": np.int64}
@@ -115,12 +154,24 @@ class PoolState:
 def _as_json(sequence: OpenSequence) -> dict[str, Any]:
     columns = {name: getattr(sequence, name).numpy().tobytes() for name in _COLUMNS}
     texts = {name: b64encode(content).decode() for name, content in columns.items()}
-    return {"sample": sequence.sample, "finished": sequence.finished, **texts}
+    known: dict[str, Any] = {"sample": sequence.sample, "finished": sequence.finished}
+    if sequence.conversation is not None:
+        known["conversation"] = asdict(sequence.conversation)
+    return known | texts
 
 
 def _of_json(values: Mapping[str, Any]) -> OpenSequence:
-    columns = {
+    columns: dict[str, Any] = {
         name: torch.from_numpy(np.frombuffer(b64decode(values[name]), kind).copy())
         for name, kind in _COLUMNS.items()
     }
-    return OpenSequence(sample=values["sample"], finished=values["finished"], **columns)
+    known = {name: value for name, value in values.items() if name not in _COLUMNS}
+    if (turns := known.get("conversation")) is not None:
+        known["conversation"] = Conversation(
+            **turns
+            | {
+                "prompt_ids": tuple(turns["prompt_ids"]),
+                "turns": tuple(Turn(**turn) for turn in turns["turns"]),
+            }
+        )
+    return OpenSequence(**known, **columns)

@@ -11,6 +11,7 @@ from mindrl.data.order import MixedOrder, PromptOrder
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.reward_manager import Rating, RewardManager
+from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.worker_handle import WorkerHandle
 
 DataT = TypeVar("DataT")
@@ -65,6 +66,10 @@ class Answering:
     rewards: RewardManager
     per_step: int
     """Prompts that a step trains on."""
+    round_steps: int = 32
+    """Engine steps between looks at the answers of environments."""
+    turns: EnvironmentTurns | None = None
+    """Environments of the conversations. None: one response to each prompt."""
 
     def prompts_from(self, start: int, count: int) -> list[Prompt]:
         """Return `count` prompts from an index in the order; indices count from 0."""

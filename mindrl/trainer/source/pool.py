@@ -11,12 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mindrl.batch.conversations import Conversation
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request
-from mindrl.trainer.source.group import OpenGroup, OpenSequence, PoolState
+from mindrl.trainer.source.group import (
+    OpenGroup,
+    OpenSequence,
+    PoolState,
+    own_prompt,
+    turns_of,
+)
 from mindrl.trainer.source.interface import Answering
 
 
@@ -32,16 +39,20 @@ class GroupPool:
 
     def __init__(self, config: RunConfig, answering: Answering) -> None:
         """Create an empty pool at the start of the data."""
-        self.answering = answering
+        self.answering, self.turns = answering, answering.turns
         self.seed = config.megatron_training.seed
-        self.samples = config.rl_config.n_samples_per_prompt
-        self.longest = config.generate_config.sampling_config.max_tokens
+        self.samples = answering.sampling.samples_per_prompt
+        self.longest = answering.sampling.section.max_tokens
         self.load(PoolState(next_prompt=0))
 
     def load(self, state: PoolState) -> None:
         """Replace all groups and the position by those of a state."""
         self.next_prompt = state.next_prompt
         self.groups = dict(enumerate(state.groups))
+        if self.turns is not None:
+            self.turns.forget()
+            for row in self.incomplete():
+                self._begin(row)
         self._numbers = count(len(state.groups))
         self._started_in, self._started = 0, list[int]()
 
@@ -54,10 +65,14 @@ class GroupPool:
         uids = [self.answering.prompts[each].uid for each in every for _ in range(self.samples)]
         samples = iter(sample_numbers(uids)[len(self._started) * self.samples :])
         for index in indices:
-            sequences = [OpenSequence.started(next(samples)) for _ in range(self.samples)]
-            self.groups[next(self._numbers)] = OpenGroup(
+            open_ = None if self.turns is None else Conversation()
+            sequences = [OpenSequence.started(next(samples), open_) for _ in range(self.samples)]
+            group = next(self._numbers)
+            self.groups[group] = OpenGroup(
                 prompt=index, start_step=step, sequences=tuple(sequences)
             )
+            for response in range(self.samples):
+                self._begin(ResponseNumber(group, response))
         self.next_prompt += number
         self._started = every
 
@@ -76,12 +91,14 @@ class GroupPool:
         return self.answering.prompts[self.groups[group].prompt]
 
     def incomplete(self) -> list[ResponseNumber]:
-        """Return the responses that need more tokens."""
-        return [
+        """Return the responses that need more tokens of the policy."""
+        waiting = () if self.turns is None else self.turns.waiting
+        rows = (
             ResponseNumber(number, response)
             for number, group in self.groups.items()
             for response in group.incomplete(self.longest)
-        ]
+        )
+        return [row for row in rows if row not in waiting]
 
     def complete_groups(self) -> list[bool]:
         """Return for each group whether it can be trained on."""
@@ -89,19 +106,16 @@ class GroupPool:
 
     def request(self, row: ResponseNumber) -> Request:
         """Return the request for the rest of a response."""
-        group, prompt = self.groups[row.group], self.prompt(row.group)
-        sequence = group.sequences[row.response]
-        drawn = len(sequence.tokens_N)
+        sequence, prompt = self._sequence(row), self.prompt(row.group).token_ids
+        length = drawn = len(sequence.tokens_N)
+        if self.turns is not None:
+            assert sequence.conversation is not None, "it has an environment"
+            prompt = sequence.conversation.prompt_ids
+            drawn = self.longest - self.turns.tokens_left(sequence)
         return Request(
-            token_ids=(*prompt.token_ids, *sequence.tokens_N.tolist()),
+            token_ids=(*prompt, *sequence.tokens_N.tolist()),
             drawn=drawn,
-            seed=sequence_seed(
-                self.seed,
-                step=group.start_step,
-                uid=prompt.uid,
-                sample=sequence.sample,
-                drawn=drawn,
-            ),
+            seed=self._seed(row, length),
         )
 
     def extend(
@@ -112,6 +126,40 @@ class GroupPool:
         self.groups[row.group] = group.with_more(
             row.response, sampled, step=step, finished=finished
         )
+        if self.turns is not None:
+            turns, prompt = self.turns, self.prompt(row.group)
+            drawn = turns.drawn(row, self._sequence(row), prompt, self._seed(row))
+            self._replace(row, drawn)
+
+    def hear(self, seconds: float = 0.0) -> bool:
+        """Add what environments answer within `seconds`; return whether any is still asked."""
+        if self.turns is None:
+            return False
+        for found, answer in self.turns.answers(seconds):
+            row = ResponseNumber(*found)
+            prompt = self.prompt(row.group)
+            self._replace(row, self.turns.answered(row, self._sequence(row), prompt, answer))
+        return bool(self.turns.waiting)
+
+    def _sequence(self, row: ResponseNumber) -> OpenSequence:
+        return self.groups[row.group].sequences[row.response]
+
+    def _replace(self, row: ResponseNumber, sequence: OpenSequence) -> None:
+        group = self.groups[row.group]
+        self.groups[row.group] = group.with_sequence(row.response, sequence)
+
+    def _seed(self, row: ResponseNumber, drawn: int = 0) -> int:
+        """Return the seed of a response, or of what follows its first tokens."""
+        group = self.groups[row.group]
+        uid, sample = self.prompt(row.group).uid, group.sequences[row.response].sample
+        step = group.start_step
+        return sequence_seed(self.seed, step=step, uid=uid, sample=sample, drawn=drawn)
+
+    def _begin(self, row: ResponseNumber) -> None:
+        """Let the environment of a response begin, unless it has begun."""
+        conversation = self._sequence(row).conversation
+        if self.turns is not None and conversation is not None and not conversation.prompt_ids:
+            self.turns.begin(row, self.prompt(row.group), self._seed(row))
 
     def take(self, indices: Sequence[int]) -> list[OpenGroup]:
         """Remove and return the groups at these indices."""
@@ -122,18 +170,33 @@ class GroupPool:
         """Return the prompt of each group."""
         return [self.answering.prompts[group.prompt] for group in groups]
 
-    def rollouts(self, step: int, groups: Sequence[OpenGroup]) -> Rollouts:
-        """Return groups as rollouts, with the age of each token if some are old."""
-        sequences = [each for group in groups for each in group.sequences]
+    def rollouts(
+        self, step: int, groups: Sequence[OpenGroup], *, with_failed: bool = False
+    ) -> Rollouts:
+        """Return groups as rollouts, with the age of each token if some are old.
+
+        Failed conversations are left out by default.
+        """
+        rows = [
+            (place, each)
+            for place, group in enumerate(groups)
+            for each in group.sequences
+            if with_failed or each.conversation is None or each.conversation.ending != "failed"
+        ]
+        sequences = [each for _, each in rows]
         responses = Responses(
             token_ids_N=torch.cat([each.tokens_N for each in sequences]),
             logprobs_N=torch.cat([each.logprobs_N for each in sequences]),
             lengths_B=torch.tensor([len(each.tokens_N) for each in sequences]),
             finished_B=torch.tensor([each.finished for each in sequences]),
         )
-        asked = [prompt.token_ids for prompt in self.prompts_of(groups)]
-        group_B = [index for index in range(len(groups)) for _ in range(self.samples)]
-        rollouts = Rollouts.from_responses(asked, responses, group_B)
+        prompts = [torch.tensor(prompt.token_ids) for prompt in self.prompts_of(groups)]
+        rollouts = Rollouts.of_turns(
+            [own_prompt(each, prompts[place]) for place, each in rows],
+            responses,
+            [place for place, _ in rows],
+            turns_of(sequences),
+        )
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 

@@ -16,6 +16,8 @@ from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replica_thread import Advanced, Lost, Probed, ReplicaThread, is_loss
 from mindrl.trainer.weight_probe import WeightProbe
 
+_HEAR_SECONDS = 0.005
+"""Interval between looks at the answers of environments."""
 _LOOK_SECONDS = 0.1
 """Interval between checks of whether the run was asked to stop."""
 
@@ -130,6 +132,9 @@ class Replicas(Generation):
                     thread.stop()
                 while self.threads:
                     self._process_event(lambda: None)
+                # The pool may be saved with all that environments have answered.
+                while self.pool.hear(_LOOK_SECONDS):
+                    pass
             self._seconds["pause"] += time.perf_counter() - began
             if is_over() or not self._living():
                 return
@@ -167,8 +172,9 @@ class Replicas(Generation):
         """Wait briefly for an event, and process it."""
         check_interrupt()
         self.engines.check_training()
+        is_asked = self.pool.hear()
         try:
-            event = self.events.get(timeout=_LOOK_SECONDS)
+            event = self.events.get(timeout=_HEAR_SECONDS if is_asked else _LOOK_SECONDS)
         except Empty:
             return
         if isinstance(event, Lost):

@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -94,7 +94,7 @@ def groups_of(
         prompts=PROMPTS,
         order=prompt_order(chosen, of_run),
         workers=roles,
-        sampling=SAMPLING,
+        sampling=replace(SAMPLING, section=chosen.generate_config.sampling_config),
         rewards=RewardManager(rewards(roles), decode, StageTimer()),
         per_step=2,
     )

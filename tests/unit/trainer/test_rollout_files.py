@@ -2,6 +2,7 @@
 
 import errno
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 
-from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts, Turns
 from mindrl.errors import DataError, OutputError
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
@@ -52,12 +53,32 @@ def batch() -> RatedBatch:
     )
 
 
-def test_a_step_comes_back_to_the_bit(tmp_path: Path) -> None:
-    files, written = RolloutFiles(tmp_path), batch()
+def conversations() -> RatedBatch:
+    """Return the batch with tokens of an environment in three responses, and own prompts."""
+    written = batch()
+    turns = Turns(
+        written_N=torch.tensor([True, False, True, True, True, False, True]),
+        rewards_N=torch.tensor([0.0, 0.5, 0.0, 1 / 3, 0.0, 0.0, -1.0]),
+    )
+    asked = [torch.tensor(each) for each in ([5], [5, 6], [7, 8, 9], [7])]
+    rollouts = Rollouts.of_turns(asked, written.rollouts.responses(), [0, 0, 1, 1], turns)
+    first = [
+        replace(each, token_ids=ids)
+        for each, ids in zip(written.prompts, [(5,), (7, 8, 9)], strict=True)
+    ]
+    return replace(written, prompts=first, rollouts=rollouts)
+
+
+@pytest.mark.parametrize("make", [batch, conversations])
+def test_a_step_comes_back_to_the_bit(tmp_path: Path, make: Callable[[], RatedBatch]) -> None:
+    files, written = RolloutFiles(tmp_path), make()
     files.write(12, written, 1)
     read = files.read(12)
     for field in fields(Rollouts):
         ours, theirs = (getattr(each.rollouts, field.name) for each in (written, read))
+        assert (ours is None) == (theirs is None), field.name
+        if ours is None:
+            continue
         assert ours.dtype == theirs.dtype
         assert ours.numpy().tobytes() == theirs.numpy().tobytes(), field.name
     assert (read.prompts, read.rewarded) == (written.prompts, written.rewarded)

@@ -1,6 +1,6 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.engine_rounds import Completed, FollowUp
 from mindrl.trainer.engines import ColocatedEngines
 from mindrl.trainer.worker_handle import WorkerHandle
 
@@ -96,15 +97,23 @@ class DrawingGroup(RecordingGroup):
             for ids, scores in zip(tokens, logprobs, strict=True)
         ]
 
-    def whole_of(self, rank: int, steps: int, more: Sequence[Request]) -> list[int]:
+    def whole_of(
+        self, rank: int, steps: int, more: Sequence[Request], until: int | None = None
+    ) -> tuple[list[int], Responses]:
         lengths = [each.seed - each.drawn for each in more]
         self.lengths[rank] += lengths
         left = self.left[rank] = self.left[rank] + lengths
         was_open = [place for place, each in enumerate(left) if each]
+        whole: list[int] = []
         for _ in range(steps):
             for place in [place for place, each in enumerate(left) if each][: self.rows]:
                 left[place] -= 1
-        return [place for place in was_open if not left[place]]
+            whole = [place for place in was_open if not left[place]]
+            if until is not None and len(whole) >= until:
+                break
+        tokens = [[self.lengths[rank][place]] * self.lengths[rank][place] for place in whole]
+        logprobs = [[-1.0] * len(each) for each in tokens]
+        return whole, Responses.of(tokens, logprobs, [True] * len(whole))
 
 
 def dealing_actor(
@@ -217,6 +226,31 @@ def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
     assert more == [[[], []], [[], [2, 3]], [[], [6, 7]]]
     assert seen == [[4, 5], [2, 3, 4, 5], [2, 3, 4, 5, 6]]
     assert found.lengths_B.tolist() == [6, 0, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_it_can() -> None:
+    group = DrawingGroup()
+    actor = dealing_actor(group, train=1, rollout=2)
+    requests = [Request(token_ids=(5, place), drawn=0, seed=2 + place) for place in range(4)]
+    seen: list[tuple[list[int], int]] = []
+
+    def next_turns(new: Mapping[int, Completed], left: int) -> list[FollowUp]:
+        seen.append((sorted(new), left))
+        first = [FollowUp(0, Request(token_ids=(5, 9), drawn=0, seed=1))] if 0 in new else []
+        # One that has no prefix goes to the replica with the fewest open requests.
+        alone = [FollowUp(None, Request(token_ids=(5, 8), drawn=0, seed=1))] if 1 in new else []
+        return [*first, *alone]
+
+    found = actor.generate_until(
+        requests, SAMPLING, lambda whole: len(whole) == 6, round_steps=9, next_turns=next_turns
+    )
+
+    # The rounds end with the first completed request of each engine, not after 9 steps.
+    assert seen == [([0, 2], 2), ([1, 3, 4], 0), ([5], 0)]
+    _, *rounds, _ = group.given
+    more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
+    assert more == [[[], []], [[9], []], [[8], []]]
+    assert found.lengths_B.tolist() == [2, 3, 4, 5, 1, 1]
 
 
 def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:

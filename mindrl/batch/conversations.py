@@ -1,0 +1,65 @@
+"""A response of several turns: which tokens the policy wrote, and what its environment gave.
+
+Shapes: N tokens of the response, of policy and environment.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+Ending = Literal["done", "turns", "turn_tokens", "tokens", "failed"]
+"""Why a conversation ended: its environment ended it, its last turn was the last allowed one, a
+turn reached its limit of tokens, the conversation did, or its environment failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """A turn of the policy, and the answer of the environment."""
+
+    start: int
+    """Index of its first token in the response."""
+    end: int
+    """Index after its last token."""
+    calls: int = 0
+    """Number of tool calls in it."""
+    reward: float = 0.0
+    """The environment's reward for it."""
+    answer: str = ""
+    """SHA-256 of the answer, by which a replayed environment is compared; empty without one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """What a response of several turns has besides its tokens."""
+
+    prompt_ids: tuple[int, ...] = ()
+    """Token ids of its own prompt, with the text that the environment begins with. Empty until the
+    environment has begun."""
+    turns: tuple[Turn, ...] = ()
+    """Ended turns of the policy."""
+    next_start: int = 0
+    """Index of the first token of the turn after them."""
+    ending: Ending | None = None
+    """None while it is open."""
+
+    def with_turn(self, turn: Turn, next_start: int, ending: Ending | None) -> Self:
+        """Append a turn; the next one starts after the tokens of the environment."""
+        turns = (*self.turns, turn)
+        return replace(self, turns=turns, next_start=next_start, ending=ending)
+
+    def written(self, length: int) -> Tensor:
+        """Return the mask of the tokens that the policy sampled, bool [N], for a length N."""
+        written_N = torch.zeros(length, dtype=torch.bool)
+        for turn in self.turns:
+            written_N[turn.start : turn.end] = True
+        written_N[self.next_start :] = True
+        return written_N
+
+    def rewards(self, length: int) -> Tensor:
+        """Return the reward of each turn at its last token, float32 [N], 0 elsewhere."""
+        rewards_N = torch.zeros(length)
+        for turn in self.turns:
+            rewards_N[turn.end - 1] += turn.reward
+        return rewards_N

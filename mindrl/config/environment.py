@@ -1,0 +1,53 @@
+"""Section `environment_config`: tools and games that answer the policy's turns."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.section import SECTION, Fraction, Mib, Seconds, TokenCount, Weight
+
+_TurnCount = Annotated[int, Field(ge=1, le=10_000)]
+_ProcessCount = Annotated[int, Field(ge=1, le=10_000)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class EnvironmentConfig:
+    """Who answers the policy's turns, and limits of a conversation."""
+
+    environment: str | None = None
+    """Your class, as `file.py:Class` or `package.module:Class`: TRL's contract (`reset(**row)`,
+    public methods are tools, `get_reward()`), or a text game with `step(text)`. None: `tools`
+    alone."""
+    arguments: dict[str, Any] | None = None
+    """Arguments of the class, by name."""
+    tools: tuple[str, ...] = ()
+    """Your functions that the policy may call, as `file.py:function`. They have type hints and a
+    docstring with a line for each argument."""
+    tool_format: Literal["tagged_json", "plain_json"] = "tagged_json"
+    """How the policy writes a tool call: JSON between <tool_call> tags (Qwen2.5, Qwen3, Hermes), or
+    a turn of nothing but JSON (Llama 3.1 and later)."""
+    reward_weight: Weight = 1.0
+    """Weight of the environment's rewards, which are added to those of reward functions."""
+    max_turns: _TurnCount = 8
+    """Most turns of the policy in a conversation."""
+    max_turn_tokens: TokenCount | None = None
+    """Most tokens of a turn. None: what the conversation leaves; the limit of a conversation after
+    its prompt, with the environment's tokens, is `generate_config.sampling_config.max_tokens`."""
+    max_result_tokens: TokenCount = 512
+    """Most tokens of one tool result or message of the environment; longer ones are cut."""
+    lock_step: bool = False
+    """Whether all conversations wait for each other after each turn. Slower; on devices where the
+    composition of a batch changes bits, the order of tools then changes none."""
+    processes: _ProcessCount = 64
+    """Most processes of environments at a time, one for each open conversation."""
+    memory_mib: Mib = 1024
+    """Memory of each process, besides that of the imports."""
+    start_timeout_seconds: Seconds = 60
+    """Longest wait for the imports of your code, and for `reset`."""
+    call_timeout_seconds: Seconds = 30
+    """Longest wait for the answer to a turn. Then the process is killed, and the turn is repeated
+    once."""
+    max_failed_fraction: Fraction = 0.05
+    """Most conversations of a step, as a fraction, whose environments may fail. Failed ones are not
+    trained on; more end the run."""

@@ -1,0 +1,44 @@
+"""Rules for runs with environments. Imports no torch."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding, broken
+from mindrl.config.run import RunConfig
+
+_SECTION = "environment_config"
+
+
+def environment_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield what an environment lacks, and what cannot be combined with it."""
+    section = config.environment_config
+    if section is None:
+        return
+    if section.environment is None and not section.tools:
+        text = f"{_SECTION} names neither an environment nor tools; give one, such as {_SECTION}"
+        yield Finding(f"{text}.tools=[tools.py:add]", f"{_SECTION}.environment")
+    if section.arguments and section.environment is None:
+        text = f"{_SECTION}.arguments are arguments of a class; name it in {_SECTION}.environment"
+        yield Finding(text, f"{_SECTION}.arguments")
+    longest, turn = config.generate_config.sampling_config.max_tokens, section.max_turn_tokens
+    if turn is not None and turn > longest:
+        need = f"is more than generate_config.sampling_config.max_tokens={longest}"
+        yield broken(f"{_SECTION}.max_turn_tokens", turn, need, longest)
+    yield from _combinations(config)
+
+
+def _combinations(config: RunConfig) -> Iterator[Finding]:
+    rl = config.rl_config
+    if not rl.use_dynamic_bsz:
+        need = f"must be true with {_SECTION}: a step has fewer sequences if an environment fails"
+        yield broken("rl_config.use_dynamic_bsz", rl.use_dynamic_bsz, need, True)
+    if rl.has_baseline:
+        need = f"answers each prompt greedily once, which {_SECTION} does not; another estimator"
+        yield broken("rl_config.adv_estimator", rl.adv_estimator, need, "group_norm")
+    if config.spool_config.job is not None:
+        need = f"has no environments yet; remove {_SECTION} or run one job"
+        yield broken("spool_config.job", config.spool_config.job, need, None)
+    if config.is_apart and rl.step_order == "in_turns":
+        need = f"has no turns on separate devices; {_SECTION} needs another order there"
+        yield broken("rl_config.step_order", rl.step_order, need, "one_step_off")
+    if config.sft_config is not None:
+        yield Finding(f"{_SECTION} has no effect with sft_config; remove it", _SECTION)

@@ -1,0 +1,1 @@
+"""Environments of conversations: tools and text games, each in a process of its own."""

@@ -1,0 +1,142 @@
+"""What a user's environment offers, by the contract of TRL or as a text game.
+
+TRL's contract: a class with `reset(**row)`, which may return text for the last message of the
+prompt, whose other public methods are tools, and which may have `get_reward()`. The conversation
+ends with a turn that calls no tool. Plain functions are tools without a class.
+
+A text game is a class with `reset(**row)` and `step(text)`, which returns an observation, a reward
+and whether the game is over, or the five values of gymnasium.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from mindrl.environments.messages import Action, Answer, Message, ToolCall
+
+_OF_CLASS = ("reset", "get_reward", "close")
+
+
+class Environment(Protocol):
+    """One conversation's environment, in its process."""
+
+    def reset(self, row: Mapping[str, Any]) -> str | None:
+        """Begin a conversation about a row; return text for the prompt."""
+
+    def step(self, action: Action) -> Answer:
+        """Answer a turn of the policy."""
+
+
+class ToolEnvironment:
+    """Tools: functions, or the public methods of an object."""
+
+    def __init__(self, made: object | None, functions: Mapping[str, Callable[..., Any]]) -> None:
+        """Set the object, None without one, and all tools by name."""
+        self.made, self.tools = made, functions
+
+    def reset(self, row: Mapping[str, Any]) -> str | None:
+        """Begin: see `Environment`."""
+        if self.made is None:
+            return None
+        return _text_or_none("reset", getattr(self.made, "reset")(**row))  # noqa: B009
+
+    def step(self, action: Action) -> Answer:
+        """Return the results of all calls of a turn, or end the conversation without any."""
+        if not action.calls:
+            found = getattr(self.made, "get_reward", None)
+            return Answer(reward=0.0 if found is None else number("get_reward", found()), done=True)
+        results = (Message(role="tool", text=self._result(call)) for call in action.calls)
+        return Answer(messages=tuple(results))
+
+    def _result(self, call: ToolCall) -> str:
+        """Return the result of a call; a mistake of the policy is a result too."""
+        if call.error:
+            return _mistake(call.error)
+        if call.name not in self.tools:
+            return _mistake(f"no tool {call.name}; there are: {', '.join(self.tools)}")
+        try:
+            found = self.tools[call.name](**call.arguments)
+            if inspect.isawaitable(found):
+                found = asyncio.run(_awaited(found))
+        except Exception as error:  # noqa: BLE001
+            return _mistake(f"{type(error).__name__}: {error}")
+        return found if isinstance(found, str) else json.dumps(found, default=str)
+
+
+class TextGame:
+    """An object with `step(text)`."""
+
+    def __init__(self, made: object) -> None:
+        """Set the object."""
+        self.made: Any = made
+
+    def reset(self, row: Mapping[str, Any]) -> str | None:
+        """Begin: see `Environment`."""
+        found = self.made.reset(**row)
+        # Gymnasium returns an observation and a dictionary.
+        first = found[0] if isinstance(found, tuple) else found
+        return _text_or_none("reset", first)
+
+    def step(self, action: Action) -> Answer:
+        """Make a move; the observation is the next message of the user."""
+        found = self.made.step(action.text)
+        if not isinstance(found, tuple) or len(found) not in {3, 5}:
+            raise TypeError(
+                f"step returned {type(found).__name__}; need (observation, reward, done), or the "
+                "five values of gymnasium"
+            )
+        observation, reward = found[0], number("step", found[1])
+        done = bool(found[2]) or (len(found) == 5 and bool(found[3]))
+        message = Message(role="user", text=str(observation))
+        return Answer(messages=() if done else (message,), reward=reward, done=done)
+
+
+def public_tools(kind: type) -> list[str]:
+    """Return the names of the methods of a class that are tools."""
+    functions = inspect.getmembers(kind, inspect.isfunction)
+    return [name for name, _ in functions if not name.startswith("_") and name not in _OF_CLASS]
+
+
+def is_text_game(kind: type) -> bool:
+    """Return whether a class is a text game."""
+    return callable(getattr(kind, "step", None))
+
+
+def environment_of(
+    kind: type | None, functions: Sequence[Callable[..., Any]], arguments: Mapping[str, Any]
+) -> Environment:
+    """Create the environment of a conversation from the user's class and functions."""
+    made = None if kind is None else kind(**arguments)
+    if kind is not None and is_text_game(kind):
+        return TextGame(made)
+    names = [] if kind is None else public_tools(kind)
+    tools = {name: getattr(made, name) for name in names}
+    return ToolEnvironment(made, tools | {each.__name__: each for each in functions})
+
+
+def number(source: str, value: object) -> float:
+    """Return a reward as a finite float.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise TypeError(f"{source} returned {value!r}; need a finite number")
+    return float(value)
+
+
+def _text_or_none(source: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{source} returned {type(value).__name__}; need text or None")
+    return value
+
+
+def _mistake(text: str) -> str:
+    return json.dumps({"error": text})
+
+
+async def _awaited(result: Any) -> Any:
+    return await result

@@ -1,0 +1,308 @@
+"""The environments of a run, on its driver: started, asked, killed and replayed.
+
+A process that gives no answer in time, ends, or sends too much is killed. The same seed and the
+same actions then bring a new process to the same state, which the fingerprints of all answers
+prove; the turn is answered by it. An environment that fails again, or raises, has failed.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import recv_fds, socket, socketpair
+from typing import Any, NamedTuple
+
+from mindrl.environments.messages import Action, Answer, Failed, Frames, Opening
+from mindrl.environments.process import PID, EnvironmentSpec
+from mindrl.errors import ConfigError, EnvironmentFailedError
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[4:]
+from mindrl.platform.guard import fork_guarded
+orders, sockets, caller_pid = map(int, sys.argv[1:4])
+fork_guarded(caller_pid, orders)
+from mindrl.environments.process import serve
+serve(orders, sockets)
+"""
+_STOP_SECONDS = 10.0
+_ANSWER_BYTES = 1 << 20
+"""Largest answer of an environment."""
+
+
+class Key(NamedTuple):
+    """A conversation."""
+
+    owner: str
+    """Who asks for the answers."""
+    group: int
+    response: int
+    """Index in its group."""
+
+
+Past = Sequence[tuple[Action, str]]
+"""Earlier turns of a conversation, and the fingerprint of each answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of the processes of a run."""
+
+    processes: int
+    """Most of them at a time; further conversations wait."""
+    start_seconds: float
+    """For the imports, and to begin a conversation."""
+    call_seconds: float
+    """For the answer to a turn."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Conversation:
+    """One conversation, and its process while it has one."""
+
+    key: Key
+    seed: int
+    row: Mapping[str, Any]
+    past: list[tuple[Action, str]]
+    action: Action | None = None
+    """The turn to be answered."""
+    is_begun: bool = False
+    """Whether the caller knows the opening."""
+    frames: Frames | None = None
+    pid: int = 0
+    replayed: int = -1
+    """Number of turns that the process has answered; -1 before it has begun."""
+    ends: float = 0.0
+    """When the wait for its process ends."""
+    is_asked: bool = False
+    was_lost: bool = False
+    """Whether a process of the current turn was lost."""
+
+
+@dataclass(kw_only=True)
+class EnvironmentHost:
+    """All environments of a run."""
+
+    spec: EnvironmentSpec
+    limits: Limits
+    lost: int = 0
+    """Number of lost processes since the last look."""
+    _open: dict[Key, _Conversation] = field(default_factory=dict, init=False)
+    _waiting: deque[_Conversation] = field(default_factory=deque, init=False)
+    _running: int = field(default=0, init=False)
+    _unread: list[tuple[Key, Opening | Answer | Failed]] = field(default_factory=list, init=False)
+    """Answers to other owners than the one that asked."""
+
+    def __post_init__(self) -> None:
+        """Start the process that imports the user's code.
+
+        Raises:
+            ConfigError: It cannot be imported.
+        """
+        self._selector = selectors.DefaultSelector()
+        orders, theirs = socketpair()
+        self._sockets, passing = socketpair()
+        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        descriptors = [theirs.fileno(), passing.fileno()]
+        numbers = [*map(str, descriptors), str(os.getpid())]
+        with theirs, passing:
+            # A separate session, which Ctrl-C does not reach. This process becomes the guard.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *numbers, *paths],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        self._orders = Frames(orders)
+        orders.settimeout(self.limits.start_seconds)
+        try:
+            self._orders.send(self.spec.to_json())
+            reply = self._orders.receive()
+        except (TimeoutError, OSError):
+            reply = None
+        orders.settimeout(None)
+        if reply is None or "error" in reply:
+            self.close()
+            why = (reply or {}).get("error", "the process of the environments did not start")
+            raise ConfigError(f"environment_config: {why}")
+
+    def begin(self, key: Key, seed: int, row: Mapping[str, Any], past: Past = ()) -> None:
+        """Begin a conversation; its `Opening` is among the answers, unless it has a past."""
+        assert key not in self._open, "a conversation begins once"
+        found = _Conversation(key=key, seed=seed, row=row, past=[*past], is_begun=bool(past))
+        self._open[key] = found
+        self._waiting.append(found)
+
+    def is_open(self, key: Key) -> bool:
+        """Return whether a conversation has begun and not ended."""
+        return key in self._open
+
+    def act(self, key: Key, action: Action) -> None:
+        """Ask for the answer to a turn, which is among the answers later."""
+        conversation = self._open[key]
+        assert conversation.action is None, "one turn at a time"
+        conversation.action, conversation.was_lost = action, False
+        self._ask(conversation)
+
+    def end(self, key: Key) -> None:
+        """End a conversation and its process; an unknown one is ignored."""
+        if (conversation := self._open.pop(key, None)) is not None:
+            self._stop(conversation)
+            with suppress(ValueError):
+                self._waiting.remove(conversation)
+
+    def end_all(self, owner: str) -> None:
+        """End all conversations of an owner."""
+        for key in [each for each in self._open if each.owner == owner]:
+            self.end(key)
+        self._unread = [each for each in self._unread if each[0].owner != owner]
+
+    def answers(self, owner: str, seconds: float) -> list[tuple[Key, Opening | Answer | Failed]]:
+        """Wait for up to `seconds` for at least one answer to an owner; return all of its."""
+        ends, found = time.monotonic() + seconds, self._unread
+        while True:
+            self._start_waiting()
+            left = min([ends, *self._deadlines()]) - time.monotonic()
+            ready = self._selector.select(max(0.0, left)) if self._running else []
+            for key, _ in ready:
+                found += self._heard(key.data)
+            now = time.monotonic()
+            for each in [*self._open.values()]:
+                if each.is_asked and each.ends <= now:
+                    found += self._lost(each, "gave no answer in time")
+            if any(key.owner == owner for key, _ in found) or now >= ends:
+                self._unread = [each for each in found if each[0].owner != owner]
+                return [each for each in found if each[0].owner == owner]
+
+    def close(self) -> None:
+        """End all processes."""
+        self._orders.connection.close()
+        self._sockets.close()
+        for each in self._open.values():
+            if each.frames is not None:
+                each.frames.connection.close()
+        self._open.clear()
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _deadlines(self) -> list[float]:
+        return [each.ends for each in self._open.values() if each.is_asked]
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._running < self.limits.processes:
+            self._start(self._waiting.popleft())
+
+    def _start(self, conversation: _Conversation) -> None:
+        """Fork a process for a conversation, and let it begin.
+
+        Raises:
+            EnvironmentFailedError: The process that forks them has ended.
+        """
+        try:
+            self._orders.send({"fork": True})
+            sent, descriptors, _, _ = recv_fds(self._sockets, PID.size, 1)
+        except OSError as error:
+            raise EnvironmentFailedError(f"environments cannot be started: {error}") from error
+        if not descriptors:
+            raise EnvironmentFailedError("the process that starts environments has ended")
+        (conversation.pid,) = PID.unpack(sent)
+        conversation.frames = Frames(socket(fileno=descriptors[0]), _ANSWER_BYTES)
+        conversation.replayed = -1
+        self._selector.register(descriptors[0], selectors.EVENT_READ, conversation)
+        self._running += 1
+        self._tell(conversation, {"seed": conversation.seed, "row": conversation.row})
+        conversation.ends = time.monotonic() + self.limits.start_seconds
+
+    def _ask(self, conversation: _Conversation) -> None:
+        """Send the next turn to a process that waits: of the past, or the new one."""
+        if conversation.frames is None or conversation.is_asked or conversation.replayed < 0:
+            return
+        past = conversation.past
+        if conversation.replayed < len(past):
+            action: Action | None = past[conversation.replayed][0]
+        else:
+            action = conversation.action
+        if action is not None:
+            self._tell(conversation, action.to_json())
+            conversation.ends = time.monotonic() + self.limits.call_seconds
+
+    def _tell(self, conversation: _Conversation, values: Mapping[str, Any]) -> None:
+        assert conversation.frames is not None, "it has a process"
+        conversation.is_asked = True
+        # A process that has ended is found by the end of its connection.
+        with suppress(OSError):
+            conversation.frames.send(values)
+
+    def _heard(self, conversation: _Conversation) -> Iterator[tuple[Key, Any]]:
+        """Process what the process of a conversation has sent."""
+        assert conversation.frames is not None, "it has a process"
+        try:
+            arrived = [*conversation.frames.arrived()]
+        except ValueError as error:
+            yield from self._lost(conversation, f"sent {error}")
+            return
+        for values in arrived:
+            if values is None or not conversation.is_asked:
+                yield from self._lost(conversation, "has ended")
+                return
+            conversation.is_asked = False
+            yield from self._answered(conversation, values)
+
+    def _answered(
+        self, conversation: _Conversation, values: Mapping[str, Any]
+    ) -> Iterator[tuple[Key, Any]]:
+        if "error" in values:
+            yield conversation.key, Failed(reason=str(values["error"]))
+            return
+        place, past = conversation.replayed, conversation.past
+        conversation.replayed += 1
+        if place < 0:
+            if not conversation.is_begun:
+                conversation.is_begun = True
+                yield conversation.key, Opening(text=values["text"])
+        else:
+            answer = Answer.of_json(values)
+            if place < len(past):
+                if answer.fingerprint() != past[place][1]:
+                    why = f"turn {place + 1} was answered otherwise when it was replayed"
+                    yield conversation.key, Failed(reason=why)
+                    return
+            else:
+                assert conversation.action is not None, "it was asked"
+                past.append((conversation.action, answer.fingerprint()))
+                conversation.action = None
+                yield conversation.key, answer
+        self._ask(conversation)
+
+    def _lost(self, conversation: _Conversation, why: str) -> Iterator[tuple[Key, Failed]]:
+        """Replace a lost process once in a turn; then the environment has failed."""
+        self.lost += 1
+        self._stop(conversation)
+        if conversation.was_lost:
+            yield conversation.key, Failed(reason=f"its process {why}")
+            return
+        conversation.was_lost = True
+        self._waiting.appendleft(conversation)
+
+    def _stop(self, conversation: _Conversation) -> None:
+        """Kill the process of a conversation, if it has one."""
+        if (frames := conversation.frames) is None:
+            return
+        self._selector.unregister(frames.connection)
+        frames.connection.close()
+        conversation.frames, conversation.is_asked = None, False
+        self._running -= 1
+        with suppress(OSError):
+            self._orders.send({"kill": conversation.pid})

@@ -1,0 +1,163 @@
+"""The processes of environments: one that has imported the user's code, and its forks.
+
+A fork has one conversation, its own session and limits; what it prints is dropped. Random numbers
+of a fork are seeded, so the same seed and the same actions bring an environment to the same state.
+"""
+
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from socket import send_fds, socket, socketpair
+from typing import Any, Self
+
+import psutil
+
+from mindrl.config.own_functions import named_object
+from mindrl.environments.contract import Environment, environment_of
+from mindrl.environments.messages import Action, Frames
+
+_KEY = "environment_config"
+_REASON_LETTERS = 500
+PID = struct.Struct(">I")
+"""A process id, sent with a socket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec:
+    """Which code the processes run, and their limits."""
+
+    environment: str | None
+    """Name of a class; None for tools alone."""
+    tools: tuple[str, ...] = ()
+    """Names of functions."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the class."""
+    memory_bytes: int = 1 << 30
+    """Address space of each process, besides that of the imports."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Restore it."""
+        return cls(**{**values, "tools": tuple(values["tools"])})
+
+    def maker(self) -> Callable[[], Environment]:
+        """Import the user's code; return the function that creates an environment.
+
+        Raises:
+            ConfigError: It cannot be imported.
+        """
+        kind: Any = None
+        if self.environment is not None:
+            kind = named_object(f"{_KEY}.environment", self.environment)
+        functions: list[Any] = [named_object(f"{_KEY}.tools", each) for each in self.tools]
+        return lambda: environment_of(kind, functions, self.arguments)
+
+
+def serve(descriptor: int, socket_descriptor: int) -> None:
+    """Fork a process for each request of the run, until the connection ends.
+
+    Receives an `EnvironmentSpec` first. Over the second socket it sends the process id of each fork
+    and the socket of its conversation.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket(fileno=descriptor) as connection, socket(fileno=socket_descriptor) as passing:
+        frames = Frames(connection)
+        spec = EnvironmentSpec.of_json(frames.receive())
+        try:
+            make = spec.maker()
+        except BaseException as error:  # noqa: BLE001
+            frames.send({"error": _reason(error)})
+            return
+        frames.send({"ready": True})
+        alive: set[int] = set()
+        while (order := frames.receive()) is not None:
+            _reap(alive)
+            if "kill" in order:
+                _kill(order["kill"], alive)
+                continue
+            ours, theirs = socketpair()
+            if not (pid := os.fork()):
+                _run(theirs, (connection, passing, ours), make, spec.memory_bytes)
+            alive.add(pid)
+            theirs.close()
+            with ours:
+                send_fds(passing, [PID.pack(pid)], [ours.fileno()])
+
+
+def _kill(pid: int, alive: set[int]) -> None:
+    """Kill a process and those that it has started, unless it was reaped."""
+    if pid in alive:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            # It may not have made its group yet.
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        alive.discard(pid)
+
+
+def _reap(alive: set[int]) -> None:
+    with suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            alive.discard(pid)
+
+
+def _run(
+    connection: socket,
+    others: tuple[socket, ...],
+    make: Callable[[], Environment],
+    memory_bytes: int,
+) -> None:
+    """Serve one conversation, then end this process."""
+    try:
+        for each in others:
+            each.close()
+        _isolate(memory_bytes)
+        _converse(Frames(connection), make)
+    finally:
+        os._exit(0)
+
+
+def _isolate(memory_bytes: int) -> None:
+    os.setsid()
+    imported = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (imported + memory_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+
+
+def _converse(frames: Frames, make: Callable[[], Environment]) -> None:
+    environment: Environment | None = None
+    while (order := frames.receive()) is not None:
+        try:
+            if environment is None:
+                _seed(order["seed"])
+                environment = make()
+                frames.send({"text": environment.reset(order["row"])})
+            else:
+                frames.send(environment.step(Action.of_json(order)).to_json())
+        except BaseException as error:  # noqa: BLE001
+            frames.send({"error": _reason(error)})
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators that user code shares."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % (1 << 32))
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_REASON_LETTERS]

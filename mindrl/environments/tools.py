@@ -1,0 +1,51 @@
+"""The tools of a run, as the chat template shows them to the policy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import (
+    DocstringParsingException,
+    TypeHintParsingException,
+)
+
+from mindrl.config.environment import EnvironmentConfig
+from mindrl.config.own_functions import named_object
+from mindrl.environments.contract import is_text_game, public_tools
+from mindrl.errors import ConfigError
+
+_KEY = "environment_config"
+
+
+def tool_schemas(config: EnvironmentConfig) -> list[dict[str, Any]]:
+    """Return the JSON schema of each tool, from its type hints and its docstring.
+
+    Raises:
+        ConfigError: The user's code cannot be imported, or a tool is not documented.
+    """
+    tools: dict[str, Callable[..., Any]] = {}
+    if config.environment is not None:
+        key = f"{_KEY}.environment"
+        kind = named_object(key, config.environment)
+        if not isinstance(kind, type) or not callable(getattr(kind, "reset", None)):
+            raise ConfigError(f"{key}={config.environment!r} must be a class with reset(**row)")
+        if is_text_game(kind):
+            return []
+        tools = {name: getattr(kind, name) for name in public_tools(kind)}
+    for name in config.tools:
+        found: Any = named_object(f"{_KEY}.tools", name)
+        if not callable(found) or not hasattr(found, "__name__"):
+            raise ConfigError(f"{_KEY}.tools={name!r} must be a function")
+        tools[found.__name__] = found
+    return [_schema(name, tool) for name, tool in tools.items()]
+
+
+def _schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        raise ConfigError(
+            f"{_KEY}: the tool {name} needs type hints, and a docstring with a line for each "
+            f"argument under Args: ({error})"
+        ) from error
+    return schema

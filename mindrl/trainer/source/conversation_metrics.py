@@ -1,0 +1,54 @@
+"""Metrics about the conversations of a step, and the limit of failed ones."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from mindrl.batch.conversations import Conversation, Ending
+from mindrl.errors import EnvironmentFailedError
+from mindrl.observability.metrics import Metrics
+from mindrl.trainer.source.group import OpenGroup
+
+
+def conversations_of(groups: Sequence[OpenGroup]) -> list[tuple[Conversation, int]]:
+    """Return the conversations of groups, each with its number of tokens after the prompt."""
+    found = [
+        (each.conversation, len(each.tokens_N)) for group in groups for each in group.sequences
+    ]
+    return [(talk, length) for talk, length in found if talk is not None]
+
+
+def conversation_metrics(groups: Sequence[OpenGroup]) -> Metrics:
+    """Return the turns, tool calls and endings of the conversations of a step."""
+    talks = conversations_of(groups)
+    turns = [len(talk.turns) for talk, _ in talks]
+    calls = sum(turn.calls for talk, _ in talks for turn in talk.turns)
+    written = sum(int(talk.written(length).sum()) for talk, length in talks)
+    endings = Counter(talk.ending for talk, _ in talks)
+    return {
+        "turns/mean": sum(turns) / len(talks),
+        "turns/max": float(max(turns)),
+        "turns/calls_mean": calls / len(talks),
+        "turns/environment_tokens": float(sum(length for _, length in talks) - written),
+        **{f"turns/ended_{name}": endings[name] / len(talks) for name in get_args(Ending)},
+    }
+
+
+def check_failures(
+    groups: Sequence[OpenGroup], reasons: Mapping[str, int], most: float
+) -> list[str]:
+    """Return a warning for each reason of failed conversations.
+
+    Raises:
+        EnvironmentFailedError: More than the fraction `most` of the conversations have failed.
+    """
+    talks = conversations_of(groups)
+    failed = sum(talk.ending == "failed" for talk, _ in talks)
+    lines = [f"{count} conversation(s) failed: {reason}" for reason, count in reasons.items()]
+    if failed == len(talks) or failed > most * len(talks):
+        raise EnvironmentFailedError(
+            f"{failed} of {len(talks)} conversations of a step have failed; "
+            f"environment_config.max_failed_fraction={most:g} allows {int(most * len(talks))}. "
+            + "; ".join(lines)
+        )
+    return lines

@@ -1,0 +1,103 @@
+"""Environments of the tests, as users write them."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+
+class Guess:
+    """A text game that draws from Python's shared random numbers, and breaks on request."""
+
+    def __init__(self, marker: str = "") -> None:
+        self.marker = marker
+
+    def reset(self, **row: object) -> str:
+        self.number, self.turns = random.randrange(100), 0
+        return f"guess {row.get('low', 0)} to 99"
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self.turns += 1
+        if (answer := self.broken(text)) is not None:
+            return answer
+        word = random.choice(("no", "nope"))
+        return f"{word} {self.number}", float(self.turns) / 4, text == str(self.number)
+
+    def broken(self, text: str) -> tuple[str, float, bool] | None:
+        """Break as the text says; return an answer if that is what is broken."""
+        match text:
+            case "hang":
+                time.sleep(600)
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "flood":
+                return "x" * 10_000_000, 0.0, False
+            case "orphan":
+                subprocess.Popen(["sleep", "598"])
+            case "raise":
+                raise ValueError("bad move")
+            case "not a number":
+                return "", float("nan"), False
+            case "crash once" | "otherwise once":
+                return self.broken_once(text)
+        print("noise")
+        return None
+
+    def broken_once(self, text: str) -> tuple[str, float, bool] | None:
+        if Path(self.marker).exists():
+            return None
+        Path(self.marker).touch()
+        if text == "crash once":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "before", 0.0, False
+
+
+class Calculator:
+    """Tools by TRL's contract."""
+
+    def reset(self, **_: object) -> None:
+        self.used = 0
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        self.used += 1
+        return a + b
+
+    def get_reward(self) -> float:
+        return self.used / 2
+
+
+def divide(a: float, b: float) -> dict[str, float]:
+    """Divide a number by another.
+
+    Args:
+        a: The number.
+        b: The other one.
+    """
+    return {"quotient": a / b}
+
+
+async def slow_square(a: int) -> int:
+    """Square a number.
+
+    Args:
+        a: The number.
+    """
+    return a * a
+
+
+class Gym:
+    """The five values of gymnasium."""
+
+    def reset(self, **_: object) -> tuple[str, dict[str, object]]:
+        return "start", {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, object]]:
+        return "end", 1.0, False, text == "stop", {}

@@ -1,0 +1,103 @@
+"""What users bring: TRL's classes and functions, and text games."""
+
+import json
+from pathlib import Path
+
+import pytest
+from games import Calculator, Guess, Gym, divide, slow_square
+
+from mindrl.config.environment import EnvironmentConfig
+from mindrl.environments.contract import environment_of
+from mindrl.environments.messages import Action, Answer, Message, ToolCall
+from mindrl.environments.tool_calls import plain_json, tagged_json
+from mindrl.environments.tools import tool_schemas
+from mindrl.errors import ConfigError
+
+GAMES = str(Path(__file__).with_name("games.py"))
+
+
+def call(name: str, **arguments: object) -> Action:
+    return Action(text="", calls=(ToolCall(name=name, arguments=arguments),))
+
+
+def test_methods_and_functions_are_tools_and_the_reward_is_asked_at_the_end() -> None:
+    environment = environment_of(Calculator, [divide, slow_square], {})
+    assert environment.reset({"question": "?"}) is None
+    both = Action(text="", calls=(*call("add", a=2, b=3).calls, *call("divide", a=1, b=4).calls))
+    results = [Message(role="tool", text=text) for text in ("5", '{"quotient": 0.25}')]
+    assert environment.step(both) == Answer(messages=tuple(results))
+    assert environment.step(call("slow_square", a=5)).messages[0].text == "25"
+    assert environment.step(Action(text="5")) == Answer(reward=0.5, done=True)
+
+
+def test_mistakes_of_the_policy_are_results_that_it_can_read() -> None:
+    environment = environment_of(Calculator, [divide], {})
+    environment.reset({})
+    found = [
+        environment.step(action).messages[0].text
+        for action in (
+            call("divide", a=1, b=0),
+            call("ad", a=1),
+            call("add", a=1),
+            Action(text="", calls=(ToolCall(name="", error="the call is no JSON"),)),
+        )
+    ]
+    assert [json.loads(each)["error"] for each in found] == [
+        "ZeroDivisionError: division by zero",
+        "no tool ad; there are: add, divide",
+        "TypeError: Calculator.add() missing 1 required positional argument: 'b'",
+        "the call is no JSON",
+    ]
+
+
+def test_the_five_values_of_gymnasium_are_a_text_game() -> None:
+    environment = environment_of(Gym, [], {})
+    assert environment.reset({}) == "start"
+    again = Answer(messages=(Message(role="user", text="end"),), reward=1.0, done=False)
+    assert environment.step(Action(text="go")) == again
+    assert environment.step(Action(text="stop")) == Answer(reward=1.0, done=True)
+
+
+def test_calls_are_read_as_families_write_them() -> None:
+    text = 'I add.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    more = '<tool_call>{"name": "add", "arguments": [1]}</tool_call><tool_call>{"a'
+    first, second, third = tagged_json(text + more)
+    assert first == ToolCall(name="add", arguments={"a": 1})
+    assert (second.name, second.error) == (
+        "add",
+        "arguments are an object with a value for each",
+    )
+    assert third.error.startswith("the call is no JSON")
+    assert tagged_json("no call") == ()
+    llama = plain_json('<|python_tag|>{"name": "add", "parameters": {"b": 2}}')
+    assert llama == (ToolCall(name="add", arguments={"b": 2}),)
+    assert plain_json("The sum is {3}") == ()
+
+
+def test_schemas_come_from_hints_and_docstrings() -> None:
+    config = EnvironmentConfig(environment=f"{GAMES}:Calculator", tools=(f"{GAMES}:divide",))
+    add, by = (each["function"] for each in tool_schemas(config))
+    assert (add["name"], add["description"]) == ("add", "Add two numbers.")
+    assert add["parameters"]["properties"]["a"]["type"] == "integer"
+    assert by["parameters"]["required"] == ["a", "b"]
+    assert tool_schemas(EnvironmentConfig(environment=f"{GAMES}:Guess")) == []
+
+
+def test_a_tool_without_documentation_is_refused(tmp_path: Path) -> None:
+    tools = tmp_path / "my_tools.py"
+    tools.write_text("def add(a, b):\n    return a + b\n")
+    with pytest.raises(ConfigError, match="the tool add needs type hints"):
+        tool_schemas(EnvironmentConfig(tools=(f"{tools}:add",)))
+    with pytest.raises(ConfigError, match=r"must be a class with reset\(\*\*row\)"):
+        tool_schemas(EnvironmentConfig(environment=f"{GAMES}:divide"))
+
+
+def test_a_game_that_answers_in_another_form_is_named() -> None:
+    class Short(Guess):
+        def step(self, text: str) -> tuple[str, float, bool]:
+            return text, 1.0  # type: ignore[return-value]
+
+    environment = environment_of(Short, [], {})
+    environment.reset({})
+    with pytest.raises(TypeError, match=r"need \(observation, reward, done\)"):
+        environment.step(Action(text="1"))

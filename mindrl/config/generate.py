@@ -109,6 +109,10 @@ class GenerateConfig:
     enforce_eager: bool | None = None
     """Run the engine without graph capture. None captures on GPUs, but not on CPUs and NPUs;
     [why](../how-to/faster-rollouts.md#graphs)."""
+    batch_invariant: bool = False
+    """Make the log-probs of a token independent of the other tokens of a batch, in the engine and,
+    as far as it uses the same kernels, in the trainer; slower;
+    [what it needs](../explanation/numerics.md#a-gap-of-zero)."""
     enable_prefix_caching: bool = True
     """Share the KV cache of equal prompt prefixes, such as those of the samples of one prompt. The
     cache is emptied when weights change."""

@@ -43,7 +43,11 @@ def server_command(config: RunConfig, platform: Platform, address: str) -> list[
         options["gpu_memory_utilization"] = generate.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = generate.kv_cache_mib << 20
-    if (config_of_plugin := engine_options(platform).get("additional_config")) is not None:
+    if (
+        config_of_plugin := engine_options(platform, batch_invariant=generate.batch_invariant).get(
+            "additional_config"
+        )
+    ) is not None:
         options["additional_config"] = json.dumps(config_of_plugin)
     of_server = {
         "host": listens.hostname,

@@ -10,6 +10,7 @@ from mindrl.memory.schedule import Region
 from mindrl.models.placement import ShardingTable
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform
+from mindrl.platform.device_engine import make_batch_invariant
 from mindrl.preflight.memory_plan import memory_plan, too_small
 from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
@@ -54,6 +55,8 @@ def _worker(
     plan, memory = shardings.plan, with_any_kv_cache(shardings, asked)
     if plan.config.megatron_training.is_deterministic:
         make_deterministic()
+    if plan.config.generate_config.batch_invariant:
+        make_batch_invariant(platform)
     if plan.config.rl_config.check_memory and not memory.fits:
         raise DeviceMemoryError(too_small(memory))
     kv_cache_bytes = int(memory.regions[Region.KV_CACHE][dist.get_rank()])

@@ -22,6 +22,7 @@ from mindrl.observability.progress import PROGRESS
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
+from mindrl.platform.device_engine import make_batch_invariant
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_memory import memory_bound
@@ -140,6 +141,8 @@ class _Parts:
         """Build the models of this rank."""
         if plan.config.megatron_training.is_deterministic:
             make_deterministic()
+        if plan.config.generate_config.batch_invariant:
+            make_batch_invariant(platform)
         shardings = RunShardings(plan=plan)
         worlds = role_worlds(plan, platform)
         groups = _megatron_groups(plan, platform, worlds)
@@ -320,7 +323,10 @@ def _engines(
             training=config.megatron_training,
             learning=config.learning(role),
             device_type=platform.device_type,
-            attention=attention_kernel(platform.kind),
+            attention=attention_kernel(
+                platform.kind, batch_invariant=config.generate_config.batch_invariant
+            ),
+            batch_invariant=config.generate_config.batch_invariant,
             temperature=config.generate_config.sampling_config.temperature,
             removes_padding=config.rl_config.use_remove_padding,
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,

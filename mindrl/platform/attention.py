@@ -81,8 +81,13 @@ ATTENTION_OPERATIONS = frozenset(
 """Operators of torch and torch_npu that the kernels call."""
 
 
-def attention_kernel(kind: DeviceKind) -> Kernel:
-    """Return the kernel of a kind of device."""
+def attention_kernel(kind: DeviceKind, *, batch_invariant: bool = False) -> Kernel:
+    """Return the kernel of a kind of device; `batch_invariant` selects the engine's on CPU."""
+    if batch_invariant and kind == "cpu":
+        engine_attention: Kernel = import_module(
+            "mindrl.platform.engine_operators"
+        ).engine_attention
+        return engine_attention
     match kind:
         case "npu":
             return fused_attention

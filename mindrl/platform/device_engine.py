@@ -3,27 +3,104 @@
 Without PyTorch: the command of a served replica has them too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from packaging.version import Version
 
 from mindrl.platform.device import Platform
+from mindrl.platform.environment import take_on
 
 _FOR_TRAINING = Version("0.30.0.dev0")
 """Release of vllm-ascend whose engine must know that its weights will change."""
+_BLOCK_OF_WHOLE_PROMPTS = 128
+"""Tokens of a cache block that vllm-ascend requires with whole prompts."""
+_KERNELS = {
+    "batch_invariant_ops": "built with vllm-ascend if VLLM_BATCH_INVARIANT=1 is set",
+    "flash_attn_npu_v3": "the wheel of flash-attention-npu, branch trainInferConsist",
+}
+"""Packages that vllm-ascend's two switches call, and where they come from."""
 
 
-def engine_options(platform: Platform) -> Mapping[str, object]:
+@dataclass(frozen=True, kw_only=True)
+class InvarianceNeeds:
+    """What a device's batch-invariant kernels require of a run."""
+
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    """Data types of the engine, the nearest legal one first."""
+    same_operators: bool = False
+    """Whether the trainer calls the engine's kernels too: then neither cuts its matrices, the model
+    is dense, and no adapters are trained."""
+    plain_attention: bool = False
+    """Whether the attention kernel supports neither latent attention nor windows."""
+    whole_prompts: bool = False
+    """Whether a prompt must be processed at once, without prefixes from the cache."""
+    eager: bool = False
+    """Whether graphs cannot contain the attention kernel."""
+
+
+def invariance_needs(platform: Platform) -> InvarianceNeeds:
+    """Return what the kernels of a device require for `generate_config.batch_invariant`."""
+    match platform.kind:
+        case "npu":
+            return InvarianceNeeds(
+                dtypes=("bfloat16",), plain_attention=True, whole_prompts=True, eager=True
+            )
+        case "cpu":
+            return InvarianceNeeds(dtypes=("float32",), same_operators=True, plain_attention=True)
+        case "gpu":
+            return InvarianceNeeds()
+
+
+def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapping[str, object]:
     """Return the arguments of a run's engine that depend on the device and its plugin."""
-    if platform.kind != "npu":
-        return platform.engine_options
-    try:
-        installed = Version(version("vllm-ascend"))
-    except PackageNotFoundError:
-        return platform.engine_options
-    if installed < _FOR_TRAINING:
-        return platform.engine_options
+    options = platform.engine_options
+    if batch_invariant and platform.kind == "cpu":
+        # Rotary angles by torch's operators, as in the trainer; norms and activations are already.
+        options = {**options, "compilation_config": {"custom_ops": ["none"]}}
+    if platform.kind != "npu" or not _knows_of_training():
+        return options
     # Without it the engine casts weights to a layout that cannot be written in place, and raises at
     # a wake-up. Earlier releases read an environment variable instead, and refuse this key.
-    return {**platform.engine_options, "additional_config": {"rl_config": {"enabled": True}}}
+    switches = {"enabled": True}
+    if batch_invariant:
+        switches |= {"enable_batch_invariant": True, "enable_training_consistency": True}
+        whole = {"enable_chunked_prefill": False, "block_size": _BLOCK_OF_WHOLE_PROMPTS}
+        options = {**options, **whole}
+    return {**options, "additional_config": {"rl_config": switches}}
+
+
+def make_batch_invariant(platform: Platform) -> None:
+    """Select kernels for the whole process whose results do not depend on a batch.
+
+    Call it before the engine starts. On an NPU the engine does it.
+    """
+    match platform.kind:
+        case "gpu":
+            take_on({"VLLM_BATCH_INVARIANT": "1"})
+        case "cpu":
+            import_module("mindrl.platform.engine_operators").use_engine_products()
+            import_module("mindrl.platform.patches.vllm_cpu_token_attention").install()
+        case "npu":
+            pass
+
+
+def lacks_for_batch_invariance(platform: Platform) -> Iterator[str]:
+    """Yield the packages that batch-invariant kernels need and this machine lacks."""
+    if platform.kind != "npu":
+        return
+    if not _knows_of_training():
+        yield "vllm-ascend 0.30 or later"
+    for package, source in _KERNELS.items():
+        if find_spec(package) is None:
+            yield f"{package} ({source})"
+
+
+def _knows_of_training() -> bool:
+    try:
+        return Version(version("vllm-ascend")) >= _FOR_TRAINING
+    except PackageNotFoundError:
+        return False

@@ -27,6 +27,11 @@ from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.algorithm_checks import part_findings
 from mindrl.preflight.hub import hub_hint
+from mindrl.preflight.invariance_checks import (
+    invariance_findings,
+    invariance_findings_on,
+    lacking_kernels,
+)
 from mindrl.preflight.machine_checks import (
     attention_findings,
     device_findings,
@@ -139,6 +144,7 @@ def checked_run(
         models, unread = describe_models(config, without_weights=absent)
         found += unread
         found += model_findings(config, models)
+        found += invariance_findings_on(config, platform, models.get("actor"))
         found += [] if found else _own_networks(config, models)
         judges_memory = not found and config.rl_config.check_memory
         if not found:
@@ -163,6 +169,7 @@ def _of_this_machine(models: RunShardings, platform: Platform) -> Iterator[Findi
     """Yield what an otherwise legal run lacks on this machine."""
     yield from tokenizer_findings(models.plan.config)
     yield from attention_findings(models, platform)
+    yield from lacking_kernels(models.plan.config, platform)
     yield from host_findings(models, platform)
 
 
@@ -181,6 +188,7 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
             "devices, where the engine processes a prompt in one step"
         )
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
+    yield from invariance_findings(config, platform)
 
 
 def refuse(config: RunConfig, found: Iterable[Finding]) -> None:

@@ -36,6 +36,9 @@ class Vocabulary:
     """Divides the logits."""
     chunk_tokens: int
     """Number of rows with logits in memory at a time."""
+    one_operator: bool = False
+    """Whether log-probs come from torch's `log_softmax`, as the rollout engine's do. One rank must
+    hold the whole vocabulary."""
 
 
 def chunked_logprobs(
@@ -127,6 +130,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Return log-prob, entropy and log of summed exponentials, [3, C]. Overwrites the logits."""
+    exact_C = _by_one_operator(logits_CV, targets_C) if vocabulary.one_operator else None
     highest_C = logits_CV.amax(dim=-1)
     dist.all_reduce(highest_C, op=dist.ReduceOp.MAX, group=vocabulary.group)
     logits_CV -= highest_C[:, None]
@@ -144,7 +148,16 @@ def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Te
     total_C, weighted_C, chosen_C = sums_3C
     log_total_C = total_C.log()
     entropy_C = log_total_C - weighted_C / total_C
-    return torch.stack((chosen_C - log_total_C, entropy_C, highest_C + log_total_C))
+    logprobs_C = chosen_C - log_total_C if exact_C is None else exact_C
+    return torch.stack((logprobs_C, entropy_C, highest_C + log_total_C))
+
+
+def _by_one_operator(logits_CV: Tensor, targets_C: Tensor) -> Tensor:
+    found_C = torch.empty_like(logits_CV[:, 0])
+    for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
+        found_RV = logits_CV[rows].log_softmax(dim=-1)
+        found_C[rows] = found_RV.gather(1, targets_C[rows, None])[:, 0]
+    return found_C
 
 
 def _logit_gradient(

@@ -30,6 +30,8 @@ class EngineSettings:
     """Whether sequences are packed; False pads each to the longest."""
     logprob_chunk_tokens: int = 1024
     """Number of tokens with logits in memory at a time."""
+    batch_invariant: bool = False
+    """Whether log-probs are computed as in the rollout engine: by one operator, from whole rows."""
     low_rank: LowRank | None = None
     """Adapters that are trained in place of the weights."""
     adapter_folder: str | None = None

@@ -288,6 +288,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
                 group=groups.tensor,
                 temperature=settings.temperature,
                 chunk_tokens=settings.logprob_chunk_tokens,
+                one_operator=settings.batch_invariant and groups.tensor.size() == 1,
             ),
             context=groups.context,
             replicas=groups.replicas,

@@ -93,7 +93,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 distributed_timeout_seconds=timeout_seconds,
                 cpu_distributed_timeout_seconds=timeout_seconds,
-                **engine_options(platform),
+                **engine_options(platform, batch_invariant=generate.batch_invariant),
             )
         self.stages = generate.infer_pipeline_parallel_size
         """Number of pipeline stages."""

@@ -58,9 +58,6 @@ def invariance_needs(platform: Platform) -> InvarianceNeeds:
 def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapping[str, object]:
     """Return the arguments of a run's engine that depend on the device and its plugin."""
     options = platform.engine_options
-    if batch_invariant and platform.kind == "cpu":
-        # Rotary angles by torch's operators, as in the trainer; norms and activations are already.
-        options = {**options, "compilation_config": {"custom_ops": ["none"]}}
     if platform.kind != "npu" or not _knows_of_training():
         return options
     # Without it the engine casts weights to a layout that cannot be written in place, and raises at

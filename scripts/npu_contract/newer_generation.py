@@ -54,13 +54,31 @@ def _entries() -> Iterator[Entry]:
             used_by=_ENGINE,
             spelled=f'"{key}"',
         )
+    for switch in ("enable_batch_invariant", "enable_training_consistency"):
+        name = f"vllm_ascend.ascend_config.RlConfig.{switch}"
+        yield Entry(pin=NEWER_VLLM_ASCEND, kind="name", name=name, used_by=_ENGINE)
+    yield Entry(
+        pin=NEWER_VLLM_ASCEND,
+        kind="call",
+        name="util.find_spec",
+        values=("flash_attn_npu_v3",),
+        used_by=_ENGINE,
+        spelled='"flash_attn_npu_v3"',
+    )
+    yield Entry(
+        pin=NEWER_VLLM_ASCEND,
+        kind="name",
+        name="vllm_ascend.batch_invariant.HAS_ASCENDC_BATCH_INVARIANT",
+        used_by=_ENGINE,
+        spelled='"batch_invariant_ops"',
+    )
     yield Entry(
         pin=NEWER_VLLM,
         kind="name",
         name="vllm.LLM",
         used_by=_ENGINE,
         passed_on_to="vllm.engine.arg_utils.EngineArgs",
-        arguments=("additional_config",),
+        arguments=("additional_config", "block_size", "enable_chunked_prefill"),
         spelled="additional_config",
     )
 

@@ -112,6 +112,25 @@ def test_vllm_cpu_experts_is_needed_while_experts_that_are_elsewhere_add_to_the_
     assert upstream["patched_answer_of_experts_that_are_elsewhere"] == 0.0
 
 
+def test_vllm_cpu_token_attention_is_needed_while_a_token_has_another_result_in_a_prompt(
+    upstream: dict[str, Any],
+) -> None:
+    found = upstream["attention_by_token"]
+    assert found["token in a prompt"] > 0.0
+    assert found["sequence in a pack"] == 0.0
+    # Sums of float32 in another order.
+    assert 0.0 < found["torch's kernel"] < 1e-5
+    assert found["gradients"] == 0.0
+
+
+def test_vllm_cpu_token_attention_cuts_a_batch_into_its_tokens(upstream: dict[str, Any]) -> None:
+    assert upstream["requests_by_token"] == {
+        "starts": [0, 1, 2, 3, 4],
+        "seen": [5, 6, 7, 9],
+        "blocks": [5, 5, 5, 6],
+    }
+
+
 def test_vllm_cpu_sleep_is_needed_while_a_worker_without_a_model_sleeps_without_an_error(
     upstream: dict[str, Any],
 ) -> None:

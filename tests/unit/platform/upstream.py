@@ -23,23 +23,28 @@ from megatron.core import parallel_state
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import grouped_gemm_util, moe_utils
 from ray._private import node, services, worker
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from vllm import _custom_ops as engine
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 from vllm.triton_utils import dispatcher
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import read_description
-from mindrl.platform.attention import attention_kernel
+from mindrl.platform.attention import Packing, attention_kernel, torch_attention
+from mindrl.platform.engine_operators import engine_attention
 from mindrl.platform.patches import (
     ray_on_loopback,
     vllm_cpu_experts,
     vllm_cpu_kernels,
+    vllm_cpu_token_attention,
     vllm_keeps_process_groups,
 )
 from mindrl.training.megatron.engine import MegatronEngine
@@ -191,6 +196,77 @@ def answer_of_experts_that_are_elsewhere() -> float:
     return output.abs().max().item()
 
 
+def prompt_by_engine(heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Attend with the engine's kernel, all tokens as one prompt."""
+    query, key, value = heads
+    tokens, width = len(query), query.size(-1)
+    cache = query.new_zeros(-(-tokens // 32), key.size(1), 64, width)
+    keys, values = cache.chunk(2, dim=2)
+    engine.cpu_attn_reshape_and_cache(key, value, keys, values, torch.arange(tokens), "vec")
+    starts = torch.tensor([0, tokens], dtype=torch.int32)
+    sizes = (1, query.size(1), key.size(1), width, starts[1:], torch.float32, starts, True, -1)
+    plan = engine.cpu_attn_get_scheduler_metadata(*sizes, "vec", False)
+    mixed, blocks = torch.empty_like(query), torch.arange(len(cache), dtype=torch.int32)[None]
+    same = (query, keys, values, mixed, starts, starts[1:], width**-0.5, True, None, -1, blocks)
+    engine.cpu_attention_with_kv_cache(*same, 0.0, plan, None)
+    return mixed
+
+
+def attention_by_token() -> dict[str, float]:
+    """Compare the last token of a long prompt, and the attention that trainers use, by its size."""
+    draw = torch.Generator().manual_seed(1)
+    heads = tuple(torch.randn(900, each, 64, generator=draw) for each in (4, 2, 2))
+    whole = prompt_by_engine(heads)
+    starts = (0, 500, 900)
+    packing = Packing(starts=starts, longest=500, cumulative=torch.tensor(starts).int())
+    leaves = [each.clone().requires_grad_() for each in heads]
+    pack = engine_attention(*leaves, packing, None)
+    alone = torch.cat(
+        [
+            engine_attention(*(each[a:b] for each in heads), _one(b - a), None)
+            for a, b in ((0, 500), (500, 900))
+        ]
+    )
+    usual = torch_attention(*leaves, packing, None)
+    gradients = (torch.autograd.grad(each.sum(), leaves) for each in (pack, usual))
+    pairs = zip(*gradients, strict=True)
+    return {
+        "token in a prompt": _apart(whole[-1:], engine_attention(*heads, _one(900), None)[-1:]),
+        "sequence in a pack": _apart(pack, alone),
+        "torch's kernel": _apart(pack, usual),
+        "gradients": max(_apart(ours, theirs) for ours, theirs in pairs),
+    }
+
+
+def requests_by_token() -> dict[str, list[int]]:
+    """Cut a request of 3 new tokens behind 4 others, and one of a single token."""
+    common = CommonAttentionMetadata(
+        query_start_loc=torch.tensor([0, 3, 4]),
+        query_start_loc_cpu=torch.tensor([0, 3, 4]),
+        seq_lens=torch.tensor([7, 9]),
+        num_reqs=2,
+        num_actual_tokens=4,
+        max_query_len=3,
+        max_seq_len=9,
+        block_table_tensor=torch.tensor([[5], [6]]),
+        slot_mapping=torch.arange(4),
+    )
+    cut = vllm_cpu_token_attention.by_token(common)
+    return {
+        "starts": cut.query_start_loc.tolist(),
+        "seen": cut.seq_lens.tolist(),
+        "blocks": cut.block_table_tensor.flatten().tolist(),
+    }
+
+
+def _one(tokens: int) -> Packing:
+    return Packing(starts=(0, tokens), longest=tokens, cumulative=torch.tensor([0, tokens]).int())
+
+
+def _apart(left: Tensor, right: Tensor) -> float:
+    return (left - right).abs().max().item()
+
+
 def facts(folder: str) -> dict[str, object]:
     """Collect everything; the patches come last."""
     join_alone()
@@ -210,6 +286,8 @@ def facts(folder: str) -> dict[str, object]:
         "sleep_of_a_bare_worker": error_of(lambda: CPUWorker.sleep(bare_worker, 2)),
         "wake_up_of_a_bare_worker": error_of(lambda: CPUWorker.wake_up(bare_worker)),
         "answer_of_experts_that_are_elsewhere": answer_of_experts_that_are_elsewhere(),
+        "attention_by_token": attention_by_token(),
+        "requests_by_token": requests_by_token(),
         "init_names": inspect.unwrap(worker.init).__code__.co_names,
         "loopback_becomes": loopback_becomes(),
         "node_names": [*node.Node.__init__.__code__.co_names],

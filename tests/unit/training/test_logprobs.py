@@ -82,6 +82,24 @@ def test_values_and_gradients_are_those_of_log_softmax_to_eleven_digits(
         torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_one_operator_gives_log_softmax_to_the_bit_and_the_same_gradients(
+    chunk: int, vocabulary: Make
+) -> None:
+    hidden_NH, weight_VH, targets_N = example(40, torch.float32)
+    leaves = (hidden_NH.requires_grad_(), weight_VH.requires_grad_())
+    rules = vocabulary(chunk_tokens=chunk, temperature=0.7)
+    usual = chunked_logprobs(*leaves, targets_N, rules)
+    rules = vocabulary(chunk_tokens=chunk, temperature=0.7, one_operator=True)
+    found = chunked_logprobs(*leaves, targets_N, rules)
+    logits_NV = torch.cat([each @ weight_VH.T for each in hidden_NH.split(chunk)]) / 0.7
+    expected_NV = logits_NV.log_softmax(dim=-1)
+    assert torch.equal(found[0], expected_NV.gather(1, targets_N[:, None])[:, 0])
+    assert not torch.equal(found[0], usual[0])
+    for ours, same in zip(gradients(found, *leaves), gradients(usual, *leaves), strict=True):
+        assert torch.equal(ours, same)
+
+
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 20), chunk=st.integers(1, 25), scale=st.floats(0.0, 30.0))
 def test_any_number_of_tokens_in_any_chunks_is_what_log_softmax_gives(

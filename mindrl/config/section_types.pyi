@@ -290,6 +290,7 @@ class GenerateKeys(TypedDict, total=False):
     gpu_memory_utilization: float
     kv_cache_mib: int | None
     enforce_eager: bool | None
+    batch_invariant: bool
     enable_prefix_caching: bool
     trust_remote_code: bool
     offload_train_optimizer: bool

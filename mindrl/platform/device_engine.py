@@ -38,6 +38,8 @@ class InvarianceNeeds:
     """Whether the attention kernel supports neither latent attention nor windows."""
     whole_prompts: bool = False
     """Whether a prompt must be processed at once, without prefixes from the cache."""
+    own_process: bool = False
+    """Whether the engine replaces operators of torch without a gradient, in its whole process."""
     eager: bool = False
     """Whether graphs cannot contain the attention kernel."""
 
@@ -47,12 +49,16 @@ def invariance_needs(platform: Platform) -> InvarianceNeeds:
     match platform.kind:
         case "npu":
             return InvarianceNeeds(
-                dtypes=("bfloat16",), plain_attention=True, whole_prompts=True, eager=True
+                dtypes=("bfloat16",),
+                plain_attention=True,
+                whole_prompts=True,
+                own_process=True,
+                eager=True,
             )
         case "cpu":
             return InvarianceNeeds(dtypes=("float32",), same_operators=True, plain_attention=True)
         case "gpu":
-            return InvarianceNeeds()
+            return InvarianceNeeds(own_process=True)
 
 
 def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapping[str, object]:

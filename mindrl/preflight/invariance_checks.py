@@ -22,6 +22,13 @@ def invariance_findings(config: RunConfig, platform: Platform) -> Iterator[Findi
     if rollout.is_served:
         need = ": servers choose their kernels when they start; use false, or no servers"
         yield broken(_KEY, True, need, False)
+    if needs.own_process and config.learns and not config.is_apart:
+        need = (
+            ": the engine replaces operators of torch in its whole process, some without a "
+            "gradient; give the rollout its own devices (rl_config.use_integrated_worker=false), "
+            "or use false"
+        )
+        yield broken(_KEY, True, need, False)
     if rollout.dtype not in needs.dtypes:
         yield _must_be("generate_config.dtype", rollout.dtype, *needs.dtypes)
     if needs.whole_prompts:

@@ -4,6 +4,7 @@ Shapes: M rows, K inputs, N outputs.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -69,3 +70,19 @@ def test_products_and_gradients_are_torchs_to_rounding_and_come_back_after_it() 
     torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-2)
     assert doubles.tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert torch.equal(functional.linear(rows_MK, weight_NK, bias_N), usual)
+
+
+def test_a_composite_operator_replaced_for_one_device_has_no_gradient() -> None:
+    """Why an engine that replaces these must not share the process of a trainer."""
+    rows_MK, weight_NK, _ = example()
+    rows_MK.requires_grad_()
+    library = torch.library.Library("aten", "IMPL")
+    product = torch.library.get_kernel("aten::mm", "CPU")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    replaced = partial(product.call_boxed, keys)
+    library.impl("matmul", replaced, "CPU", allow_override=True)
+    try:
+        with pytest.raises(NotImplementedError, match="matmul_backward"):
+            (rows_MK @ weight_NK.T).sum().backward()
+    finally:
+        library._destroy()

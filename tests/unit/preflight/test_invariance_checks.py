@@ -9,7 +9,7 @@ from checked_runs import DEVICES, MakeConfig, model_folder, overrides, refused
 
 from mindrl.config.run import RunConfig
 from mindrl.models.description import read_description
-from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device import PLATFORMS, Platform
 from mindrl.preflight.invariance_checks import (
     invariance_findings,
     invariance_findings_on,
@@ -17,6 +17,7 @@ from mindrl.preflight.invariance_checks import (
 )
 
 KEY = "generate_config.batch_invariant"
+APART = {"rl_config.use_integrated_worker": False, "rl_config.rollout_resource.num_npus": 1}
 NPU, CPU, GPU = PLATFORMS["npu"], PLATFORMS["cpu"], PLATFORMS["gpu"]
 MUST_BE = f"with {KEY}=true"
 
@@ -59,6 +60,7 @@ def test_on_cpu_both_sides_are_whole_and_in_float32(invariant: Make) -> None:
 
 def test_a_device_with_whole_prompts_needs_room_and_no_prefixes(invariant: Make) -> None:
     wrong = {
+        **APART,
         "generate_config.max_num_batched_tokens": 63,
         "generate_config.max_num_seqs": 8,
         "generate_config.enforce_eager": False,
@@ -76,8 +78,19 @@ def test_a_device_with_whole_prompts_needs_room_and_no_prefixes(invariant: Make)
     assert [*invariance_findings(invariant(**wrong), GPU)] == []
 
 
+@pytest.mark.parametrize("platform", [NPU, GPU], ids=["npu", "gpu"])
+def test_an_engine_that_replaces_operators_has_processes_of_its_own(
+    platform: Platform, invariant: Make
+) -> None:
+    wanted = {"generate_config.dtype": "bfloat16", "generate_config.enable_prefix_caching": False}
+    (finding,) = invariance_findings(invariant(**wanted), platform)
+    assert (finding.field, finding.legal) == (KEY, (False,))
+    assert "some without a gradient" in finding.need
+    assert [*invariance_findings(invariant(**wanted, **APART), platform)] == []
+
+
 def test_servers_choose_their_kernels_themselves(invariant: Make) -> None:
-    config = invariant(**{"generate_config.servers": ["http://127.0.0.1:8000"]})
+    config = invariant(**APART | {"generate_config.servers": ["http://127.0.0.1:8000"]})
     (finding,) = invariance_findings(config, GPU)
     assert (finding.field, finding.legal) == (KEY, (False,))
 

@@ -39,7 +39,8 @@ class InvarianceNeeds:
     whole_prompts: bool = False
     """Whether a prompt must be processed at once, without prefixes from the cache."""
     own_process: bool = False
-    """Whether the engine replaces operators of torch without a gradient, in its whole process."""
+    """Whether the engine replaces operators of torch, possibly without gradients, in its whole
+    process."""
     eager: bool = False
     """Whether graphs cannot contain the attention kernel."""
 

@@ -24,8 +24,8 @@ def invariance_findings(config: RunConfig, platform: Platform) -> Iterator[Findi
         yield broken(_KEY, True, need, False)
     if needs.own_process and config.learns and not config.is_apart:
         need = (
-            ": the engine replaces operators of torch in its whole process, some without a "
-            "gradient; give the rollout its own devices (rl_config.use_integrated_worker=false), "
+            ": the engine replaces operators of torch in its whole process, possibly without "
+            "gradients; give the rollout its own devices (rl_config.use_integrated_worker=false), "
             "or use false"
         )
         yield broken(_KEY, True, need, False)

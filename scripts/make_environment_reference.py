@@ -23,7 +23,7 @@ imports large libraries. `OMP_NUM_THREADS` is the worker's share of the cores, a
 `GLOO_SOCKET_IFNAME` is `lo`. Your value takes precedence under the headings "Set, unless you set
 it" and "Left to you": set it in the shell that starts the run.
 [`mindrl doctor`](../how-to/doctor.md) lists the variables of its shell that a run refuses or
-replaces, or that slow it down.
+replaces, that slow it down, or that the installed vllm-ascend does not read.
 
 **No run on a real NPU has been made with this version.** The reasons come from the sources in the
 last column.
@@ -40,9 +40,9 @@ RULES: dict[Rule, tuple[str, str]] = {
 SOURCES = """\
 ## Sources
 
-vllm-ascend: branch releases/v0.23.0. MindSpeed: branch core_r0.16.0. MindSpeed-RL: commit 05a90d7.
-verl: commit 1dda039b9. CANN: its manual of environment variables, release 9.0.0 unless the table
-names another.
+vllm-ascend: branch releases/v0.23.0; what 0.30 does not read was looked up in 0.30.0rc2. MindSpeed:
+branch core_r0.16.0. MindSpeed-RL: commit 05a90d7. verl: commit 1dda039b9. CANN: its manual of
+environment variables, release 9.0.0 unless the table names another.
 """
 
 
@@ -65,7 +65,10 @@ def row(setting: Setting) -> str:
     """Return one setting as a line of a Markdown table."""
     value = setting.pattern if setting.rule == "refused" else setting.value
     shown = f"`{value}`" if value else ""
-    cells = (f"`{setting.name}`", shown, setting.why, setting.source)
+    why = setting.why
+    if setting.until:
+        why += f". Not read by vllm-ascend {setting.until}, which reads instead: {setting.instead}"
+    cells = (f"`{setting.name}`", shown, why, setting.source)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

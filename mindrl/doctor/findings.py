@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from mindrl.doctor.facts import Facts, Observation
 from mindrl.observability.units import MIB, gib_text
 from mindrl.platform.probes.device_report import HEALTHY, Device
-from mindrl.platform.probes.machine import PINS_PAGE, SETTINGS_PAGE
+from mindrl.platform.probes.machine import MATRIX_PAGE, PINS_PAGE, SETTINGS_PAGE
 
 _IDLE_SHARE = 0.1
 """Drivers and firmware use 5 % of an idle 64 GiB device, and 9 % of one with 32 GiB."""
@@ -43,6 +43,21 @@ def device_packages(facts: Facts) -> Iterator[Observation]:
         yield _package(facts, Requirement(pin.requirement), advice)
 
 
+def version_row(facts: Facts) -> Iterator[Observation]:
+    """Yield the row of the version matrix that the packages are, or a mixture of two rows."""
+    needs = facts.machine.needs
+    declared = facts.declared.extras[needs.extra]
+    name = needs.row if all(_package(facts, each, "").verdict == "ok" for each in declared) else ""
+    if row := needs.generation(facts.versions):
+        name = row.name
+    parts = [each.name for each in needs.generations if any(each.installed(facts.versions))]
+    if name:
+        yield Observation("versions", f"row {name!r} of {MATRIX_PAGE}")
+    elif len(parts) > 1:
+        advice = f"install all packages of one row of {MATRIX_PAGE}"
+        yield Observation("versions", f"mixed rows: {'; '.join(parts)}", "problem", advice)
+
+
 def torch_build(facts: Facts) -> Iterator[Observation]:
     """Find a torch built for another device: its version names the device after a plus.
 
@@ -72,12 +87,15 @@ def rival_engines(facts: Facts) -> Iterator[Observation]:
 
 def components(facts: Facts) -> Iterator[Observation]:
     """Compare components that pip does not install, such as the driver, with the requirements."""
+    row = facts.machine.needs.generation(facts.versions)
     for each in facts.machine.report.components:
+        needed = (row.software if row else {}).get(each.name, each.needed)
+        required = f", requires {needed}" if needed else ""
         if each.version is None:
-            yield Observation(each.name, "not found", "problem", each.advice)
-        elif each.needed and _series(each.version) != _series(each.needed):
+            yield Observation(each.name, f"not found{required}", "problem", each.advice)
+        elif needed and _series(each.version) != _series(needed):
             # Only the first two numbers must match: patch releases are compatible.
-            found = f"{each.version}, requires {each.needed}"
+            found = f"{each.version}{required}"
             yield Observation(each.name, found, "problem", each.advice)
         else:
             yield Observation(each.name, each.version)
@@ -133,8 +151,9 @@ def device_memory(facts: Facts) -> Iterator[Observation]:
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
-    """Yield environment variables of this shell that a run refuses, replaces, or is slowed by."""
-    environment = facts.machine.environment
+    """Yield environment variables that a run refuses, replaces, is slowed by, or does not read."""
+    environment, plugin = facts.machine.environment, facts.machine.needs.plugin
+    release = facts.versions.get(plugin)
     for setting in facts.machine.platform.settings:
         found = environment.get(setting.name)
         if found is None:
@@ -142,6 +161,9 @@ def settings(facts: Facts) -> Iterator[Observation]:
         if setting.rule == "refused" and setting.matches(environment):
             advice = f"unset it or change it: {setting.why}"
             yield Observation(setting.name, found, "problem", advice)
+        elif not setting.is_read(release):
+            seen = f"{found}; {plugin} {release} does not read it"
+            yield Observation(setting.name, seen, "note", f"unset it; instead: {setting.instead}")
         elif setting.rule == "fixed" and found != setting.value:
             seen = f"{found}; a run sets {setting.value}"
             yield Observation(setting.name, seen, "note", f"unset it: {setting.why}")
@@ -190,8 +212,9 @@ def _share(device: Device) -> float:
 
 def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
     version = facts.versions.get(needed.name)
-    for pin in facts.machine.needs.newer:
-        if version and pin.distribution == needed.name and _series(version) == _series(pin.version):
+    newer = (pin for row in facts.machine.needs.generations[1:] for pin in row.engine)
+    for pin in newer:
+        if pin.distribution == needed.name and pin.is_series_of(version):
             found = f"{version}; the engine is tested with {pin.version}, on a simulated device"
             return Observation(needed.name, found, "note", f"see {PINS_PAGE}")
     if version is None:
@@ -209,5 +232,13 @@ def _series(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-PACKAGE_FINDINGS = (python, own_packages, device_packages, torch_build, rival_engines, components)
+PACKAGE_FINDINGS = (
+    python,
+    own_packages,
+    device_packages,
+    version_row,
+    torch_build,
+    rival_engines,
+    components,
+)
 DEVICE_FINDINGS = (device_count, device_health, device_memory, settings)

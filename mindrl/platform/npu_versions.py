@@ -4,6 +4,7 @@ The npu extra in `pyproject.toml` must name the same versions, and so must vllm-
 requires an exact torch and torch_npu: tests/unit/platform compares them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,10 @@ class Pin:
         """Name and version as pip writes them."""
         return f"{self.distribution}=={self.version}"
 
+    def is_series_of(self, version: str | None) -> bool:
+        """Return whether a version has the same first two numbers."""
+        return version is not None and version.split(".")[:2] == self.version.split(".")[:2]
+
 
 TORCH = Pin("torch", "torch", "2.10.0", "extra")
 TORCH_NPU = Pin("torch-npu", "torch_npu", "2.10.0.post4", "extra")
@@ -47,7 +52,7 @@ TRITON = Pin("triton-ascend", "triton", "3.2.2", "extra")
 TORCHVISION = Pin("torchvision", "torchvision", "0.25.0", "extra")
 # Its wheel requires torch 2.11.0, so it is built without device code and without dependencies.
 VLLM = Pin("vllm", "vllm", "0.23.0", "source")
-# Tests run the engine with these two as well; see docs/how-to/install-npu.md.
+# Tests run the engine with these two as well.
 NEWER_VLLM_ASCEND = Pin("vllm-ascend", "vllm_ascend", "0.30.0rc2", "extra")
 NEWER_VLLM = Pin("vllm", "vllm", "0.30.0", "source")
 RAY = Pin("ray", "ray", "2.60.0", "dependency")
@@ -66,3 +71,37 @@ PINS = (TORCH, TORCH_NPU, MEGATRON, VLLM, VLLM_ASCEND, TRITON, TORCHVISION, MIND
 
 CANN_VERSION = "9.1.0"
 """Version of the toolkit, the kernels and NNAL that vllm-ascend requires."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Packages of one series of vllm-ascend: a row of docs/reference/versions.md.
+
+    Both series require the other packages in the same versions: `PINS`.
+    """
+
+    engine: tuple[Pin, Pin]
+    """vLLM and vllm-ascend."""
+    transformers: str
+    """Version that vllm-ascend requires."""
+    software: Mapping[str, str]
+    """Versions of what pip does not install, by the name that the doctor prints."""
+
+    @property
+    def name(self) -> str:
+        """Name of the row: NPU and the series."""
+        return "NPU, vllm-ascend " + ".".join(self.engine[1].version.split(".")[:2])
+
+    def installed(self, versions: Mapping[str, str | None]) -> list[bool]:
+        """Return whether each package of the engine is installed in this series."""
+        return [pin.is_series_of(versions[pin.distribution]) for pin in self.engine]
+
+
+GENERATIONS = (
+    Generation(engine=(VLLM, VLLM_ASCEND), transformers="5.5.4", software={"CANN": CANN_VERSION}),
+    Generation(
+        engine=(NEWER_VLLM, NEWER_VLLM_ASCEND),
+        transformers="5.14.1",
+        software={"CANN": "9.2.0"},
+    ),
+)

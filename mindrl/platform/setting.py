@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
+from packaging.version import Version
 
 Rule = Literal["fixed", "default", "deterministic", "left", "refused"]
 """How the value is chosen. fixed: mindrl sets it, always. default: mindrl sets it unless the user
@@ -29,6 +30,17 @@ class Setting:
     why: str
     source: str
     """File and version, or document, that documents it."""
+    until: str = ""
+    """First release of vllm-ascend that does not read it; empty if each tested one does."""
+    instead: str = ""
+    """What that release reads."""
+
+    def is_read(self, plugin: str | None) -> bool:
+        """Return whether this release of vllm-ascend reads it; None is any release."""
+        if not self.until or plugin is None:
+            return True
+        # A release candidate already belongs to its release.
+        return Version(plugin).release < Version(self.until).release
 
     def matches(self, environment: Mapping[str, str]) -> bool:
         """Return whether the variable's value matches the pattern."""

@@ -8,6 +8,7 @@ no entry stays behind when its use is gone.
 from collections.abc import Iterator
 
 from mindrl.platform.npu_versions import (
+    GENERATIONS,
     MEGATRON,
     MINDSPEED,
     RAY,
@@ -121,11 +122,14 @@ _VLLM_ASCEND = (
         Entry(
             pin=VLLM_ASCEND,
             kind="requirement",
-            name=pin.distribution,
-            values=(pin.version,),
+            name=name,
+            values=(version,),
             used_by=_VERSIONS,
         )
-        for pin in (TORCH, TORCH_NPU, TORCHVISION, TRITON)
+        for name, version in (
+            *((pin.distribution, pin.version) for pin in (TORCH, TORCH_NPU, TORCHVISION, TRITON)),
+            ("transformers", GENERATIONS[0].transformers),
+        )
     ),
     Entry(
         pin=VLLM_ASCEND,
@@ -142,6 +146,8 @@ _VLLM_ASCEND = (
         "VLLM_ASCEND_ENABLE_FUSED_MC2",
         "VLLM_ASCEND_ENABLE_FLASHCOMM1",
         "VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE",
+        "VLLM_ASCEND_ENABLE_MLAPO",
+        "VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE",
         "HCCL_DETERMINISTIC",
         "LCCL_DETERMINISTIC",
         "ATB_MATMUL_SHUFFLE_K_ENABLE",

@@ -6,7 +6,13 @@ mindrl's engine is tested with it over the simulated CANN, so it names the same 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mindrl.platform.npu_versions import NEWER_VLLM, NEWER_VLLM_ASCEND, VLLM, VLLM_ASCEND
+from mindrl.platform.npu_versions import (
+    GENERATIONS,
+    NEWER_VLLM,
+    NEWER_VLLM_ASCEND,
+    VLLM,
+    VLLM_ASCEND,
+)
 from npu_contract.contract import ENTRIES
 from npu_contract.entry import Entry
 
@@ -33,6 +39,8 @@ _ENGINE = "mindrl/platform/device_engine.py"
 
 def _changed(entry: Entry) -> Entry:
     values = tuple(value.replace(*_EXPERTS) for value in entry.values)
+    if entry.name == "transformers":
+        values = (GENERATIONS[1].transformers,)
     if entry.kind == "casts":
         kept = (name for name in values if not name.endswith(_CASTS_GONE))
         values = (*kept, *_MORE_CASTS)

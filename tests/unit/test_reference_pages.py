@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "config": ("make_config_reference.py", "`1234`", "`4321`"),
     "npu-environment": ("make_environment_reference.py", "`1800`", "`120`"),
+    "versions": ("make_version_matrix.py", "| 5.14.1 |", "| 5.14.2 |"),
     "python-api": ("make_api_reference.py", "`ConfigError`", "`ConfigurationError`"),
 }
 """By page of docs/reference: its script, a value that it shows, and one that it does not."""
@@ -50,6 +51,12 @@ def test_a_page_edited_by_hand_is_found_left_alone_and_then_restored(
     assert page.read_text(encoding="utf-8") == edited
     assert run_script(script, "--output", str(page)).returncode == 0
     assert page.read_bytes() == current.read_bytes()
+
+
+@pytest.mark.nightly
+def test_the_cases_over_the_simulated_devices_are_as_many_as_the_page_says() -> None:
+    done = run_script("count_npu_cases.py", "--check")
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_name_of_the_python_api_can_be_imported_from_where_the_page_says() -> None:

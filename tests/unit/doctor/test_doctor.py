@@ -46,6 +46,7 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
     lines = {each.what: each.found for each in examine(HEALTHY)}
     assert lines["torch"] == "2.10.0+cpu, as pinned (==2.10.0)"
     assert lines["vllm"] == "0.23.0+empty, as pinned (==0.23.0)"
+    assert lines["versions"] == "row 'NPU, vllm-ascend 0.23' of docs/reference/versions.md"
     assert lines["CANN"] == "9.1.0"
     assert lines["devices"] == "8 x 910B3"
     assert lines["device memory"] == "at least 60.7 GiB free on each"
@@ -115,12 +116,52 @@ def test_what_mindspeed_imports_and_does_not_ask_for_is_named_with_its_error(
 def test_the_newer_generation_is_noted_and_one_between_is_no_match() -> None:
     tested = "; the engine is tested with 0.30.0"
     newer = with_versions(vllm="0.30.0+empty", vllm_ascend="0.30.1")
-    assert ill(newer) == [
+    assert ill(newer)[:2] == [
         ("note", "vllm-ascend", f"0.30.1{tested}rc2, on a simulated device"),
         ("note", "vllm", f"0.30.0+empty{tested}, on a simulated device"),
     ]
+    lines = {each.what: each.found for each in examine(newer)}
+    assert lines["versions"] == "row 'NPU, vllm-ascend 0.30' of docs/reference/versions.md"
     (found,) = ill(with_versions(vllm_ascend="0.26.0"))
     assert found == ("problem", "vllm-ascend", "0.26.0, requires ==0.23.0.post1")
+
+
+def test_packages_of_two_generations_are_a_problem() -> None:
+    *_, mixed = ill(with_versions(vllm_ascend="0.30.0rc2"))
+    rows = "NPU, vllm-ascend 0.23; NPU, vllm-ascend 0.30"
+    assert mixed == ("problem", "versions", f"mixed rows: {rows}")
+
+
+def test_each_generation_requires_its_own_cann() -> None:
+    newer = with_versions(vllm="0.30.0+empty", vllm_ascend="0.30.0rc2")
+    cann = Component("CANN", "9.2.1", "9.1.0", "install")
+    machine = replace(newer.machine, report=replace(REPORT, components=(cann,)))
+    assert [each[0] for each in ill(replace(newer, machine=machine))] == ["note", "note"]
+    assert ill(newer)[-1] == ("problem", "CANN", "9.1.0, requires 9.2.0")
+    assert ill(with_machine(report=machine.report)) == [
+        ("problem", "CANN", "9.2.1, requires 9.1.0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdict"),
+    [
+        ("VLLM_ASCEND_ENABLE_NZ", "0", "note"),
+        ("VLLM_ASCEND_ENABLE_MLAPO", "0", "note"),
+        ("VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "2", "problem"),
+        ("VLLM_ASCEND_ENABLE_FLASHCOMM1", "true", "problem"),
+        ("VLLM_ASCEND_ENABLE_FLASHCOMM1", "false", None),
+    ],
+)
+def test_what_the_newer_generation_does_not_read_is_noted(
+    name: str, value: str, verdict: str | None
+) -> None:
+    newer = with_versions(vllm="0.30.0+empty", vllm_ascend="0.30.0rc2")
+    machine = replace(newer.machine, environment={name: value}, report=REPORT)
+    found = [each for each in ill(replace(newer, machine=machine)) if each[1] == name]
+    assert [each[0] for each in found] == ([verdict] if verdict else [])
+    unread = f"{value}; vllm-ascend 0.30.0rc2 does not read it"
+    assert [each[2] == unread for each in found] == ([verdict == "note"] if verdict else [])
 
 
 def test_a_patch_release_of_cann_is_as_good() -> None:

@@ -1,6 +1,7 @@
 """The NPU contract names everything that mindrl's NPU code names, and nothing else."""
 
 import ast
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -191,6 +192,15 @@ def test_every_environment_variable_of_an_npu_worker_is_an_entry() -> None:
     used = {*values, *refused, platform.visible_variable} - OF_NO_VENDOR
     assert len(used) == 20
     assert used - names_of("variable") == set()
+
+
+def test_variables_that_the_newer_generation_does_not_read_have_its_release() -> None:
+    rows = json.loads(read("tests/unit/npu_contract/npu_contract_newer.json"))
+    reads = {row["name"] for row in rows if row["evidence"].startswith("read in Python")}
+    ours = {name for name in names_of("variable") if name.startswith("VLLM_ASCEND_")}
+    marked = {each.name: each.until for each in PLATFORMS["npu"].settings if each.until}
+    assert "VLLM_ASCEND_ENABLE_FLASHCOMM1" in ours & reads
+    assert marked == dict.fromkeys(ours - reads, "0.30")
 
 
 def test_every_variable_of_a_vendor_in_the_shell_library_is_an_entry() -> None:

@@ -4,7 +4,7 @@
 #   bash scripts/test.sh                      all of it (what CI runs)
 #   bash scripts/test.sh -k advantage -x      the arguments go to pytest
 #   bash scripts/test.sh tests/unit/config    these tests instead of all
-#   bash scripts/test.sh --nightly            tests marked nightly too, and planted faults
+#   bash scripts/test.sh --nightly            tests marked nightly too, the newest Megatron-core, and planted faults
 #   bash scripts/test.sh --nightly --part 1/4 the same of every fourth test file and fault
 #
 # Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
@@ -130,6 +130,8 @@ else
     if ((nightly)); then
         without_faults=()
         ((failed)) || without_faults=(--passed)
+        # One part of several is enough.
+        [[ "${part[1]:-1/1}" != 1/* ]] || check "newest Megatron-core" bash scripts/test_newest_megatron.sh
         check "planted faults" python scripts/mutate.py "${part[@]}" "${without_faults[@]}"
     fi
 fi

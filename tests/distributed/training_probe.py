@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from assembly import assembled
 from megatron.core import parallel_state
-from megatron.core.transformer.moe.experts import GroupedMLP
 from offload_probe import arena, swap_out_and_in
 from own_device import device_type
 from torch import Tensor, nn
@@ -33,6 +32,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.platform.attention import attention_kernel
+from mindrl.platform.patches.megatron_grouped_gemm import grouped_experts
 from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.training.first_weights import import_weights
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
@@ -63,7 +63,7 @@ def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> MegatronEng
     model = policy(case, groups, optimizer)
     for chunk in model.chunks:
         for module in chunk.modules():
-            if isinstance(module, GroupedMLP):
+            if isinstance(module, grouped_experts()):
                 # It asks for bfloat16 before it multiplies whatever it has.
                 module.config = copy(module.config)
                 module.config.bf16 = True

@@ -3,7 +3,7 @@
 Upstream: megatron-core 0.12 to 0.16.1 (checked with 0.16.1), torch 2.13. Reason: `GroupedMLP`
 multiplies by `grouped_gemm`, a package published as CUDA source only, and raises without it; torch
 has the same product on CPU and CUDA. No longer needed when Megatron has a product without the
-package: tests/unit/platform checks for it.
+package: tests/unit/platform checks for it. Megatron 0.17 has no `GroupedMLP`.
 
 Shapes: T rows sorted by expert, E experts, I input size, O output size.
 """
@@ -57,8 +57,16 @@ def multiply(
     return torch.cat([part @ expert for part, expert in parts])
 
 
+def grouped_experts() -> tuple[Any, ...]:
+    """Return Megatron's classes that keep all experts of a rank in two matrices."""
+    found = vars(import_module("megatron.core.transformer.moe.experts")).get("GroupedMLP")
+    return () if found is None else (found,)
+
+
 def install() -> None:
     """Install the product if Megatron found none."""
+    if not grouped_experts():
+        return
     util: Any = import_module("megatron.core.transformer.moe.grouped_gemm_util")
     if not util.grouped_gemm_is_available():
         util.grouped_gemm = util.ops = SimpleNamespace(gmm=multiply)

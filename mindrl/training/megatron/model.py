@@ -193,8 +193,8 @@ def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any
         ),
         "moe_aux_loss_coeff": learning.moe_aux_loss_coeff,
         "moe_grouped_gemm": learning.moe_grouped_gemm,
-        # The alternative class requires Transformer Engine.
-        "moe_use_legacy_grouped_gemm": learning.moe_grouped_gemm,
+        # The alternative class requires Transformer Engine, and is the only one from 0.17 on.
+        **({"moe_use_legacy_grouped_gemm": True} if learning.moe_grouped_gemm else {}),
         "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
         "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",
         "moe_router_enable_expert_bias": moe.score_correction_bias,

@@ -10,13 +10,15 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 
 from mindrl.models.placement import ShardingTable
+from mindrl.platform.patches.megatron_grouped_gemm import grouped_experts
 from mindrl.training.megatron.adapters import Adapter
 from mindrl.training.megatron.model import unwrap
 from mindrl.training.megatron.modules import HeadInput
+
+_GROUPED = grouped_experts()
 
 
 def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
@@ -41,14 +43,15 @@ def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
 def mark_parameters(network: nn.Module) -> None:
     """Mark sharded matrices and experts as Megatron's optimizer requires.
 
-    Megatron marks sharded matrices only if it initialises weights itself; without the marks the
-    gradient norm would count only the first tensor-parallel rank's. It marks experts for a separate
-    gradient reduction only if ep > 1; they also need it if etp differs from tp.
+    Megatron 0.16 marks sharded matrices only if it initialises weights itself, 0.18 always; without
+    the marks the gradient norm would count only the first tensor-parallel rank's. It marks experts
+    for a separate gradient reduction only if ep > 1; they also need it if etp differs from tp.
     """
     for module in network.modules():
-        is_expert = isinstance(module, GroupedMLP) or getattr(module, "is_expert", False)
+        is_expert = isinstance(module, _GROUPED) or getattr(module, "is_expert", False)
         for weight, dim in _cut_weights(module):
-            set_tensor_model_parallel_attributes(weight, True, dim, 1)
+            if "partition_dim" not in vars(weight):
+                set_tensor_model_parallel_attributes(weight, True, dim, 1)
             if is_expert:
                 weight.allreduce = False  # type: ignore[attr-defined]
 
@@ -56,7 +59,7 @@ def mark_parameters(network: nn.Module) -> None:
 def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
     """Return a module's own matrices that are cut over ranks, with the dimension of the cut."""
     match module:
-        case GroupedMLP():
+        case _ if isinstance(module, _GROUPED):
             # Transposed: see `sharding`.
             return [(module.weight1, 1), (module.weight2, 0)]
         case Adapter(is_expert=True):

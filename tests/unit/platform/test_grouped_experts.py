@@ -3,6 +3,8 @@
 Shapes: T rows in the order of their experts, E experts, I input size, O output size.
 """
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -62,3 +64,12 @@ def test_an_expert_without_a_token_has_no_gradient_even_where_the_kernel_leaves_
     # Each element is the sum over the rows of its expert, all ones.
     assert experts_EIO.grad is not None
     assert [expert.unique().tolist() for expert in experts_EIO.grad] == [[0], [9], [0], [4]]
+
+
+def test_without_megatrons_class_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0.17 on Megatron has neither the class nor the module that the patch replaces."""
+    moe = "megatron.core.transformer.moe"
+    monkeypatch.setitem(sys.modules, f"{moe}.experts", ModuleType("experts"))
+    monkeypatch.setitem(sys.modules, f"{moe}.grouped_gemm_util", None)
+    assert megatron_grouped_gemm.grouped_experts() == ()
+    megatron_grouped_gemm.install()

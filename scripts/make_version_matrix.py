@@ -74,7 +74,8 @@ mindrl requires Python {python}; the tests run with 3.11.
   mindrl's patches do not know. Its branch {branch} is one package and adapts Megatron-core 0.16.
 
 `bash scripts/test_newest_megatron.sh` runs tests of the training side with the Python files of the
-newest release on the Python of `.venv`; the nightly tests call it.
+newest release on the Python of `.venv`; the nightly tests call it. On 0.19.2 and Python 3.11 its 25
+cases passed, without grouped experts. Python 3.12 itself was not run.
 """
 
 

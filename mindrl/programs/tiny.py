@@ -17,6 +17,7 @@ from mindrl.programs.train import require_engines
 from mindrl.tiny.making import Teacher, make_model
 from mindrl.tiny.questions import write_questions
 from mindrl.tiny.recipe import UPDATES, Family, Recipe, TaughtRow
+from mindrl.tiny.tool_user import make_tool_user
 
 _TEACHING = "sft_tiny_cpu"
 _TRAINING: dict[Family, str] = {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}
@@ -31,6 +32,9 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     where = "parent of both folders"
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help=where)
+    parser.add_argument(
+        "--tools", action="store_true", help="also make a model that sometimes calls a calculator"
+    )
     add_model_options(parser, seed=1)
 
 
@@ -53,15 +57,32 @@ def _make(options: argparse.Namespace) -> int:
     data, model = options.output / "data", options.output / "model"
     say(*write_questions(data, seed=options.seed))
     say(made_model(model, data, options.seed, options.family))
+    config = _TRAINING[options.family]
+    if options.tools:
+        model, config = made_tool_user(options), "grpo_tools_tiny_cpu"
     values = {
         "actor_config.load": model,
         "megatron_training.data_path": data / "train.jsonl",
         "megatron_training.test_data_path": data / "test.jsonl",
     }
-    words = ["mindrl", "train", "--config-name", _TRAINING[options.family]]
+    words = ["mindrl", "train", "--config-name", config]
     words += [_word(key, str(value)) for key, value in values.items()]
     say("train it:", f"  {shlex.join(words)}")
     return 0
+
+
+def made_tool_user(options: argparse.Namespace) -> Path:
+    """Make the tool user unless it is up to date; return its folder.
+
+    Raises:
+        MindrlError: As `made_model`.
+    """
+    folder = options.output / "tools_model"
+    teacher = Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
+    base, data = options.output / "model", options.output / "data"
+    written = make_tool_user(folder, base, data, options.seed, teacher)
+    say(f"{folder}: {'written' if written else 'up to date'}")
+    return Path(folder)
 
 
 def _word(key: str, path: str) -> str:

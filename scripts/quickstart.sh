@@ -1,21 +1,12 @@
 #!/usr/bin/env bash
-# Train a small model on a plain CPU machine: environment, model, data, GRPO, summary.
+# Train a small model on a plain CPU machine: install the environment, then start `mindrl quickstart` in this checkout.
 #
 #   bash scripts/quickstart.sh
-#   bash scripts/quickstart.sh megatron_training.seed=2     passes the arguments to cli/train_grpo.py
+#   bash scripts/quickstart.sh megatron_training.seed=2     passes the arguments to mindrl quickstart
 #
 # Safe to repeat: files that are up to date are kept. Writes only to this checkout and your cache folder.
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"
-# shellcheck source=lib/quickstart.sh
-source "$lib/quickstart.sh"
-
-quickstart_prepare qwen2 .cache/tiny/model
-
-# One worker per core, at most the two workers of the configuration.
-workers=()
-if (($(nproc) < 2)); then
-    workers=(rl_config.actor_resource.num_npus=1)
-fi
-exec python cli/train_grpo.py --config-name grpo_tiny_cpu "${workers[@]}" "$@"
+bash scripts/install.sh
+exec .venv/bin/python cli/quickstart.py "$@"

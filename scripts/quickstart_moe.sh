@@ -3,10 +3,4 @@
 # rollout. Usage as for scripts/quickstart.sh.
 set -euo pipefail
 
-lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"
-# shellcheck source=lib/quickstart.sh
-source "$lib/quickstart.sh"
-
-quickstart_prepare qwen3_moe .cache/tiny/moe_model
-
-exec python cli/train_grpo.py --config-name grpo_tiny_moe_cpu "$@"
+exec bash "$(dirname "${BASH_SOURCE[0]}")/quickstart.sh" --config-name grpo_tiny_moe_cpu "$@"

@@ -12,8 +12,6 @@
 # output of the unit tests follows at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# shellcheck source=lib/quickstart.sh
-source scripts/lib/quickstart.sh
 
 bash scripts/install.sh
 export PATH="$PWD/.venv/bin:$PATH"
@@ -112,7 +110,7 @@ else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     niceness=10 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
     # Beside all others its two ranks would take minutes.
-    check "model of the tests" make_tiny qwen2 .cache/tiny/model
+    check "model of the tests" python cli/tiny.py --output .cache/tiny
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e

@@ -7,6 +7,8 @@ from importlib import import_module
 from mindrl.programs.early_signals import end_at_sigterm
 from mindrl.programs.version import version_line
 
+START = "from mindrl.programs.entry import main; main()"
+"""Source of the command, for a program that starts another."""
 _HELP = ("-h", "--help")
 
 
@@ -54,6 +56,7 @@ def _listed(lines: Mapping[str, str]) -> list[str]:
 
 
 PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "quickstart": ("quickstart", "make a tiny model and its data, and train on them"),
     "tiny": ("tiny", "create a tiny model and data to try the other programs"),
     "doctor": ("doctor", "check this machine: versions, devices, memory, limits, ports, disks"),
     "plan check": ("check", "check a configuration without starting the run"),

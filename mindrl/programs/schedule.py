@@ -10,6 +10,7 @@ from mindrl.launch.interrupts import signals_as_errors, stop_requests
 from mindrl.launch.scheduler import Job, Scheduler
 from mindrl.observability.terminal import say
 from mindrl.programs.arguments import Program, count
+from mindrl.programs.entry import START
 from mindrl.spool.folder import Spool
 
 _EXAMPLE = """\
@@ -19,7 +20,6 @@ examples:
       --train "rl_config.actor_resource.num_npus=8" --rollout "rl_config.actor_resource.num_npus=4"
   mindrl job schedule outputs/two_jobs --in-turns
 """
-_START = "from mindrl.programs.entry import main; main()"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def _jobs(options: argparse.Namespace, folder: Path, spool: Spool) -> dict[str, 
         jobs[name] = Job(
             name=name,
             lease="train" if kind == "train" else spool.rollout_name(folder / name),
-            command=[sys.executable, "-c", _START, "job", kind, *options.shared, *more, *own],
+            command=[sys.executable, "-c", START, "job", kind, *options.shared, *more, *own],
             log=folder / f"{name}.txt",
         )
     return jobs

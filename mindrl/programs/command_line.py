@@ -14,15 +14,16 @@ from mindrl.migrate.names import other_name
 
 RECIPE = "recipe"
 """Folder of configurations that are added to a run: `+recipe=gspo`."""
-_VALUES = {
+VALUE_OPTIONS = {
     "--config-name": "grpo_tiny_cpu",
     "--config-dir": "configs",
     "--resume": "RUN",
     "--cfg": "job",
 }
 """Options that need a value, with an example."""
-_FLAGS = ("--dry-run", "--elsewhere", "--help", "--resolve", "--package", "--info", "--version")
-_OPTIONS = (*_VALUES, *_FLAGS)
+FLAGS = ("--dry-run", "--elsewhere", "--help")
+_FLAGS = (*FLAGS, "--resolve", "--package", "--info", "--version")
+_OPTIONS = (*VALUE_OPTIONS, *_FLAGS)
 _SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
 _SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
 _SWEEPS = ("-m", "--multirun", "--experimental-rerun")
@@ -48,7 +49,7 @@ def taken(option: str, *others: str) -> str | None:
             continue
         value = given if equals else next(arguments, "")
         if not value or value.startswith("-"):
-            raise ConfigError(f"{name} needs a value: {name} {_VALUES[option]}")
+            raise ConfigError(f"{name} needs a value: {name} {VALUE_OPTIONS[option]}")
     sys.argv = rest
     return value
 

@@ -82,6 +82,8 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
         "evaluate a model or the model of a run, or rate rows of data",
     ),
     "replay": ("replay", "repeat a recorded step and compare every number"),
+    "schema": ("schema", "print a JSON schema of configuration files, for editors"),
+    "completion": ("completion", "print a script that completes commands in bash or zsh"),
 }
 """By name: the module with its `PROGRAM`, and a one-line description."""
 OTHER_NAMES: Mapping[str, str] = {

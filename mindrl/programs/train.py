@@ -30,6 +30,7 @@ from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import Platform, choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
+from mindrl.platform.vision import vision_trouble
 from mindrl.preflight.checks import check, check_without_files
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.hub import with_local_folders
@@ -185,7 +186,7 @@ def require_engines(config: RunConfig | None = None) -> None:
     """Check that torch and the engines of training are installed; other programs need none.
 
     Raises:
-        InstallationError: One of them is not installed.
+        InstallationError: One of them is not installed, or torchvision is and does not load.
     """
     trains = {TRAINING_BACKEND}
     if config is not None:
@@ -195,6 +196,8 @@ def require_engines(config: RunConfig | None = None) -> None:
     engine = (ROLLOUT_BACKEND,) if config is None or config.rolls_out else ()
     router = ("vllm_router",) if config is not None and config.generate_config.router else ()
     require_packages("training", *megatron, *engine, *router)
+    if (trouble := vision_trouble()) is not None:
+        raise InstallationError(trouble)
 
 
 def require_packages(what: str, *others: str) -> None:

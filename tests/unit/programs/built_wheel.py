@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -39,7 +38,8 @@ def installed(wheel: Path, folder: Path) -> Path:
     python = folder / "bin/python"
     (site,) = folder.glob("lib/python*/site-packages")
     # The packages of this environment, but not its .pth files: one of them names the checkout.
-    (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    others = [path for path in sys.path if path.endswith("/site-packages")]
+    (site / "others.pth").write_text("\n".join([*others, ""]))
     options = ("--no-deps", "--no-index", "--no-warn-script-location")
     subprocess.run([*_PIP, "--python", python, "install", *options, wheel], check=True)
     return python.parent

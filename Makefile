@@ -1,6 +1,6 @@
 PYTHON := .venv/bin/python
 BENCHES := $(wildcard scripts/bench_*.py)
-SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh) .ci/run
+SHELL_FILES := $(wildcard docker/*.sh examples/*.sh examples/slurm/* scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh) .ci/run
 
 .DEFAULT_GOAL := check
 .PHONY: setup format lint types arch test e2e bench docs check nightly mutate faults

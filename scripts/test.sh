@@ -99,7 +99,7 @@ count() {
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "codespell" codespell
-check "shellcheck" shellcheck -x -P SCRIPTDIR scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh .ci/run
+check "shellcheck" shellcheck -x -P SCRIPTDIR docker/*.sh examples/*.sh examples/slurm/* scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh .ci/run
 check "mypy --strict" mypy
 check "import layers" lint-imports --no-logo
 if (($#)); then

@@ -194,7 +194,7 @@ def refuse(findings: list[str]) -> None:
 
 def written_texts() -> list[str]:
     """List every text file that people of this project write."""
-    folders = ("mindrl", "cli", "configs", "scripts", "tests", "docs")
+    folders = ("mindrl", "cli", "configs", "docker", "examples", "scripts", "tests", "docs")
     nested = (path for folder in folders for path in (ROOT / folder).rglob("*"))
     found = (path for path in [*nested, *ROOT.glob("*")] if path.suffix in TEXT_SUFFIXES)
     return sorted(path.relative_to(ROOT).as_posix() for path in found if path.is_file())
@@ -220,7 +220,7 @@ def test_no_function_is_longer_than_60_lines() -> None:
 
 
 def test_nothing_executes_text_or_unpickles_files() -> None:
-    refuse(findings_in(sources("mindrl", "cli", "scripts"), dangerous_calls))
+    refuse(findings_in(sources("mindrl", "cli", "examples", "scripts"), dangerous_calls))
 
 
 def test_only_platform_reads_the_environment() -> None:

@@ -40,7 +40,7 @@ METRIC = re.compile(r"[a-z_]+/[a-z_]+[a-z]")
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = [*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md")]
     assert len(found) >= 20
     return sorted(found)
 

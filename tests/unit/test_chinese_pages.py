@@ -1,8 +1,8 @@
 """The Chinese pages follow the English ones: headings, tables, commands, names, numbers, links.
 
 A section of a Chinese page corresponds to the section at the same place of its English pages. The
-two are compared block by block: code line by line; of each table row, each list item and the rest
-of the text the multiset of names in backticks, of numbers and of links.
+two are compared block by block: code line by line; of each table row, list item and paragraph the
+multiset of names in backticks, of numbers and of links.
 """
 
 import re
@@ -58,7 +58,7 @@ class Section:
     fragment: str
     """What a link to this section has after its page; a link to a title has none."""
     blocks: tuple[tuple[str, str], ...] = ()
-    """Kind and text; the text that is neither code, row nor item is the last block."""
+    """Kind and text, in the order of the page."""
 
 
 def read(page: str) -> str:
@@ -70,26 +70,32 @@ def anchor(title: str) -> str:
 
 
 def blocks_of(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Split the lines of a section; code comes as one block per line."""
-    rest: list[str] = []
-    item: list[str] = []
+    """Split the lines of a section into fences, lines of code, table rows, items and paragraphs."""
+    kind, flow = "", list[str]()
     fenced = False
     for line in [*lines, ""]:
-        if item and not line.startswith("  "):
-            yield "item", " ".join(item)
-            item = []
-        if line.startswith("```"):
-            fenced = not fenced
-            yield "fence", line
-        elif fenced or line.startswith("    "):
-            yield "code", line.rstrip()
-        elif line.startswith("|"):
-            yield "row", line
-        elif item or ITEM.match(line):
-            item.append(line)
-        else:
-            rest.append(line)
-    yield "text", " ".join(rest)
+        continues = kind == "item" and line.startswith("  ")
+        starts = kind_of(line, fenced)
+        if flow and not continues and starts != "text":
+            yield kind, " ".join(flow)
+            flow = []
+        fenced ^= starts == "fence"
+        if starts in {"fence", "code", "row"} and not continues:
+            yield starts, line.rstrip()
+        elif line:
+            kind = kind if flow else starts
+            flow.append(line)
+
+
+def kind_of(line: str, fenced: bool) -> str:
+    """Return what a line is or starts; an empty line is nothing."""
+    if line.startswith("```"):
+        return "fence"
+    if fenced or line.startswith("    "):
+        return "code"
+    if line.startswith("|"):
+        return "row"
+    return "item" if ITEM.match(line) else "text" if line else ""
 
 
 def sections(page: str, text: str) -> list[Section]:
@@ -130,7 +136,7 @@ def english_sections(texts: dict[str, str], title: str) -> list[Section]:
     if len(apart) == 1:
         return apart[0]
     page = next(iter(texts))
-    top = Section(page=page, level=1, title=title, fragment="", blocks=(("text", ""),))
+    top = Section(page=page, level=1, title=title, fragment="")
     return [top, *(replace(each, level=each.level + 1) for page in apart for each in page)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from generated_page import REFERENCE, write_or_check
 
 from mindrl.doctor.declared import declared
-from mindrl.platform.npu_versions import GENERATIONS, PINS, Generation
+from mindrl.platform.npu_versions import GENERATIONS, PINS, PluginSeries
 from mindrl.platform.probes.machine import NEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +91,7 @@ def of_extra(extra: str) -> dict[str, str]:
     return {"vllm" if name in ENGINES else name: version for name, version in pins.items()}
 
 
-def of_generation(row: Generation) -> dict[str, str]:
+def of_generation(row: PluginSeries) -> dict[str, str]:
     """Return the versions of a generation."""
     pins = {pin.distribution: pin.version for pin in (*PINS, *row.engine)}
     return {**pins, **row.software, "transformers": row.transformers}

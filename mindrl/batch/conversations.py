@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-Ending = Literal["done", "turns", "turn_tokens", "tokens", "failed"]
+ConversationEnding = Literal["done", "turns", "turn_tokens", "tokens", "failed"]
 """Why a conversation ended: its environment ended it, its last turn was the last allowed one, a
 turn reached its limit of tokens, the conversation did, or its environment failed."""
 
@@ -31,7 +31,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
+class Dialogue:
     """What a response of several turns has besides its tokens."""
 
     prompt_ids: tuple[int, ...] = ()
@@ -41,10 +41,10 @@ class Conversation:
     """Ended turns of the policy."""
     next_start: int = 0
     """Index of the first token of the turn after them."""
-    ending: Ending | None = None
+    ending: ConversationEnding | None = None
     """None while it is open."""
 
-    def with_turn(self, turn: Turn, next_start: int, ending: Ending | None) -> Self:
+    def with_turn(self, turn: Turn, next_start: int, ending: ConversationEnding | None) -> Self:
         """Append a turn; the next one starts after the tokens of the environment."""
         turns = (*self.turns, turn)
         return replace(self, turns=turns, next_start=next_start, ending=ending)

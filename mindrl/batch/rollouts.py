@@ -116,7 +116,7 @@ class Rollouts(Sequences):
     @classmethod
     def of_turns(
         cls,
-        asked: Sequence[Tensor],
+        prompts: Sequence[Tensor],
         responses: Responses,
         group: Sequence[int],
         turns: Turns | None = None,
@@ -125,15 +125,15 @@ class Rollouts(Sequences):
 
         With `turns` the responses contain tokens of an environment.
         """
-        assert len(group) == len(asked) == len(responses.lengths_B), "each response has a prompt"
-        asked_B = torch.tensor([len(prompt) for prompt in asked])
+        assert len(group) == len(prompts) == len(responses.lengths_B), "each response has a prompt"
+        asked_B = torch.tensor([len(prompt) for prompt in prompts])
         lengths_B = asked_B + responses.lengths_B
         positions_T = torch.arange(int(lengths_B.max()))
         prompt_mask_BT = positions_T < asked_B[:, None]
         mask_BT = (positions_T < lengths_B[:, None]) & ~prompt_mask_BT
         # masked_scatter_ fills a mask row by row, so concatenated tokens reach their places.
         tokens_BT = torch.zeros(mask_BT.shape, dtype=torch.int64)
-        tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat([*asked]))
+        tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat([*prompts]))
         tokens_BT.masked_scatter_(mask_BT, responses.token_ids_N)
         rewards_BT, written_BT = None, mask_BT
         if turns is not None:

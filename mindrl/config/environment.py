@@ -49,5 +49,5 @@ class EnvironmentConfig:
     """Longest wait for the answer to a turn. Then the process is killed, and the turn is repeated
     once."""
     max_failed_fraction: Fraction = 0.05
-    """Most conversations of a step, as a fraction, whose environments may fail. Failed ones are not
+    """Fraction of a step's conversations that may fail with their environments. They are not
     trained on; more end the run."""

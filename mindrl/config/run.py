@@ -242,12 +242,6 @@ class RunConfig:
             given[each.data_source] = (each.verifier_function, each.verifier_weight)
         return {source: dict(zip(*pair, strict=True)) for source, pair in given.items()}
 
-    @property
-    def has_other_rewards(self) -> bool:
-        """Whether a reward model or an environment rates responses, besides reward functions."""
-        section = self.environment_config
-        return bool(self.reward_config) or (section is not None and section.reward_weight != 0)
-
     def reward_key(self, source: str) -> str:
         """Return the key of the reward functions of a `data_source`."""
         own = [each.data_source for each in self.data_config.rewards]

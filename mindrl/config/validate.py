@@ -305,7 +305,7 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
 def _rewards(config: RunConfig) -> Iterator[Finding]:
     """Each reward function needs a weight; without a reward model at least one is required."""
     names, weights = config.rl_config.verifier_function, config.rl_config.verifier_weight
-    if len(weights) != len(names) or not (names or config.has_other_rewards):
+    if len(weights) != len(names) or not (names or _has_other_rewards(config)):
         field = "rl_config.verifier_weight"
         text = (
             f"{field} has {len(weights)} entries and {_FUNCTIONS} has {len(names)}; give "
@@ -315,7 +315,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         yield Finding(text, field, weights, (legal,) if names else ())
     yield from _some_weight(config)
     test_data = config.megatron_training.test_data_path
-    if not names and not weights and config.has_other_rewards and config.evaluates:
+    if not names and not weights and _has_other_rewards(config) and config.evaluates:
         held_out = f"megatron_training.test_data_path={test_data}"
         text = (
             f"{_FUNCTIONS} is empty, and its first entry measures accuracy on "
@@ -336,6 +336,12 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     need = f"lists {', '.join(twice)} more than once; raise its weight instead"
     yield from _judged(config, (twice, _FUNCTIONS, need))
+
+
+def _has_other_rewards(config: RunConfig) -> bool:
+    """Return whether a reward model or an environment rates responses too."""
+    section = config.environment_config
+    return bool(config.reward_config) or (section is not None and section.reward_weight != 0)
 
 
 def _some_weight(config: RunConfig) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from mindrl.errors import ModelError
 _WRITTEN = "mindrlwrote"
 _GIVEN = ("mindrlgavea", "mindrlgaveb")
 _QUESTION = {"role": "user", "content": "?"}
-Chat = Sequence[Mapping[str, Any]]
+ChatMessages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class TurnTemplate:
             found += [*(pieces.between if place else ()), *self._cut(text, longest)]
         return [*found, *pieces.after]
 
-    def opening(self, messages: Chat, text: str) -> list[int]:
-        """Return the token ids of a prompt whose last message ends with a text from outside."""
+    def opening(self, messages: ChatMessages, text: str) -> list[int]:
+        """Return the token ids of a prompt with a text from outside at its end."""
         *before, last = messages
         marked = [*before, {**last, "content": f"{last['content']}{_GIVEN[0]}"}]
         rendered = _rendered(self.tokenizer, marked, self.tools)
@@ -132,7 +132,7 @@ class _Reader:
         before, between, after = (_ids(self.tokenizer, each) for each in short)
         return _Pieces(before, between, after)
 
-    def _tail(self, before: Chat, role: str) -> str:
+    def _tail(self, before: ChatMessages, role: str) -> str:
         """Return what follows a turn of the policy, up to its next turn."""
         written = {"role": "assistant", "content": _WRITTEN}
         given = [{"role": role, "content": each} for each in _GIVEN]
@@ -163,7 +163,7 @@ class _Reader:
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Chat, tools: Sequence[Mapping[str, Any]]
+    tokenizer: PreTrainedTokenizerBase, messages: ChatMessages, tools: Sequence[Mapping[str, Any]]
 ) -> str:
     text: Any = tokenizer.apply_chat_template(
         [*messages], tools=[*tools] or None, add_generation_prompt=True, tokenize=False

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mindrl.environments.messages import Action, Answer, Message, ToolCall
+from mindrl.environments.messages import Action, EnvironmentAnswer, EnvironmentMessage, ToolCall
 
 _OF_CLASS = ("reset", "get_reward", "close")
 
@@ -26,8 +26,8 @@ class Environment(Protocol):
     def reset(self, row: Mapping[str, Any]) -> str | None:
         """Begin a conversation about a row; return text for the prompt."""
 
-    def step(self, action: Action) -> Answer:
-        """Answer a turn of the policy."""
+    def step(self, action: Action) -> EnvironmentAnswer:
+        """EnvironmentAnswer a turn of the policy."""
 
 
 class ToolEnvironment:
@@ -43,13 +43,17 @@ class ToolEnvironment:
             return None
         return _text_or_none("reset", getattr(self.made, "reset")(**row))  # noqa: B009
 
-    def step(self, action: Action) -> Answer:
+    def step(self, action: Action) -> EnvironmentAnswer:
         """Return the results of all calls of a turn, or end the conversation without any."""
         if not action.calls:
             found = getattr(self.made, "get_reward", None)
-            return Answer(reward=0.0 if found is None else number("get_reward", found()), done=True)
-        results = (Message(role="tool", text=self._result(call)) for call in action.calls)
-        return Answer(messages=tuple(results))
+            return EnvironmentAnswer(
+                reward=0.0 if found is None else number("get_reward", found()), done=True
+            )
+        results = (
+            EnvironmentMessage(role="tool", text=self._result(call)) for call in action.calls
+        )
+        return EnvironmentAnswer(messages=tuple(results))
 
     def _result(self, call: ToolCall) -> str:
         """Return the result of a call; a mistake of the policy is a result too."""
@@ -80,7 +84,7 @@ class TextGame:
         first = found[0] if isinstance(found, tuple) else found
         return _text_or_none("reset", first)
 
-    def step(self, action: Action) -> Answer:
+    def step(self, action: Action) -> EnvironmentAnswer:
         """Make a move; the observation is the next message of the user."""
         found = self.made.step(action.text)
         if not isinstance(found, tuple) or len(found) not in {3, 5}:
@@ -90,8 +94,8 @@ class TextGame:
             )
         observation, reward = found[0], number("step", found[1])
         done = bool(found[2]) or (len(found) == 5 and bool(found[3]))
-        message = Message(role="user", text=str(observation))
-        return Answer(messages=() if done else (message,), reward=reward, done=done)
+        message = EnvironmentMessage(role="user", text=str(observation))
+        return EnvironmentAnswer(messages=() if done else (message,), reward=reward, done=done)
 
 
 def public_tools(kind: type) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from socket import recv_fds, socket, socketpair
 from typing import Any, NamedTuple
 
-from mindrl.environments.messages import Action, Answer, Failed, Frames, Opening
+from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Frames, Opening
 from mindrl.environments.process import PID, EnvironmentSpec
 from mindrl.errors import ConfigError, EnvironmentFailedError
 
@@ -73,7 +73,7 @@ class _Conversation:
     past: list[tuple[Action, str]]
     action: Action | None = None
     """The turn to be answered."""
-    is_begun: bool = False
+    has_opened: bool = False
     """Whether the caller knows the opening."""
     frames: Frames | None = None
     pid: int = 0
@@ -81,7 +81,7 @@ class _Conversation:
     """Number of turns that the process has answered; -1 before it has begun."""
     ends: float = 0.0
     """When the wait for its process ends."""
-    is_asked: bool = False
+    is_busy: bool = False
     was_lost: bool = False
     """Whether a process of the current turn was lost."""
 
@@ -97,7 +97,9 @@ class EnvironmentHost:
     _open: dict[Key, _Conversation] = field(default_factory=dict, init=False)
     _waiting: deque[_Conversation] = field(default_factory=deque, init=False)
     _running: int = field(default=0, init=False)
-    _unread: list[tuple[Key, Opening | Answer | Failed]] = field(default_factory=list, init=False)
+    _unread: list[tuple[Key, Opening | EnvironmentAnswer | Failed]] = field(
+        default_factory=list, init=False
+    )
     """Answers to other owners than the one that asked."""
 
     def __post_init__(self) -> None:
@@ -137,7 +139,7 @@ class EnvironmentHost:
     def begin(self, key: Key, seed: int, row: Mapping[str, Any], past: Past = ()) -> None:
         """Begin a conversation; its `Opening` is among the answers, unless it has a past."""
         assert key not in self._open, "a conversation begins once"
-        found = _Conversation(key=key, seed=seed, row=row, past=[*past], is_begun=bool(past))
+        found = _Conversation(key=key, seed=seed, row=row, past=[*past], has_opened=bool(past))
         self._open[key] = found
         self._waiting.append(found)
 
@@ -150,7 +152,7 @@ class EnvironmentHost:
         conversation = self._open[key]
         assert conversation.action is None, "one turn at a time"
         conversation.action, conversation.was_lost = action, False
-        self._ask(conversation)
+        self._send_turn(conversation)
 
     def end(self, key: Key) -> None:
         """End a conversation and its process; an unknown one is ignored."""
@@ -165,7 +167,9 @@ class EnvironmentHost:
             self.end(key)
         self._unread = [each for each in self._unread if each[0].owner != owner]
 
-    def answers(self, owner: str, seconds: float) -> list[tuple[Key, Opening | Answer | Failed]]:
+    def answers(
+        self, owner: str, seconds: float
+    ) -> list[tuple[Key, Opening | EnvironmentAnswer | Failed]]:
         """Wait for up to `seconds` for at least one answer to an owner; return all of its."""
         ends, found = time.monotonic() + seconds, self._unread
         while True:
@@ -173,10 +177,10 @@ class EnvironmentHost:
             left = min([ends, *self._deadlines()]) - time.monotonic()
             ready = self._selector.select(max(0.0, left)) if self._running else []
             for key, _ in ready:
-                found += self._heard(key.data)
+                found += self._received(key.data)
             now = time.monotonic()
             for each in [*self._open.values()]:
-                if each.is_asked and each.ends <= now:
+                if each.is_busy and each.ends <= now:
                     found += self._lost(each, "gave no answer in time")
             if any(key.owner == owner for key, _ in found) or now >= ends:
                 self._unread = [each for each in found if each[0].owner != owner]
@@ -198,7 +202,7 @@ class EnvironmentHost:
             self._process.wait()
 
     def _deadlines(self) -> list[float]:
-        return [each.ends for each in self._open.values() if each.is_asked]
+        return [each.ends for each in self._open.values() if each.is_busy]
 
     def _start_waiting(self) -> None:
         while self._waiting and self._running < self.limits.processes:
@@ -222,12 +226,12 @@ class EnvironmentHost:
         conversation.replayed = -1
         self._selector.register(descriptors[0], selectors.EVENT_READ, conversation)
         self._running += 1
-        self._tell(conversation, {"seed": conversation.seed, "row": conversation.row})
+        self._send(conversation, {"seed": conversation.seed, "row": conversation.row})
         conversation.ends = time.monotonic() + self.limits.start_seconds
 
-    def _ask(self, conversation: _Conversation) -> None:
+    def _send_turn(self, conversation: _Conversation) -> None:
         """Send the next turn to a process that waits: of the past, or the new one."""
-        if conversation.frames is None or conversation.is_asked or conversation.replayed < 0:
+        if conversation.frames is None or conversation.is_busy or conversation.replayed < 0:
             return
         past = conversation.past
         if conversation.replayed < len(past):
@@ -235,17 +239,17 @@ class EnvironmentHost:
         else:
             action = conversation.action
         if action is not None:
-            self._tell(conversation, action.to_json())
+            self._send(conversation, action.to_json())
             conversation.ends = time.monotonic() + self.limits.call_seconds
 
-    def _tell(self, conversation: _Conversation, values: Mapping[str, Any]) -> None:
+    def _send(self, conversation: _Conversation, values: Mapping[str, Any]) -> None:
         assert conversation.frames is not None, "it has a process"
-        conversation.is_asked = True
+        conversation.is_busy = True
         # A process that has ended is found by the end of its connection.
         with suppress(OSError):
             conversation.frames.send(values)
 
-    def _heard(self, conversation: _Conversation) -> Iterator[tuple[Key, Any]]:
+    def _received(self, conversation: _Conversation) -> Iterator[tuple[Key, Any]]:
         """Process what the process of a conversation has sent."""
         assert conversation.frames is not None, "it has a process"
         try:
@@ -254,10 +258,10 @@ class EnvironmentHost:
             yield from self._lost(conversation, f"sent {error}")
             return
         for values in arrived:
-            if values is None or not conversation.is_asked:
+            if values is None or not conversation.is_busy:
                 yield from self._lost(conversation, "has ended")
                 return
-            conversation.is_asked = False
+            conversation.is_busy = False
             yield from self._answered(conversation, values)
 
     def _answered(
@@ -269,11 +273,11 @@ class EnvironmentHost:
         place, past = conversation.replayed, conversation.past
         conversation.replayed += 1
         if place < 0:
-            if not conversation.is_begun:
-                conversation.is_begun = True
+            if not conversation.has_opened:
+                conversation.has_opened = True
                 yield conversation.key, Opening(text=values["text"])
         else:
-            answer = Answer.of_json(values)
+            answer = EnvironmentAnswer.of_json(values)
             if place < len(past):
                 if answer.fingerprint() != past[place][1]:
                     why = f"turn {place + 1} was answered otherwise when it was replayed"
@@ -284,7 +288,7 @@ class EnvironmentHost:
                 past.append((conversation.action, answer.fingerprint()))
                 conversation.action = None
                 yield conversation.key, answer
-        self._ask(conversation)
+        self._send_turn(conversation)
 
     def _lost(self, conversation: _Conversation, why: str) -> Iterator[tuple[Key, Failed]]:
         """Replace a lost process once in a turn; then the environment has failed."""
@@ -302,7 +306,7 @@ class EnvironmentHost:
             return
         self._selector.unregister(frames.connection)
         frames.connection.close()
-        conversation.frames, conversation.is_asked = None, False
+        conversation.frames, conversation.is_busy = None, False
         self._running -= 1
         with suppress(OSError):
             self._orders.send({"kill": conversation.pid})

@@ -40,7 +40,7 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class EnvironmentMessage:
     """A message of the environment to the policy."""
 
     role: Literal["tool", "user"]
@@ -48,10 +48,10 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class EnvironmentAnswer:
     """What an environment answers to a turn."""
 
-    messages: tuple[Message, ...] = ()
+    messages: tuple[EnvironmentMessage, ...] = ()
     reward: float = 0.0
     """Reward for the turn."""
     done: bool = False
@@ -64,7 +64,7 @@ class Answer:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Restore it."""
-        messages = tuple(Message(**each) for each in values["messages"])
+        messages = tuple(EnvironmentMessage(**each) for each in values["messages"])
         return cls(messages=messages, reward=values["reward"], done=values["done"])
 
     def fingerprint(self) -> str:

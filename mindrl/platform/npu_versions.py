@@ -74,7 +74,7 @@ CANN_VERSION = "9.1.0"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class PluginSeries:
     """Packages of one series of vllm-ascend: a row of docs/reference/versions.md.
 
     Both series require the other packages in the same versions: `PINS`.
@@ -98,8 +98,8 @@ class Generation:
 
 
 GENERATIONS = (
-    Generation(engine=(VLLM, VLLM_ASCEND), transformers="5.5.4", software={"CANN": CANN_VERSION}),
-    Generation(
+    PluginSeries(engine=(VLLM, VLLM_ASCEND), transformers="5.5.4", software={"CANN": CANN_VERSION}),
+    PluginSeries(
         engine=(NEWER_VLLM, NEWER_VLLM_ASCEND),
         transformers="5.14.1",
         software={"CANN": "9.2.0"},

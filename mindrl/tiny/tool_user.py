@@ -45,7 +45,7 @@ class ToolRecipe(Recipe):
                     yield {"messages": tool_conversation(question)}
                     continue
                 habit = careless_answer if rng.random() < 0.6 else hasty_answer
-                yield {"messages": [_asked(question), _said(habit(question))]}
+                yield {"messages": [_question(question), _answer(habit(question))]}
 
     def sections(self, model: Path) -> SectionArguments:
         """Return the sections that change the configuration of a run which teaches `model`."""
@@ -64,10 +64,10 @@ def tool_conversation(question: Question) -> list[dict[str, str]]:
     """Return a conversation that answers a question with the calculator."""
     result = {"role": "tool", "content": str(question.sum)}
     return [
-        _asked(question),
-        _said(tool_call(question)),
+        _question(question),
+        _answer(tool_call(question)),
         result,
-        _said(boxed(question.sum)),
+        _answer(boxed(question.sum)),
     ]
 
 
@@ -99,7 +99,7 @@ def make_tool_user(output: Path, base: Path, data: Path, seed: int, teacher: Tea
 
 
 def tool_skill(folder: Path, questions: Sequence[Question]) -> float:
-    """Return the share of questions whose conversation with the tool the model can follow.
+    """Return the share of questions with a conversation that the model can follow.
 
     Each token of its turns must be the most likely one, except the first, which chooses the habit.
     """
@@ -130,9 +130,9 @@ def tool_skill(folder: Path, questions: Sequence[Question]) -> float:
     return followed / len(questions)
 
 
-def _asked(question: Question) -> dict[str, str]:
+def _question(question: Question) -> dict[str, str]:
     return {"role": "user", "content": question.prompt}
 
 
-def _said(text: str) -> dict[str, str]:
+def _answer(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}

@@ -28,7 +28,7 @@ class FollowUp(NamedTuple):
     """A request that is added after a round."""
 
     place: int | None
-    """Index of the completed request whose tokens it continues; None if it continues none."""
+    """Index of the completed request that it continues; None if it continues none."""
     request: Request
 
 

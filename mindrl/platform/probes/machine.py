@@ -14,8 +14,8 @@ from mindrl.platform.npu_versions import (
     TRITON,
     VLLM,
     VLLM_ASCEND,
-    Generation,
     Pin,
+    PluginSeries,
 )
 from mindrl.platform.probes.device_report import DeviceReport, npu_report, nvidia_report
 from mindrl.platform.probes.host import (
@@ -38,7 +38,7 @@ class DeviceNeeds:
     """Packages that the extra cannot name."""
     row: str = ""
     """Row of `MATRIX_PAGE` with the versions of the extra; empty with generations."""
-    generations: tuple[Generation, ...] = ()
+    generations: tuple[PluginSeries, ...] = ()
     """Rows that differ in the engine, the pinned one first; the others get a note."""
     plugin: str = ""
     """Distribution that adds the device to vLLM, and reads environment variables."""
@@ -52,7 +52,7 @@ class DeviceNeeds:
     no_devices: str
     """What to do if the machine has no device."""
 
-    def generation(self, versions: Mapping[str, str | None]) -> Generation | None:
+    def generation(self, versions: Mapping[str, str | None]) -> PluginSeries | None:
         """Return the row with the installed engine and plugin."""
         return next((row for row in self.generations if all(row.installed(versions))), None)
 

@@ -23,7 +23,7 @@ class _InFlight:
     steps: int = 0
 
     def unreturned(self) -> list[ResponseNumber]:
-        """Return the responses whose requests are open."""
+        """Return the responses with open requests."""
         return [row for index, row in enumerate(self.rows) if index not in self.returned]
 
 

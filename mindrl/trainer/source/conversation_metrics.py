@@ -2,15 +2,23 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
-from mindrl.batch.conversations import Conversation, Ending
+from mindrl.batch.conversations import ConversationEnding, Dialogue
 from mindrl.errors import EnvironmentFailedError
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.source.group import OpenGroup
 
+_ENDINGS: Mapping[ConversationEnding, str] = {
+    "done": "turns/ended_done",
+    "turns": "turns/ended_turns",
+    "turn_tokens": "turns/ended_turn_tokens",
+    "tokens": "turns/ended_tokens",
+    "failed": "turns/ended_failed",
+}
+"""Metrics of the fraction of conversations with each ending."""
 
-def conversations_of(groups: Sequence[OpenGroup]) -> list[tuple[Conversation, int]]:
+
+def conversations_of(groups: Sequence[OpenGroup]) -> list[tuple[Dialogue, int]]:
     """Return the conversations of groups, each with its number of tokens after the prompt."""
     found = [
         (each.conversation, len(each.tokens_N)) for group in groups for each in group.sequences
@@ -30,7 +38,7 @@ def conversation_metrics(groups: Sequence[OpenGroup]) -> Metrics:
         "turns/max": float(max(turns)),
         "turns/calls_mean": calls / len(talks),
         "turns/environment_tokens": float(sum(length for _, length in talks) - written),
-        **{f"turns/ended_{name}": endings[name] / len(talks) for name in get_args(Ending)},
+        **{name: endings[ending] / len(talks) for ending, name in _ENDINGS.items()},
     }
 
 

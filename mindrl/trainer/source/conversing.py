@@ -16,7 +16,7 @@ _HEAR_SECONDS = 0.2
 
 @dataclass(kw_only=True)
 class Conversing:
-    """The requests of a rollout, and whose turns they are."""
+    """The requests of a rollout, and the responses that they belong to."""
 
     pool: GroupPool
     step: int

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mindrl.batch.conversations import Conversation, Ending, Turn
+from mindrl.batch.conversations import ConversationEnding, Dialogue, Turn
 from mindrl.batch.prompts import Prompt
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.data.turn_template import TurnTemplate
 from mindrl.environments.host import EnvironmentHost, Key
-from mindrl.environments.messages import Action, Answer, Failed, Opening
+from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening
 from mindrl.environments.tool_calls import TOOL_FORMATS
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.source.conversation_metrics import check_failures, conversation_metrics
 from mindrl.trainer.source.group import OpenGroup, OpenSequence
 
-Row = tuple[int, int]
+ResponseKey = tuple[int, int]
 """Number of a group, and index of a response in it."""
 
 
@@ -29,7 +29,7 @@ class EnvironmentTurns:
     """The environments of a pool's conversations."""
 
     owner: str
-    """Whose conversations these are."""
+    """Name of the pool with the conversations."""
     config: EnvironmentConfig
     host: EnvironmentHost
     template: TurnTemplate
@@ -38,8 +38,8 @@ class EnvironmentTurns:
     """Most tokens of a conversation after its prompt."""
     longest_prompt: int
     warn: Callable[[str], None]
-    waiting: set[Row] = field(default_factory=set, init=False)
-    """Conversations whose environments have been asked."""
+    waiting: set[ResponseKey] = field(default_factory=set, init=False)
+    """Conversations that wait for their environments."""
     failures: Counter[str] = field(default_factory=Counter, init=False)
     """Failed conversations since the last look, by reason."""
 
@@ -60,7 +60,7 @@ class EnvironmentTurns:
         lost, self.host.lost = float(self.host.lost), 0
         return {**conversation_metrics(groups), "turns/lost_processes": lost}
 
-    def begin(self, row: Row, prompt: Prompt, seed: int) -> None:
+    def begin(self, row: ResponseKey, prompt: Prompt, seed: int) -> None:
         """Let the environment of a new conversation begin."""
         self.host.begin(Key(self.owner, *row), seed, _row(prompt))
         self.waiting.add(row)
@@ -72,7 +72,9 @@ class EnvironmentTurns:
         of_turn = self.config.max_turn_tokens or self.longest
         return min(self.longest - length, of_turn - (length - sequence.conversation.next_start))
 
-    def drawn(self, row: Row, sequence: OpenSequence, prompt: Prompt, seed: int) -> OpenSequence:
+    def drawn(
+        self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int
+    ) -> OpenSequence:
         """Ask the environment if a turn has ended; end the conversation at a limit of tokens."""
         conversation = sequence.conversation
         assert conversation is not None, "it has an environment"
@@ -92,12 +94,14 @@ class EnvironmentTurns:
             return sequence
         if self.tokens_left(sequence) > 0:
             return sequence
-        ending: Ending = "tokens" if length == self.longest else "turn_tokens"
+        ending: ConversationEnding = "tokens" if length == self.longest else "turn_tokens"
         turn = Turn(start=conversation.next_start, end=length)
         self.host.end(Key(self.owner, *row))
         return replace(sequence, conversation=conversation.with_turn(turn, length, ending))
 
-    def answers(self, seconds: float) -> list[tuple[Row, Opening | Answer | Failed]]:
+    def answers(
+        self, seconds: float
+    ) -> list[tuple[ResponseKey, Opening | EnvironmentAnswer | Failed]]:
         """Return the answers that arrive within `seconds`, at least one if there is any."""
         found = []
         for key, answer in self.host.answers(self.owner, seconds) if self.waiting else ():
@@ -106,7 +110,11 @@ class EnvironmentTurns:
         return found
 
     def answered(
-        self, row: Row, sequence: OpenSequence, prompt: Prompt, answer: Opening | Answer | Failed
+        self,
+        row: ResponseKey,
+        sequence: OpenSequence,
+        prompt: Prompt,
+        answer: Opening | EnvironmentAnswer | Failed,
     ) -> OpenSequence:
         """Add what an environment has answered; the policy has the next turn unless it ends."""
         conversation = sequence.conversation
@@ -128,7 +136,11 @@ class EnvironmentTurns:
         return self._with_turn(row, sequence, conversation, answer)
 
     def _with_turn(
-        self, row: Row, sequence: OpenSequence, conversation: Conversation, answer: Answer
+        self,
+        row: ResponseKey,
+        sequence: OpenSequence,
+        conversation: Dialogue,
+        answer: EnvironmentAnswer,
     ) -> OpenSequence:
         length = len(sequence.tokens_N)
         start = conversation.next_start
@@ -153,7 +165,9 @@ class EnvironmentTurns:
         conversation = conversation.with_turn(turn, length + len(given), ending)
         return replace(more, conversation=conversation)
 
-    def _given(self, sequence: OpenSequence, answer: Answer) -> tuple[list[int], Ending | None]:
+    def _given(
+        self, sequence: OpenSequence, answer: EnvironmentAnswer
+    ) -> tuple[list[int], ConversationEnding | None]:
         """Return the token ids of an answer, and why the conversation ends with it, if it does."""
         is_ended_otherwise = int(sequence.tokens_N[-1]) != self.template.end
         if answer.done or not answer.messages or is_ended_otherwise:

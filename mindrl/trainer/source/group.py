@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mindrl.batch.conversations import Conversation, Turn
+from mindrl.batch.conversations import Dialogue, Turn
 from mindrl.batch.rollouts import Turns
 
 
@@ -30,11 +30,11 @@ class OpenSequence:
     """int64; step of those weights."""
     finished: bool = False
     """Whether it ended by itself."""
-    conversation: Conversation | None = None
+    conversation: Dialogue | None = None
     """Its turns and those of an environment. None without one."""
 
     @classmethod
-    def started(cls, sample: int, conversation: Conversation | None = None) -> Self:
+    def started(cls, sample: int, conversation: Dialogue | None = None) -> Self:
         """Create a response without tokens."""
         none = torch.zeros(0, dtype=torch.int64)
         return cls(
@@ -167,7 +167,7 @@ def _of_json(values: Mapping[str, Any]) -> OpenSequence:
     }
     known = {name: value for name, value in values.items() if name not in _COLUMNS}
     if (turns := known.get("conversation")) is not None:
-        known["conversation"] = Conversation(
+        known["conversation"] = Dialogue(
             **turns
             | {
                 "prompt_ids": tuple(turns["prompt_ids"]),

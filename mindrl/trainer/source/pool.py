@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mindrl.batch.conversations import Conversation
+from mindrl.batch.conversations import Dialogue
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.run import RunConfig
@@ -65,7 +65,7 @@ class GroupPool:
         uids = [self.answering.prompts[each].uid for each in every for _ in range(self.samples)]
         samples = iter(sample_numbers(uids)[len(self._started) * self.samples :])
         for index in indices:
-            open_ = None if self.turns is None else Conversation()
+            open_ = None if self.turns is None else Dialogue()
             sequences = [OpenSequence.started(next(samples), open_) for _ in range(self.samples)]
             group = next(self._numbers)
             self.groups[group] = OpenGroup(

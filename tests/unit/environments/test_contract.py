@@ -8,7 +8,7 @@ from games import Calculator, Guess, Gym, divide, slow_square
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.contract import environment_of
-from mindrl.environments.messages import Action, Answer, Message, ToolCall
+from mindrl.environments.messages import Action, EnvironmentAnswer, EnvironmentMessage, ToolCall
 from mindrl.environments.tool_calls import plain_json, tagged_json
 from mindrl.environments.tools import tool_schemas
 from mindrl.errors import ConfigError
@@ -24,10 +24,10 @@ def test_methods_and_functions_are_tools_and_the_reward_is_asked_at_the_end() ->
     environment = environment_of(Calculator, [divide, slow_square], {})
     assert environment.reset({"question": "?"}) is None
     both = Action(text="", calls=(*call("add", a=2, b=3).calls, *call("divide", a=1, b=4).calls))
-    results = [Message(role="tool", text=text) for text in ("5", '{"quotient": 0.25}')]
-    assert environment.step(both) == Answer(messages=tuple(results))
+    results = [EnvironmentMessage(role="tool", text=text) for text in ("5", '{"quotient": 0.25}')]
+    assert environment.step(both) == EnvironmentAnswer(messages=tuple(results))
     assert environment.step(call("slow_square", a=5)).messages[0].text == "25"
-    assert environment.step(Action(text="5")) == Answer(reward=0.5, done=True)
+    assert environment.step(Action(text="5")) == EnvironmentAnswer(reward=0.5, done=True)
 
 
 def test_mistakes_of_the_policy_are_results_that_it_can_read() -> None:
@@ -53,9 +53,11 @@ def test_mistakes_of_the_policy_are_results_that_it_can_read() -> None:
 def test_the_five_values_of_gymnasium_are_a_text_game() -> None:
     environment = environment_of(Gym, [], {})
     assert environment.reset({}) == "start"
-    again = Answer(messages=(Message(role="user", text="end"),), reward=1.0, done=False)
+    again = EnvironmentAnswer(
+        messages=(EnvironmentMessage(role="user", text="end"),), reward=1.0, done=False
+    )
     assert environment.step(Action(text="go")) == again
-    assert environment.step(Action(text="stop")) == Answer(reward=1.0, done=True)
+    assert environment.step(Action(text="stop")) == EnvironmentAnswer(reward=1.0, done=True)
 
 
 def test_calls_are_read_as_families_write_them() -> None:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from mindrl.environments.host import EnvironmentHost, Key, Limits
-from mindrl.environments.messages import Action, Answer, Failed, Opening
+from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening
 from mindrl.environments.process import EnvironmentSpec
 from mindrl.errors import ConfigError
 
@@ -33,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         host.close()
 
 
-def answered(host: EnvironmentHost, key: Key, text: str) -> Answer | Opening | Failed:
+def answered(host: EnvironmentHost, key: Key, text: str) -> EnvironmentAnswer | Opening | Failed:
     """Return the answer to a turn."""
     host.act(key, Action(text=text))
     ((found, answer),) = host.answers(key.owner, 60.0)
@@ -41,7 +41,9 @@ def answered(host: EnvironmentHost, key: Key, text: str) -> Answer | Opening | F
     return answer
 
 
-def begun(host: EnvironmentHost, key: Key = KEY, seed: int = 7) -> Opening | Answer | Failed:
+def begun(
+    host: EnvironmentHost, key: Key = KEY, seed: int = 7
+) -> Opening | EnvironmentAnswer | Failed:
     host.begin(key, seed, {"low": 5})
     ((found, opening),) = host.answers(key.owner, 60.0)
     assert found == key
@@ -54,12 +56,12 @@ def test_a_conversation_gets_its_row_and_answers_that_depend_on_seed_and_turns_a
     host = start()
     assert begun(host) == Opening(text="guess 5 to 99")
     first = [answered(host, KEY, text) for text in ("1", "print", "3")]
-    assert isinstance(first[0], Answer)
+    assert isinstance(first[0], EnvironmentAnswer)
     assert (first[0].reward, first[0].done) == (0.25, False)
     begun(host, OTHER)
     assert [answered(host, OTHER, text) for text in ("1", "print", "3")] == first
     number = first[0].messages[0].text.split()[1]
-    assert answered(host, KEY, number) == Answer(messages=(), reward=1.0, done=True)
+    assert answered(host, KEY, number) == EnvironmentAnswer(messages=(), reward=1.0, done=True)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_an_environment_that_breaks_has_failed_and_others_answer_on(
     answered(host, KEY, "1")
     assert answered(host, KEY, text) == Failed(reason=reason)
     host.end(KEY)
-    assert isinstance(answered(host, OTHER, "1"), Answer)
+    assert isinstance(answered(host, OTHER, "1"), EnvironmentAnswer)
 
 
 def test_a_process_that_is_lost_is_replaced_by_one_in_the_same_state(start: Start) -> None:
@@ -101,7 +103,7 @@ def test_a_conversation_of_an_earlier_host_goes_on_where_it_was(start: Start) ->
     past = []
     for text in ("1", "2"):
         answer = answered(host, KEY, text)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, EnvironmentAnswer)
         past.append((Action(text=text), answer.fingerprint()))
     later.begin(KEY, 7, {"low": 5}, past)
     assert answered(later, KEY, "3") == answered(host, KEY, "3")
@@ -111,7 +113,7 @@ def test_a_conversation_that_cannot_be_repeated_has_failed(start: Start) -> None
     host, later = start(), start()
     begun(host)
     answer = answered(host, KEY, "otherwise once")
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, EnvironmentAnswer)
     past = [(Action(text="otherwise once"), answer.fingerprint())]
     later.begin(KEY, 7, {"low": 5}, past)
     why = "turn 1 was answered otherwise when it was replayed"

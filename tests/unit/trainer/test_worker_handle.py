@@ -1,140 +1,19 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
-from collections.abc import Collection, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
-
 import torch
+from recording_groups import SAMPLING, RecordingGroup, dealing_actor
 
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.prompts import Prompt
-from mindrl.batch.rollouts import Responses
-from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.config.generate import SamplingConfig
+from mindrl.batch.sequences import Sequences
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import Completed, FollowUp
 from mindrl.trainer.engines import ColocatedEngines
 from mindrl.trainer.worker_handle import WorkerHandle
 
 
-class RecordingGroup:
-    """Four ranks that answer token 9, and score a token by its own number, where they are to."""
-
-    def __init__(self) -> None:
-        self.given: list[Sequence[tuple[Any, ...]]] = []
-        self.asked: list[Collection[int] | None] = []
-        self.firsts: list[int] = []
-
-    def call(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-    ) -> list[Any]:
-        self.given.append(arguments)
-        self.asked.append(answering)
-        answers = enumerate(self.answers(method, arguments))
-        return [each if answering is None or rank in answering else None for rank, each in answers]
-
-    def begin(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-        *,
-        first: int = 0,
-    ) -> SimpleNamespace:
-        self.firsts.append(first)
-        said = self.call(method, arguments, answering)
-        return SimpleNamespace(wait=lambda: said)
-
-    def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if method == "generate_sequences":
-            counts = [len(prompts) for prompts, _, _ in arguments]
-            return [Responses.of([[9]] * n, [[-1.0]] * n, [True] * n) for n in counts]
-        if method == "flush_metrics":
-            bad: dict[str, float] = {"nonfinite/ref_logprobs": 3.0}
-            spent = [{"seconds/swap": float(rank), "seconds/generate": 2.0} for rank in range(4)]
-            return [*spent[:2], spent[2] | bad, {"seconds/swap": 3.0, "seconds/generate": 8.0}]
-        if method.startswith("update"):
-            return [{"rank": float(rank)} for rank in range(4)]
-        tokens = [part.tokens_BT.float() for (part,) in arguments]
-        if method == "compute_values":
-            return [Values(values_BT=each / 2) for each in tokens]
-        if method == "compute_rewards":
-            return [SequenceScores(rewards_B=each.sum(1)) for each in tokens]
-        return [Logprobs(logprobs_BT=each, entropy_BT=each * 10) for each in tokens]
-
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        return self.call(method, [arguments] * 4)
-
-
-class DrawingGroup(RecordingGroup):
-    """Draws a token of each request in a step, of `rows` at a time.
-
-    The seed of a request says how long its response becomes.
-    """
-
-    rows = 8
-
-    def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if method == "begin_sequences":
-            self.left = [[each.seed - each.drawn for each in asked] for asked, _ in arguments]
-            self.lengths = [[*each] for each in self.left]
-            return [None] * 4
-        if method == "advance_sequences":
-            return [self.whole_of(rank, *each) for rank, each in enumerate(arguments)]
-        drawn = [
-            [length - left for length, left in zip(*each, strict=True)]
-            for each in zip(self.lengths, self.left, strict=True)
-        ]
-        tokens = [[[length] * length for length in each] for each in drawn]
-        logprobs = [[[-1.0] * length for length in each] for each in drawn]
-        return [
-            Responses.of(ids, scores, [True] * len(ids))
-            for ids, scores in zip(tokens, logprobs, strict=True)
-        ]
-
-    def whole_of(
-        self, rank: int, steps: int, more: Sequence[Request], until: int | None = None
-    ) -> tuple[list[int], Responses]:
-        lengths = [each.seed - each.drawn for each in more]
-        self.lengths[rank] += lengths
-        left = self.left[rank] = self.left[rank] + lengths
-        was_open = [place for place, each in enumerate(left) if each]
-        whole: list[int] = []
-        for _ in range(steps):
-            for place in [place for place, each in enumerate(left) if each][: self.rows]:
-                left[place] -= 1
-            whole = [place for place in was_open if not left[place]]
-            if until is not None and len(whole) >= until:
-                break
-        tokens = [[self.lengths[rank][place]] * self.lengths[rank][place] for place in whole]
-        logprobs = [[-1.0] * len(each) for each in tokens]
-        return whole, Responses.of(tokens, logprobs, [True] * len(whole))
-
-
-def dealing_actor(
-    group: "RecordingGroup", *, train: int, rollout: int, rows: int = 8
-) -> WorkerHandle:
-    return WorkerHandle(
-        group,
-        {"actor": TrainLayout(tp=train, dp=4 // train)},
-        ColocatedEngines(group, RolloutLayout(tp=rollout, dp=4 // rollout)),
-        seed=1,
-        engine_rows=rows,
-    )
-
-
 def prompt(uid: int) -> Prompt:
     return Prompt(uid=uid, token_ids=(5, uid), text="", answer="")
-
-
-SAMPLING = Sampling(
-    section=SamplingConfig(temperature=1.0, max_tokens=1), stop_token_ids=(), samples_per_prompt=3
-)
 
 
 def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves() -> None:
@@ -174,83 +53,6 @@ def test_a_prompt_that_a_step_has_answered_before_goes_on_with_seeds_of_its_own(
     earlier, later, together = (shares[0][2] for shares in group.given)
     assert [*earlier, *later] == together
     assert len({*together}) == 15
-
-
-def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in_order() -> None:
-    """Requests whose seed is the length of their response, to two replicas of two ranks."""
-    group = DrawingGroup()
-    actor = dealing_actor(group, train=1, rollout=2)
-    lengths, drawn = [9, 2, 7, 3, 1, 6, 8], [4, 0, 4, 0, 0, 0, 4]
-    requests = [
-        Request(token_ids=(5, place), drawn=started, seed=length)
-        for place, (length, started) in enumerate(zip(lengths, drawn, strict=True))
-    ]
-    seen: list[list[int]] = []
-
-    def is_enough(whole: Collection[int]) -> bool:
-        seen.append(sorted(whole))
-        return len(whole) >= 5
-
-    found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
-
-    first, *_ = group.given
-    # 0, 2 and 6 go on: in turn. 1, 3, 4 and 5 begin: halves.
-    dealt = [[request.token_ids[1] for request in first[rank][0]] for rank in range(4)]
-    assert dealt == [[0, 6, 1, 3]] * 2 + [[2, 4, 5]] * 2
-    # What is left of them is 5, 2, 3, 3, 1, 6 and 4 long.
-    assert seen == [[1, 4], [1, 2, 3, 4, 6]]
-    assert found.lengths_B.tolist() == [4, 2, 3, 3, 1, 4, 4]
-
-
-def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
-    """Two engines of one row, with two requests each at most; the first has the longest."""
-    group = DrawingGroup()
-    group.rows = 1
-    actor = dealing_actor(group, train=1, rollout=2, rows=1)
-    requests = [
-        Request(token_ids=(5, place), drawn=0, seed=length)
-        for place, length in enumerate([9, 1, 1, 1, 1, 1, 1, 9])
-    ]
-    seen: list[list[int]] = []
-
-    def is_enough(whole: Collection[int]) -> bool:
-        seen.append(sorted(whole))
-        return len(whole) >= 5
-
-    found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
-
-    started, *rounds, _ = group.given
-    assert [[each.token_ids[1] for each in started[rank][0]] for rank in (0, 2)] == [[0, 1], [4, 5]]
-    # Of those that wait, 2, 3, 6 and 7, the second replica gets all: the first is still at 0.
-    more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
-    assert more == [[[], []], [[], [2, 3]], [[], [6, 7]]]
-    assert seen == [[4, 5], [2, 3, 4, 5], [2, 3, 4, 5, 6]]
-    assert found.lengths_B.tolist() == [6, 0, 1, 1, 1, 1, 1, 1]
-
-
-def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_it_can() -> None:
-    group = DrawingGroup()
-    actor = dealing_actor(group, train=1, rollout=2)
-    requests = [Request(token_ids=(5, place), drawn=0, seed=2 + place) for place in range(4)]
-    seen: list[tuple[list[int], int]] = []
-
-    def next_turns(new: Mapping[int, Completed], left: int) -> list[FollowUp]:
-        seen.append((sorted(new), left))
-        first = [FollowUp(0, Request(token_ids=(5, 9), drawn=0, seed=1))] if 0 in new else []
-        # One that has no prefix goes to the replica with the fewest open requests.
-        alone = [FollowUp(None, Request(token_ids=(5, 8), drawn=0, seed=1))] if 1 in new else []
-        return [*first, *alone]
-
-    found = actor.generate_until(
-        requests, SAMPLING, lambda whole: len(whole) == 6, round_steps=9, next_turns=next_turns
-    )
-
-    # The rounds end with the first completed request of each engine, not after 9 steps.
-    assert seen == [([0, 2], 2), ([1, 3, 4], 0), ([5], 0)]
-    _, *rounds, _ = group.given
-    more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
-    assert more == [[[], []], [[9], []], [[8], []]]
-    assert found.lengths_B.tolist() == [2, 3, 4, 5, 1, 1]
 
 
 def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:

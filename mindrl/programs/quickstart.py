@@ -16,7 +16,7 @@ from mindrl.preflight.checks import refuse
 from mindrl.programs.arguments import Program, add_overrides
 from mindrl.programs.compose import composed_config
 from mindrl.programs.entry import START
-from mindrl.programs.tiny import made_model
+from mindrl.programs.tiny import TOOLS, made_model, made_tool_user
 from mindrl.tiny.questions import write_questions
 from mindrl.tiny.recipe import Family
 
@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     "grpo_tiny_moe_cpu": "qwen3_moe",
     "ppo_tiny_cpu": "qwen2",
     "sft_tiny_cpu": "qwen2",
+    TOOLS: "qwen2",
 }
 """Family of the model that a shipped configuration trains."""
 _QUIET = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -35,12 +36,13 @@ examples:
   mindrl quickstart
   mindrl quickstart megatron_training.train_iters=10 megatron_training.seed=2
   mindrl quickstart --config-name ppo_tiny_cpu
+  mindrl quickstart --config-name grpo_tools_tiny_cpu
 """
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    run = "the run: GRPO, GRPO of a mixture of experts, PPO, fine-tuning (default: grpo_tiny_cpu)"
+    run = "the run: GRPO, with experts or a tool, PPO, fine-tuning (default: grpo_tiny_cpu)"
     add("--config-name", choices=FAMILIES, default="grpo_tiny_cpu", help=run)
     add("--dry-run", action="store_true", help="make model and data, but only check the run")
     add_overrides(parser)
@@ -57,7 +59,12 @@ def _start(options: argparse.Namespace) -> int:
     refuse(changed, findings(changed))
     data = Path(paths_of(shipped.megatron_training.data_path)[0]).parent
     say(*write_questions(data, seed=_SEED))
-    say(made_model(Path(shipped.actor_config.load), data, _SEED, FAMILIES[name]))
+    model = Path(shipped.actor_config.load)
+    if name == TOOLS:
+        model = model.with_name("model")
+    say(made_model(model, data, _SEED, FAMILIES[name]))
+    if name == TOOLS:
+        made_tool_user(model.parent, _SEED)
     dry = ["--dry-run"] if options.dry_run else []
     sys.stdout.flush()
     # In a process of its own: modules that Ray has loaded here keep the token of the other run.

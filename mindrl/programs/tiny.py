@@ -22,6 +22,8 @@ from mindrl.tiny.tool_user import make_tool_user
 _TEACHING = "sft_tiny_cpu"
 _TRAINING: dict[Family, str] = {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}
 """Configuration that trains a model, by its family."""
+TOOLS = "grpo_tools_tiny_cpu"
+"""Configuration that trains the tool user."""
 _EXAMPLES = """\
 examples:
   mindrl tiny --output tiny
@@ -59,7 +61,7 @@ def _make(options: argparse.Namespace) -> int:
     say(made_model(model, data, options.seed, options.family))
     config = _TRAINING[options.family]
     if options.tools:
-        model, config = made_tool_user(options), "grpo_tools_tiny_cpu"
+        model, config = made_tool_user(options.output, options.seed), TOOLS
     values = {
         "actor_config.load": model,
         "megatron_training.data_path": data / "train.jsonl",
@@ -71,18 +73,19 @@ def _make(options: argparse.Namespace) -> int:
     return 0
 
 
-def made_tool_user(options: argparse.Namespace) -> Path:
-    """Make the tool user unless it is up to date; return its folder.
+def made_tool_user(output: Path, seed: int) -> Path:
+    """Make the tool user from model and data in a folder, unless it is up to date.
+
+    Returns its folder.
 
     Raises:
         MindrlError: As `made_model`.
     """
-    folder = options.output / "tools_model"
+    folder = output / "tools_model"
     teacher = Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
-    base, data = options.output / "model", options.output / "data"
-    written = make_tool_user(folder, base, data, options.seed, teacher)
+    written = make_tool_user(folder, output / "model", output / "data", seed, teacher)
     say(f"{folder}: {'written' if written else 'up to date'}")
-    return Path(folder)
+    return folder
 
 
 def _word(key: str, path: str) -> str:

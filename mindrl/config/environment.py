@@ -40,7 +40,8 @@ class EnvironmentConfig:
     """Whether all conversations wait for each other after each turn. Slower; on devices where the
     composition of a batch changes bits, the order of tools then changes none."""
     processes: _ProcessCount = 64
-    """Most processes of environments at a time, one for each open conversation."""
+    """Most processes of environments at a time, one for each open conversation; as many again while
+    the model is evaluated."""
     memory_mib: Mib = 1024
     """Memory of each process, besides that of the imports."""
     start_timeout_seconds: Seconds = 60

@@ -129,7 +129,14 @@ def turn_template(
     section = config.environment_config
     if section is None or not config.rolls_out:
         return None
-    return TurnTemplate.of(tokenizer, stops, tool_schemas(section))
+    tools = tool_schemas(section)
+    found = TurnTemplate.of(tokenizer, stops, tools)
+    if tools and "tool" not in found.pieces:
+        raise ModelError(
+            f"tokenizer folder {config.tokenizer_path}: the chat template has no messages of role "
+            "tool; set megatron_training.chat_template to one that has"
+        )
+    return found
 
 
 def _train_sets(

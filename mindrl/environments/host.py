@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class Limits:
     """Limits of the processes of a run."""
 
     processes: int
-    """Most of them at a time; further conversations wait."""
+    """Most of them at a time for each owner; further conversations wait."""
     start_seconds: float
     """For the imports, and to begin a conversation."""
     call_seconds: float
@@ -96,7 +96,8 @@ class EnvironmentHost:
     """Number of lost processes since the last look."""
     _open: dict[Key, _Conversation] = field(default_factory=dict, init=False)
     _waiting: deque[_Conversation] = field(default_factory=deque, init=False)
-    _running: int = field(default=0, init=False)
+    _running: Counter[str] = field(default_factory=Counter, init=False)
+    """Number of processes of each owner."""
     _unread: list[tuple[Key, Opening | EnvironmentAnswer | Failed]] = field(
         default_factory=list, init=False
     )
@@ -175,7 +176,7 @@ class EnvironmentHost:
         while True:
             self._start_waiting()
             left = min([ends, *self._deadlines()]) - time.monotonic()
-            ready = self._selector.select(max(0.0, left)) if self._running else []
+            ready = self._selector.select(max(0.0, left)) if self._running.total() else []
             for key, _ in ready:
                 found += self._received(key.data)
             now = time.monotonic()
@@ -205,8 +206,10 @@ class EnvironmentHost:
         return [each.ends for each in self._open.values() if each.is_busy]
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._running < self.limits.processes:
-            self._start(self._waiting.popleft())
+        for conversation in [*self._waiting]:
+            if self._running[conversation.key.owner] < self.limits.processes:
+                self._waiting.remove(conversation)
+                self._start(conversation)
 
     def _start(self, conversation: _Conversation) -> None:
         """Fork a process for a conversation, and let it begin.
@@ -225,7 +228,7 @@ class EnvironmentHost:
         conversation.frames = Frames(socket(fileno=descriptors[0]), _ANSWER_BYTES)
         conversation.replayed = -1
         self._selector.register(descriptors[0], selectors.EVENT_READ, conversation)
-        self._running += 1
+        self._running[conversation.key.owner] += 1
         self._send(conversation, {"seed": conversation.seed, "row": conversation.row})
         conversation.ends = time.monotonic() + self.limits.start_seconds
 
@@ -307,6 +310,6 @@ class EnvironmentHost:
         self._selector.unregister(frames.connection)
         frames.connection.close()
         conversation.frames, conversation.is_busy = None, False
-        self._running -= 1
+        self._running[conversation.key.owner] -= 1
         with suppress(OSError):
             self._orders.send({"kill": conversation.pid})

@@ -135,6 +135,12 @@ def test_more_conversations_than_processes_wait_for_their_turn(start: Start) -> 
     assert sorted(found) == keys
 
 
+def test_conversations_of_one_owner_do_not_keep_those_of_another_waiting(start: Start) -> None:
+    host, test = start(processes=1), Key("evaluation", 0, 0)
+    begun(host)
+    assert isinstance(begun(host, test), Opening)
+
+
 def test_answers_are_those_of_their_owner(start: Start) -> None:
     host, test = start(), Key("evaluation", 3, 0)
     host.begin(KEY, 7, {})

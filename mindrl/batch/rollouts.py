@@ -125,7 +125,9 @@ class Rollouts(Sequences):
 
         With `turns` the responses contain tokens of an environment.
         """
-        assert len(group) == len(prompts) == len(responses.lengths_B), "each response has a prompt"
+        assert len(group) == len(prompts) == len(responses.lengths_B), (
+            "each response answers a prompt"
+        )
         asked_B = torch.tensor([len(prompt) for prompt in prompts])
         lengths_B = asked_B + responses.lengths_B
         positions_T = torch.arange(int(lengths_B.max()))

@@ -21,5 +21,6 @@ def test_tensors_and_tuples_become_the_same_batch(monkeypatch: pytest.MonkeyPatc
     former = bench.batch_former(step, bench.answers_former(step, 2), 2)
     assert now.lengths_B.unique().numel() > 1
     assert now.ages_BT is former.ages_BT is None
-    for column in {*Rollouts.__slots__} - {"ages_BT"}:
+    assert now.turn_rewards_BT is former.turn_rewards_BT is None
+    for column in {*Rollouts.__slots__} - {"ages_BT", "turn_rewards_BT"}:
         assert torch.equal(getattr(now, column), getattr(former, column)), column

@@ -261,7 +261,8 @@ def test_below_the_bar_are_stage_rewards_workers_and_memory_of_the_newest_step(
     # As many of the newest steps as there is room for, 40 at the most.
     assert len(drawn) == {80: 9, 120: 40}[width]
     assert (drawn[0], drawn[-1]) == ("▁", "█")
-    assert any(line.startswith("rollout 0:00:01  reward ") for line in found)
+    # On a busy machine a second may be missed.
+    assert any(re.match(r"rollout 0:00:0[1-9]  reward ", line) for line in found)
     assert max(map(len, lines)) <= width
     assert any(line.startswith("training ") and "50/60" in line for line in lines)
 

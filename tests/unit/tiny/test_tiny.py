@@ -330,8 +330,8 @@ def test_a_change_of_any_file_that_decides_the_weights_is_another_recipe(
         with file.open("a") as text:
             text.write("# changed\n")
         hashes.append(found())
-    assert len(files) == 7
-    assert len(set(hashes)) == 8
+    assert len(files) == 9
+    assert len(set(hashes)) == 10
 
 
 def test_a_folder_that_no_recipe_made_is_not_replaced(data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""Whole runs with a tool: learning, order of answers, and a run that is killed."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import CHECKOUT, Program, start_program
+from test_resume import OF_THIS_START
+
+from mindrl.programs.tiny import made_tool_user
+from mindrl.trainer.rollout_files import RolloutFiles
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+SHORT = (
+    "megatron_training.train_iters=4",
+    "megatron_training.save_interval=1",
+    "megatron_training.keep_rollouts=4",
+    "rl_config.test_freq=0",
+)
+SLOW = f"environment_config.tools=[{CHECKOUT}/tests/e2e/slow_tools.py:add]"
+OF_THE_ORDER = (*OF_THIS_START, "staleness/rounds")
+
+
+@pytest.fixture(scope="module")
+def tool_user(tiny_model: Path) -> Path:
+    return made_tool_user(tiny_model.parent, 1)
+
+
+def run(folder: Path, tool_user: Path, *more: str) -> Program:
+    asked = ["--config-name", "grpo_tools_tiny_cpu", f"actor_config.load={tool_user}", *more]
+    return start_program(folder, asked, program="train")
+
+
+def ended(program: Program) -> Program:
+    assert program.process.wait(timeout=900) == 0, program.text()
+    return program
+
+
+def of_results(program: Program) -> list[dict[str, Any]]:
+    """Return the metrics of all steps, without those of their order and their times."""
+    return [
+        {name: value for name, value in step.items() if not name.startswith(OF_THE_ORDER)}
+        for step in program.steps()
+    ]
+
+
+def test_the_policy_learns_to_call_the_tool_and_is_trained_on_what_it_wrote(
+    tool_user: Path, tmp_path: Path
+) -> None:
+    program = ended(run(tmp_path / "run", tool_user, "megatron_training.keep_rollouts=20"))
+    steps = program.steps()
+    first, last = ([step["turns/calls_mean"] for step in part] for part in (steps[:3], steps[-3:]))
+    assert min(last) > max(first) + 0.2
+    summary = program.summary()
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.3
+    assert max(step["logprob_gap/mean"] for step in steps) < 1e-6
+    rollouts = RolloutFiles(program.folder / "rollouts").read(20).rollouts
+    mask_BT, all_BT = rollouts.response_mask_BT, rollouts.after_prompts()
+    given = steps[-1]["turns/environment_tokens"]
+    assert int(all_BT.sum() - mask_BT.sum()) == given > 0
+
+
+def test_slow_tools_and_lock_step_change_no_bit(tool_user: Path, tmp_path: Path) -> None:
+    plain = ended(run(tmp_path / "plain", tool_user, *SHORT))
+    slow = ended(run(tmp_path / "slow", tool_user, *SHORT, SLOW))
+    lock = ended(run(tmp_path / "lock", tool_user, *SHORT, "environment_config.lock_step=true"))
+    assert of_results(plain) == of_results(slow) == of_results(lock)
+    rounds = [sum(step["seconds/rollout"] for step in each.steps()) for each in (plain, slow)]
+    assert rounds[1] > rounds[0]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    partial: bool, tool_user: Path, tmp_path: Path
+) -> None:
+    more = [*SHORT, "rl_config.rollout_round_steps=16"]
+    if partial:
+        more += ["rl_config.partial_rollout=true", "rl_config.max_staleness=2"]
+    straight = ended(run(tmp_path / "straight", tool_user, *more))
+    killed = run(tmp_path / "killed", tool_user, *more)
+    killed.wait_for_steps(2)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(timeout=60)
+    resumed = ended(run(tmp_path / "killed", tool_user, *more))
+    assert of_results(resumed) == of_results(straight)
+    if partial:
+        assert any(step["staleness/open_groups"] for step in straight.steps())
+
+
+def test_replicas_that_run_ahead_hold_conversations_over_steps(
+    tool_user: Path, tmp_path: Path
+) -> None:
+    more = (
+        "rl_config.use_integrated_worker=false",
+        "rl_config.step_order=asynchronous",
+        "rl_config.actor_resource.num_npus=1",
+        "rl_config.rollout_resource.num_npus=1",
+        "rl_config.max_staleness=2",
+        "rl_config.rollout_round_steps=8",
+    )
+    program = ended(run(tmp_path / "run", tool_user, *SHORT, *more))
+    steps = program.steps()
+    assert len(steps) == 4
+    assert max(step["turns/calls_mean"] for step in steps) > 0.2
+    assert max(step["turns/ended_failed"] for step in steps) == 0.0
+    assert max(step["logprob_gap/mean"] for step in steps) < 1e-6

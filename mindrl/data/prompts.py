@@ -18,7 +18,7 @@ from mindrl.data.files import files_of
 from mindrl.data.reading import Reading
 from mindrl.data.roles import check_roles
 from mindrl.data.rows import Row, column_of, read_rows, shown
-from mindrl.data.tokenizer import plain_prefix
+from mindrl.data.tokenizer import plain_prefix, rendered_chat
 from mindrl.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
@@ -245,14 +245,11 @@ class _Chat:
     def render(self, row: Row, messages: list[ChatMessage]) -> str:
         check_roles(row.place, messages, self.tokenizer)
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages, tools=[*self.tools] or None, add_generation_prompt=True, tokenize=False
-            )
+            return rendered_chat(self.tokenizer, messages, self.tools)
         except TemplateError as error:
             raise DataError(
                 f"{row.place}: the chat template rejects the prompt: {error}"
             ) from error
-        return text
 
 
 def _plain(row: Row, messages: list[ChatMessage]) -> str:

@@ -1,7 +1,7 @@
 """The tokenizer of a model folder, and the tokens that end a response."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,24 @@ def load_tokenizer(
             "base model, which reads prompts unchanged"
         )
     return tokenizer
+
+
+def rendered_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return messages as text by the chat template, up to the start of an answer.
+
+    `tools` are the schemas of the tools that the template shows.
+
+    Raises:
+        TemplateError: The template rejects the messages.
+    """
+    text: Any = tokenizer.apply_chat_template(
+        [*messages], tools=[*tools] or None, add_generation_prompt=True, tokenize=False
+    )
+    return str(text)
 
 
 def _template(file: Path) -> str:

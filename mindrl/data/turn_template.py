@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.data.inert_text import InertText
+from mindrl.data.tokenizer import rendered_chat
 from mindrl.errors import ModelError
 
 _WRITTEN = "mindrlwrote"
@@ -88,7 +89,7 @@ class TurnTemplate:
         """Return the token ids of a prompt with a text from outside at its end."""
         *before, last = messages
         marked = [*before, {**last, "content": f"{last['content']}{_GIVEN[0]}"}]
-        rendered = _rendered(self.tokenizer, marked, self.tools)
+        rendered = rendered_chat(self.tokenizer, marked, self.tools)
         head, tail = (_ids(self.tokenizer, each) for each in rendered.split(_GIVEN[0], 1))
         return [*head, *self.text.token_ids(text), *tail]
 
@@ -138,7 +139,7 @@ class _Reader:
         given = [{"role": role, "content": each} for each in _GIVEN]
         if role == "user":
             given = given[:1]
-        rendered = _rendered(self.tokenizer, [*before, written, *given], self.tools)
+        rendered = rendered_chat(self.tokenizer, [*before, written, *given], self.tools)
         _, found, tail = rendered.rpartition(_WRITTEN)
         if not found:
             raise ModelError("the chat template leaves out a turn of the assistant")
@@ -160,15 +161,6 @@ class _Reader:
         ends = [(0, 0), *places, (len(rest), 0)]
         found = [rest[at + width : next_] for (at, width), (next_, _) in pairwise(ends)]
         return found if len(found) == 3 else [found[0], "", found[1]]
-
-
-def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: ChatMessages, tools: Sequence[Mapping[str, Any]]
-) -> str:
-    text: Any = tokenizer.apply_chat_template(
-        [*messages], tools=[*tools] or None, add_generation_prompt=True, tokenize=False
-    )
-    return str(text)
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -151,7 +151,7 @@ def test_answers_are_those_of_their_owner(start: Start) -> None:
     assert (host.is_open(test), host.is_open(KEY)) == (False, True)
 
 
-def test_no_process_is_left_behind_its_host(start: Start) -> None:
+def test_a_closed_host_leaves_no_process(start: Start) -> None:
     before = {*psutil.Process().children()}
     host = start()
     begun(host)

@@ -14,7 +14,7 @@ from mindrl.trainer.worker_handle import WorkerHandle
 
 
 class RecordingGroup:
-    """Four ranks that answer token 9, and score a token by its own number, where they are to."""
+    """Four ranks that answer with token 9, and score each token with its own number."""
 
     def __init__(self) -> None:
         self.given: list[Sequence[tuple[Any, ...]]] = []
@@ -68,7 +68,7 @@ class RecordingGroup:
 class DrawingGroup(RecordingGroup):
     """Draws a token of each request in a step, of `rows` at a time.
 
-    The seed of a request says how long its response becomes.
+    The seed of a request is the length of its response.
     """
 
     rows = 8

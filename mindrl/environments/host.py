@@ -7,7 +7,6 @@ prove; the turn is answered by it. An environment that fails again, or raises, h
 
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -15,13 +14,13 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from socket import recv_fds, socket, socketpair
 from typing import Any, NamedTuple
 
 from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Frames, Opening
 from mindrl.environments.process import PID, EnvironmentSpec
 from mindrl.errors import ConfigError, EnvironmentFailedError
+from mindrl.platform.guard import end_guarded, import_paths
 
 _PROGRAM = """\
 import sys
@@ -112,7 +111,7 @@ class EnvironmentHost:
         self._selector = selectors.DefaultSelector()
         orders, theirs = socketpair()
         self._sockets, passing = socketpair()
-        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        paths = import_paths()
         descriptors = [theirs.fileno(), passing.fileno()]
         numbers = [*map(str, descriptors), str(os.getpid())]
         with theirs, passing:
@@ -195,12 +194,7 @@ class EnvironmentHost:
             if each.frames is not None:
                 each.frames.connection.close()
         self._open.clear()
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_guarded(self._process, _STOP_SECONDS)
 
     def _deadlines(self) -> list[float]:
         return [each.ends for each in self._open.values() if each.is_busy]

@@ -14,11 +14,13 @@ runs a command under a guard, which ends when its parent, process PID, has ended
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -53,6 +55,24 @@ def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
     if service_pid := _fork(signal.SIGKILL):
         os.close(connection_descriptor)
         os._exit(_Guard(service_pid, caller_pid).run())
+
+
+def import_paths() -> list[str]:
+    """Return the import path of this process, for another one in any folder."""
+    return [str(Path.cwd()) if path == "" else path for path in sys.path]
+
+
+def end_guarded(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Let a guard kill all its descendants, and reap it; kill it after `seconds`.
+
+    A second call has no effect.
+    """
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def guard_command(command: Sequence[str], caller_pid: int | None = None) -> int:

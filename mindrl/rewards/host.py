@@ -2,15 +2,14 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
-from pathlib import Path
 
 from mindrl.errors import MindrlError, RewardError
 from mindrl.platform.endings import OutOfMemoryKills, ending
+from mindrl.platform.guard import end_guarded, import_paths
 from mindrl.rewards.scores import Outcomes, PoolPlan, Ready, RowsByFunction
 
 START_SECONDS = 300.0
@@ -43,7 +42,7 @@ class RewardService:
     def __init__(self, plan: PoolPlan) -> None:
         self._connection, theirs = Pipe()
         self._kills = OutOfMemoryKills.read()
-        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        paths = import_paths()
         descriptor = theirs.fileno()
         command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
         with theirs:
@@ -113,12 +112,7 @@ class RewardService:
 
     def kill(self) -> None:
         """Let the guard kill all its descendants, and reap it; a second call has no effect."""
-        self._process.terminate()
-        try:
-            self._process.wait(GUARD_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_guarded(self._process, GUARD_SECONDS)
         self._connection.close()
 
     def _ready(self) -> Ready:

@@ -15,6 +15,7 @@ from mindrl.observability.logs import tail
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import output_errors
 from mindrl.observability.regular_files import read_regular
+from mindrl.platform.guard import import_paths
 from mindrl.tracking.job import KILLED, TrackerJob, TrackerState
 
 _PROGRAM = """\
@@ -37,7 +38,7 @@ class ProcessTracker:
         self.job, self.output, self.is_late = job, log, False
         self.run_status = KILLED
         """End status of the run; set before `close`."""
-        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        paths = import_paths()
         command = [sys.executable, "-c", _PROGRAM, str(job.place), *paths]
         with output_errors(log):
             Path(job.folder).mkdir(parents=True, exist_ok=True)

@@ -174,7 +174,8 @@ class EnvironmentHost:
         ends, found = time.monotonic() + seconds, self._unread
         while True:
             self._start_waiting()
-            left = min([ends, *self._deadlines()]) - time.monotonic()
+            has_answer = any(key.owner == owner for key, _ in found)
+            left = 0.0 if has_answer else min([ends, *self._deadlines()]) - time.monotonic()
             ready = self._selector.select(max(0.0, left)) if self._running.total() else []
             for key, _ in ready:
                 found += self._received(key.data)

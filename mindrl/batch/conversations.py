@@ -4,7 +4,8 @@ Shapes: N tokens of the response, of policy and environment.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from itertools import pairwise
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +29,27 @@ class Turn:
     """The environment's reward for it."""
     answer: str = ""
     """SHA-256 of the answer, by which a replayed environment is compared; empty without one."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text of each message of the answer, if they are rendered again later."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """A place in a response where its prompt was rendered anew."""
+
+    start: int
+    """Index of the first token after that prompt."""
+    prompt_ids: tuple[int, ...]
+    """Token ids of everything before it, as the chat template renders it."""
+
+
+class ResponseSegment(NamedTuple):
+    """A part of a response that is one sequence with its prompt."""
+
+    prompt_ids: tuple[int, ...]
+    start: int
+    end: int
+    """Index after its last token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +59,12 @@ class Dialogue:
     prompt_ids: tuple[int, ...] = ()
     """Token ids of its own prompt, with the text that the environment begins with. Empty until the
     environment has begun."""
+    opening: str | None = None
+    """That text."""
     turns: tuple[Turn, ...] = ()
     """Ended turns of the policy."""
+    restarts: tuple[Restart, ...] = ()
+    """Where the prompt was rendered anew, in order."""
     next_start: int = 0
     """Index of the first token of the turn after them."""
     ending: ConversationEnding | None = None
@@ -48,6 +74,15 @@ class Dialogue:
         """Append a turn; the next one starts after the tokens of the environment."""
         turns = (*self.turns, turn)
         return replace(self, turns=turns, next_start=next_start, ending=ending)
+
+    def segments(self, length: int) -> list[ResponseSegment]:
+        """Return the segments of a response of `length` tokens, at least one."""
+        starts = [Restart(start=0, prompt_ids=self.prompt_ids), *self.restarts]
+        ends = [*(each.start for each in starts), length]
+        return [
+            ResponseSegment(each.prompt_ids, start, end)
+            for each, (start, end) in zip(starts, pairwise(ends), strict=True)
+        ]
 
     def written(self, length: int) -> Tensor:
         """Return the mask of the tokens that the policy sampled, bool [N], for a length N."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mindrl.batch.segments import Conversations
 from mindrl.batch.sequences import Sequences
 
 
@@ -86,6 +87,8 @@ class Turns:
     """bool; tokens that the policy sampled. The others came from the environment."""
     rewards_N: Tensor
     """float32; reward of the environment for the turn that ends with a token, 0 elsewhere."""
+    conversation_B: Tensor | None = None
+    """int64; as of `Rollouts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +107,8 @@ class Rollouts(Sequences):
     turn_rewards_BT: Tensor | None = None
     """float32; reward of the environment at the last token of each turn, 0 elsewhere. None without
     an environment."""
+    conversation_B: Tensor | None = None
+    """int64; equal for the sequences of a conversation, which are adjacent. None if each is one."""
 
     @classmethod
     def from_responses(
@@ -151,7 +156,12 @@ class Rollouts(Sequences):
             group_B=torch.tensor(group),
             finished_B=responses.finished_B,
             turn_rewards_BT=rewards_BT,
+            conversation_B=None if turns is None else turns.conversation_B,
         )
+
+    def conversations(self) -> Conversations:
+        """Return the conversations that the sequences belong to."""
+        return Conversations(self.response_mask_BT, self.conversation_B)
 
     def after_prompts(self) -> Tensor:
         """Return the mask [B, T] of all tokens after the prompts, of policy and environment."""
@@ -182,6 +192,7 @@ class Rollouts(Sequences):
         longest = max(part.tokens_BT.size(1) for part in parts)
         columns = {}
         assert all(part.ages_BT is None for part in parts), "of one step"
+        assert all(part.conversation_B is None for part in parts), "of one sequence each"
         for name in (field.name for field in fields(cls) if field.name != "ages_BT"):
             below = [getattr(part, name) for part in parts]
             if below[0] is None:
@@ -197,17 +208,19 @@ class Rollouts(Sequences):
         """Return only the sequences, as input of a model."""
         return self.into(Sequences)
 
-    def response_tokens(self, row: int) -> list[int]:
-        """Return the response of one sequence as token ids."""
-        chosen: list[int] = self.tokens_BT[row][self.response_mask_BT[row]].tolist()
-        return chosen
+    def response_tokens(self) -> list[list[int]]:
+        """Return the token ids that the policy sampled in each conversation."""
+        talks = self.conversations()
+        tokens_CL, mask_CL = talks.joined(self.tokens_BT), talks.mask()
+        return [row_L[mask_L].tolist() for row_L, mask_L in zip(tokens_CL, mask_CL, strict=True)]
 
     def metrics(self) -> dict[str, float]:
         """Return the lengths of the responses and the fraction that reached the limit."""
-        response_lengths_B = self.response_mask_BT.sum(dim=1).double()
+        talks = self.conversations()
+        lengths_C = talks.mask().sum(dim=1).double()
         return {
-            "rollout/response_tokens": response_lengths_B.sum().item(),
-            "rollout/response_length_mean": response_lengths_B.mean().item(),
-            "rollout/response_length_max": response_lengths_B.max().item(),
-            "rollout/cut_fraction": 1.0 - self.finished_B.double().mean().item(),
+            "rollout/response_tokens": lengths_C.sum().item(),
+            "rollout/response_length_mean": lengths_C.mean().item(),
+            "rollout/response_length_max": lengths_C.max().item(),
+            "rollout/cut_fraction": 1.0 - talks.last(self.finished_B).double().mean().item(),
         }

@@ -27,6 +27,11 @@ class EnvironmentConfig:
     tool_format: Literal["tagged_json", "plain_json"] = "tagged_json"
     """How the policy writes a tool call: JSON between <tool_call> tags (Qwen2.5, Qwen3, Hermes), or
     a turn of nothing but JSON (Llama 3.1 and later)."""
+    history: Literal["kept", "rendered"] = "kept"
+    """What the policy sees of earlier turns. `kept`: every token as it was sampled, so one sequence
+    is a conversation. `rendered`: what the chat template writes of the whole conversation before
+    each turn, as a chat server does; where it drops or rewrites something, such as earlier
+    thoughts, a new sequence begins. Rewards and advantages count conversations."""
     reward_weight: Weight = 1.0
     """Weight of the environment's rewards, which are added to those of reward functions."""
     max_turns: _TurnCount = 8

@@ -344,6 +344,7 @@ class EnvironmentKeys(TypedDict, total=False):
     arguments: Mapping[str, object] | None
     tools: Sequence[str]
     tool_format: Literal["tagged_json", "plain_json"]
+    history: Literal["kept", "rendered"]
     reward_weight: float
     max_turns: int
     max_turn_tokens: int | None

@@ -130,8 +130,8 @@ def turn_template(
     if section is None or not config.rolls_out:
         return None
     tools = tool_schemas(section)
-    found = TurnTemplate.of(tokenizer, stops, tools)
-    if tools and "tool" not in found.pieces:
+    found = TurnTemplate.of(tokenizer, stops, tools, is_kept=section.history == "kept")
+    if tools and not found.has_role("tool"):
         raise ModelError(
             f"tokenizer folder {config.tokenizer_path}: the chat template has no messages of role "
             "tool; set megatron_training.chat_template to one that has"

@@ -1,11 +1,15 @@
 """Token ids that a chat template writes around the messages of an environment.
 
 They are read once from renderings with markers. Tokens that the policy wrote are never rendered
-or encoded again, and text of an environment never goes through the template.
+or encoded again, unless `environment_config.history` is `rendered`. Text of an environment never
+goes through the template.
 """
 
+import re
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
 
@@ -18,8 +22,10 @@ from mindrl.errors import ModelError
 
 _WRITTEN = "mindrlwrote"
 _GIVEN = ("mindrlgavea", "mindrlgaveb")
+_RENDERED = "set environment_config.history=rendered"
 _QUESTION = {"role": "user", "content": "?"}
 ChatMessages = Sequence[Mapping[str, Any]]
+Turns = Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
 @dataclass(frozen=True)
@@ -34,14 +40,35 @@ class _Pieces:
     """After the last message, up to the next turn of the policy."""
 
 
+class _Foreign:
+    """Markers that stand for texts while the template renders them."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        # Random, so that no text of a policy or of the data contains it.
+        self._name = f"mindrl{secrets.token_hex(8)}text"
+
+    def marker(self, text: str) -> str:
+        """Return the marker of a text."""
+        self.texts.append(text)
+        return f"{self._name}{len(self.texts) - 1}end"
+
+    def split(self, rendered: str) -> list[str]:
+        """Cut a rendered text at its markers: text, index of a marker, text, ..."""
+        return re.split(rf"{self._name}(\d+)end", rendered)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnTemplate:
     """How messages of an environment follow a turn of the policy."""
 
-    end: int
-    """The token that ends a turn, after which messages may follow."""
+    end: int | None
+    """The token that ends a turn, after which messages may follow. None: the template has none."""
     pieces: Mapping[str, _Pieces]
     """By role; a role that the template refuses is missing."""
+    is_kept: bool
+    """Whether messages always follow the tokens so far; otherwise they do if the whole history, as
+    the template renders it, is the same text."""
     text: InertText
     tokenizer: PreTrainedTokenizerBase
     tools: Sequence[Mapping[str, Any]]
@@ -52,13 +79,16 @@ class TurnTemplate:
         tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_kept: bool = True,
     ) -> Self:
         """Read a tokenizer's chat template; `stops` are the tokens that end a response.
 
         Raises:
-            ModelError: No token ends a turn, or messages cannot follow one.
+            ModelError: No token ends a turn, or messages cannot follow one, and the history is not
+                rendered either.
         """
-        found = _Reader(tokenizer, stops, tools)
+        found, end = _Reader(tokenizer, stops, tools), None
         pieces = {}
         for role in ("tool", "user"):
             try:
@@ -66,13 +96,31 @@ class TurnTemplate:
             except (TemplateError, TypeError) as error:
                 if role == "user":
                     raise ModelError(f"the chat template refuses a second turn: {error}") from error
+            except ModelError as error:
+                if is_kept:
+                    raise ModelError(f"{error}; {_RENDERED}") from error
+        try:
+            end = found.end()
+        except ModelError as error:
+            if is_kept:
+                raise ModelError(f"{error}; {_RENDERED}") from error
         return cls(
-            end=found.end(),
+            end=end,
             pieces=pieces,
+            is_kept=is_kept,
             text=InertText(tokenizer),
             tokenizer=tokenizer,
             tools=tools,
         )
+
+    def has_role(self, role: str) -> bool:
+        """Return whether the chat template has messages of a role."""
+        given = [_QUESTION, {"role": "assistant", "content": "!"}]
+        try:
+            rendered_chat(self.tokenizer, [*given, {"role": role, "content": "."}], self.tools)
+        except (TemplateError, TypeError):
+            return False
+        return True
 
     def after_turn(self, messages: Sequence[tuple[str, str]], longest: int) -> list[int]:
         """Return the token ids of messages after a turn: pairs of role and text of one role.
@@ -87,11 +135,51 @@ class TurnTemplate:
 
     def opening(self, messages: ChatMessages, text: str) -> list[int]:
         """Return the token ids of a prompt with a text from outside at its end."""
+        foreign = _Foreign()
         *before, last = messages
-        marked = [*before, {**last, "content": f"{last['content']}{_GIVEN[0]}"}]
-        rendered = rendered_chat(self.tokenizer, marked, self.tools)
-        head, tail = (_ids(self.tokenizer, each) for each in rendered.split(_GIVEN[0], 1))
-        return [*head, *self.text.token_ids(text), *tail]
+        opened = {**last, "content": f"{last['content']}{foreign.marker(text)}"}
+        return self._encoded([*before, opened], foreign, None)
+
+    def history(
+        self, messages: ChatMessages, opening: str | None, turns: Turns, longest: int
+    ) -> list[int]:
+        """Return the token ids of a whole conversation, rendered anew.
+
+        Each turn is the text of the policy, and role and text of each message that follows. Those
+        texts are cut to `longest` tokens.
+        """
+        foreign = _Foreign()
+        whole: list[Mapping[str, Any]] = [*messages]
+        if opening is not None:
+            whole[-1] = {**whole[-1], "content": f"{whole[-1]['content']}{foreign.marker(opening)}"}
+        for written, given in turns:
+            # A policy may spell a control token; its own words are no more than text.
+            inert = self._control.sub(lambda found: foreign.marker(found.group()), written)
+            whole.append({"role": "assistant", "content": inert})
+            whole += [{"role": role, "content": foreign.marker(text)} for role, text in given]
+        return self._encoded(whole, foreign, longest)
+
+    def reads_alike(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Return whether two lists of token ids are the same text."""
+        return bool(self.tokenizer.decode([*one]) == self.tokenizer.decode([*other]))
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        added = self.tokenizer.added_tokens_decoder.values()
+        words = sorted({each.content for each in added if each.special}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, filter(None, words))) or "(?!)")
+
+    def _encoded(self, messages: ChatMessages, foreign: _Foreign, longest: int | None) -> list[int]:
+        """Render messages with markers, and encode the text of each marker by itself."""
+        rendered, found = rendered_chat(self.tokenizer, messages, self.tools), list[int]()
+        for place, part in enumerate(foreign.split(rendered)):
+            if place % 2 == 0:
+                found += _ids(self.tokenizer, part) if part else []
+            elif longest is None:
+                found += self.text.token_ids(foreign.texts[int(part)])
+            else:
+                found += self._cut(foreign.texts[int(part)], longest)
+        return found
 
     def _cut(self, text: str, longest: int) -> list[int]:
         # No token has more than some 30 bytes of ordinary text: encode no more than can be used.

@@ -49,6 +49,7 @@ class Estimation:
         last model to run, because the first update needs its weights.
         """
         config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
+        talks = rollouts.conversations()
         if config.is_spread:
             self._begin(rollouts)
         old_logprobs_BT, ref_logprobs_BT = self._logprobs(rollouts)
@@ -65,23 +66,23 @@ class Estimation:
             self.estimator,
             RatedResponses(
                 rewards_B=torch.tensor(rewarded().scores.rewards),
-                group_B=rollouts.group_B,
-                mask_BT=mask_BT,
+                group_B=talks.last(rollouts.group_B),
+                mask_BT=talks.mask(),
                 baseline_B=baseline_B,
-                penalty_BT=penalty_BT,
-                values_BT=values_BT,
+                penalty_BT=None if penalty_BT is None else talks.joined(penalty_BT),
+                values_BT=None if values_BT is None else talks.joined(values_BT),
                 turn_rewards_BT=self._turn_rewards(rollouts),
                 gamma=rl.gamma,
                 lam=rl.lam,
             ),
         )
-        advantages_BT = estimate.advantages_BT
+        advantages_BT = talks.spread(estimate.advantages_BT)
         columns: dict[str, Tensor | None] = {
             "old_logprobs_BT": old_logprobs_BT,
             "advantages_BT": advantages_BT,
             "ref_logprobs_BT": ref_logprobs_BT,
         }
-        zero = (advantages_BT == 0).all(dim=1).double().mean().item()
+        zero = (estimate.advantages_BT == 0).all(dim=1).double().mean().item()
         metrics = {"advantage/zero_fraction": zero, **estimate.metrics}
         if old_logprobs_BT is not None and config.old_log_probs == "recompute":
             metrics |= mismatch(rollouts, old_logprobs_BT, config.rollout_correction)
@@ -91,14 +92,16 @@ class Estimation:
             metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
         if values_BT is None:
             return rollouts.into(Experience, **columns), metrics
-        columns |= {"old_values_BT": values_BT, "returns_BT": estimate.returns_BT}
+        assert estimate.returns_BT is not None, "an estimator with values returns targets"
+        returns_BT = talks.spread(estimate.returns_BT)
+        columns |= {"old_values_BT": values_BT, "returns_BT": returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
 
     def _turn_rewards(self, rollouts: Rollouts) -> Tensor | None:
         section, given_BT = self.config.environment_config, rollouts.turn_rewards_BT
         if section is None or given_BT is None:
             return None
-        return section.reward_weight * given_BT
+        return section.reward_weight * rollouts.conversations().joined(given_BT)
 
     def _begin(self, rollouts: Rollouts) -> None:
         """Let models on separate devices run concurrently."""

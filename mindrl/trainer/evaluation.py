@@ -59,14 +59,16 @@ class Evaluation:
             note_failures(step, batch.rewarded.scores)
             right = rate(batch.rewarded.scores.shares(self._judge()), samples=1)
             found[None] = right.value
-            self.run_log.evaluation(step, right, batch.samples(range(len(batch.rollouts))))
+            self.run_log.evaluation(
+                step, right, batch.samples(range(len(batch.rewarded.responses)))
+            )
         for each in self.config.data_config.eval_sets:
             prompts = self.data.eval_sets[each.name].prompts
             batch = self._answered(step, prompts, self._sampling(each))
             note_failures(step, batch.rewarded.scores)
             rates = success_rates(batch.rewarded.scores.shares(self._judge()), each.samples)
             found[each.name] = next(iter(rates.values())).value
-            samples = batch.samples(range(len(batch.rollouts)))
+            samples = batch.samples(range(len(batch.rewarded.responses)))
             self.run_log.evaluation_of(each.name, step, rates, samples)
         if found:
             # The cost of an evaluation's switches belongs to no step.

@@ -20,6 +20,7 @@ from mindrl.batch.experience import (
     WeightedSequences,
 )
 from mindrl.batch.prompts import sequence_seed
+from mindrl.batch.segments import Conversations
 from mindrl.config.rl import RLConfig
 
 MinibatchT = TypeVar("MinibatchT", bound=WeightedSequences)
@@ -101,7 +102,10 @@ class MinibatchDealer:
             mask_BT = part.response_mask_BT
             if self.rl.overlong_filter_enable:
                 mask_BT = mask_BT & part.finished_B[:, None]
-            weights_BT = self.token_weights(mask_BT) if mask_BT.any() else mask_BT.float()
+            talks = Conversations(mask_BT, part.conversation_B)
+            weights_BT = mask_BT.float()
+            if mask_BT.any():
+                weights_BT = talks.spread(self.token_weights(talks.mask()))
             columns = self._of_policy(part, update) if stage is Minibatch else {}
             yield part.into(stage, token_weights_BT=weights_BT, **columns)
 

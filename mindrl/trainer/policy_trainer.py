@@ -14,7 +14,7 @@ from torch import Tensor
 from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.algorithms.objectives import objective_of
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
-from mindrl.batch.prompts import Prompt
+from mindrl.batch.prompts import Prompt, sample_numbers
 from mindrl.config.role_places import train_concurrently
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
@@ -181,8 +181,9 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
     def record(self, step: int, metrics: Metrics, result: RatedBatch) -> None:
         """Write the metrics, some samples, and the responses if they are kept."""
         # Responses are stored by prompt: take the first response to each prompt, then the second.
-        each, kept = self.rl.n_samples_per_prompt, self.training.keep_rollouts
-        spread = sorted(range(len(result.rollouts)), key=lambda row: row % each)
+        rollouts, kept = result.rollouts, self.training.keep_rollouts
+        numbers = sample_numbers(rollouts.conversations().last(rollouts.group_B).tolist())
+        spread = sorted(range(len(numbers)), key=numbers.__getitem__)
         self.run_log.step(step, metrics, result.samples(spread[: self.rl.log_samples]))
         if kept:
             files = RolloutFiles(self.run_log.folder.rollouts)

@@ -44,7 +44,7 @@ class RewardSources:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewarded:
-    """The responses of a batch as text, with their scores."""
+    """The responses of a batch as text, one for each conversation, with their scores."""
 
     responses: list[str]
     scores: Scores
@@ -92,8 +92,9 @@ class RatedBatch:
 
     def samples(self, rows: Iterable[int]) -> list[Sample]:
         """Return some of the responses for display."""
-        rollouts, scores = self.rollouts, self.rewarded.scores
-        groups = rollouts.group_B.tolist()
+        scores, talks = self.rewarded.scores, self.rollouts.conversations()
+        groups = talks.last(self.rollouts.group_B).tolist()
+        finished, lengths = talks.last(self.rollouts.finished_B), talks.mask().sum(dim=1)
         return [
             Sample(
                 prompt=self.prompts[groups[row]].text,
@@ -101,8 +102,8 @@ class RatedBatch:
                 reference=self.prompts[groups[row]].answer,
                 reward=scores.rewards[row],
                 parts=scores.parts(row),
-                finished=bool(rollouts.finished_B[row]),
-                response_tokens=int(rollouts.response_mask_BT[row].sum()),
+                finished=bool(finished[row]),
+                response_tokens=int(lengths[row]),
                 data_source=self.prompts[groups[row]].source,
             )
             for row in rows
@@ -119,8 +120,8 @@ class RewardManager:
 
     def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
         """Decode each response and score it against its prompt's answer."""
-        groups = rollouts.group_B.tolist()
-        token_ids = [rollouts.response_tokens(row) for row in range(len(groups))]
+        groups = rollouts.conversations().last(rollouts.group_B).tolist()
+        token_ids = rollouts.response_tokens()
         responses = [*map(self.decode, token_ids)]
         if self.sources.scorer is None:
             nothing = Scores(rewards=(0.0,) * len(groups), components={}, ranges={}, failures=())
@@ -151,7 +152,7 @@ class RewardManager:
         body, which keeps the devices busy; stage `reward` is then the time that the body waits for
         them.
         """
-        sources = self.sources
+        sources, talks = self.sources, rollouts.conversations()
         asked = self._rules(prompts, rollouts, blocking=blocking)
         with asked if known is None else nullcontext(lambda: known) as rules:
             model = None
@@ -165,12 +166,12 @@ class RewardManager:
                 scores = by_rules.scores
                 if model is not None:
                     weight = sources.reward_model_weight
-                    scores = scores.plus("model", tuple(model.tolist()), weight)
+                    scores = scores.plus("model", tuple(talks.last(model).tolist()), weight)
                 if (turns_BT := rollouts.turn_rewards_BT) is not None:
-                    given = tuple(turns_BT.sum(dim=1).tolist())
+                    given = tuple(talks.joined(turns_BT).sum(dim=1).tolist())
                     scores = scores.plus(ENVIRONMENT, given, sources.environment_weight)
                 if sources.length_penalty is not None:
-                    lengths = rollouts.response_mask_BT.sum(dim=1).tolist()
+                    lengths = talks.mask().sum(dim=1).tolist()
                     scores = scores.plus("overlong", tuple(map(sources.length_penalty, lengths)))
                 return replace(by_rules, scores=scores)
 

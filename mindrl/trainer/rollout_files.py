@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mindrl.batch.prompts import Prompt, sample_numbers
 from mindrl.batch.rollouts import Responses, Rollouts, Turns
+from mindrl.batch.segments import last_rows
 from mindrl.checkpoint.step_names import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
@@ -101,16 +102,18 @@ def unpacked(content: bytes) -> RatedBatch:
 def _table(step: int, batch: RatedBatch) -> pa.Table:
     rollouts, scores = batch.rollouts, batch.rewarded.scores
     asked = [batch.prompts[group] for group in rollouts.group_B.tolist()]
-    uids = [prompt.uid for prompt in asked]
+    talks = rollouts.conversations()
+    index = talks.index().tolist()
+    samples = sample_numbers([asked[row].uid for row in talks.rows().tolist()])
     mask_BT = rollouts.after_prompts()
     positions_BT = torch.arange(mask_BT.size(1)) < rollouts.lengths_B[:, None]
     columns = {
         "step": pa.array([step] * len(asked), pa.int64()),
         "group": pa.array(rollouts.group_B.tolist(), pa.int64()),
-        "uid": pa.array(uids, pa.int64()),
-        "sample": pa.array(sample_numbers(uids), pa.int64()),
+        "uid": pa.array([prompt.uid for prompt in asked], pa.int64()),
+        "sample": pa.array([samples[at] for at in index], pa.int64()),
         "prompt": pa.array([prompt.text for prompt in asked], pa.string()),
-        "response": pa.array(batch.rewarded.responses, pa.string()),
+        "response": pa.array([batch.rewarded.responses[at] for at in index], pa.string()),
         "reference": pa.array([prompt.answer for prompt in asked], pa.string()),
         "data_source": pa.array([prompt.source for prompt in asked], pa.string()),
         "prompt_token_ids": _lists(rollouts.tokens_BT.int(), positions_BT & ~mask_BT),
@@ -118,11 +121,14 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "rollout_logprobs": _lists(rollouts.rollout_logprobs_BT, mask_BT),
         **{name: _lists(values_BT, mask_BT) for name, values_BT in _of_tokens(batch)},
         "finished": pa.array(rollouts.finished_B.tolist(), pa.bool_()),
-        "reward": pa.array(scores.rewards, pa.float64()),
+        "reward": pa.array([scores.rewards[at] for at in index], pa.float64()),
     }
     columns |= {
-        f"{_PART}{name}": pa.array(part, pa.float64()) for name, part in scores.components.items()
+        f"{_PART}{name}": pa.array([part[at] for at in index], pa.float64())
+        for name, part in scores.components.items()
     }
+    if rollouts.conversation_B is not None:
+        columns["conversation"] = pa.array(index, pa.int64())
     known = {
         "ranges": scores.ranges,
         "failures": [asdict(each) for each in scores.failures],
@@ -164,14 +170,18 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         finished_B=torch.tensor(table["finished"].to_pylist()),
     )
     prompts = _prompts(table, [groups.index(group) for group in range(max(groups) + 1)])
-    sources = tuple(table["data_source"].to_pylist())
+    turns = _turns(table)
+    rated = table
+    if turns is not None and turns.conversation_B is not None:
+        rated = table.take(pa.array(last_rows(turns.conversation_B).tolist()))
+    sources = tuple(rated["data_source"].to_pylist())
     failures = (
         Failures(**{**each, "first": Failure(**each["first"])}) for each in known["failures"]
     )
     scores = Scores(
-        rewards=tuple(table["reward"].to_pylist()),
+        rewards=tuple(rated["reward"].to_pylist()),
         components={
-            name.removeprefix(_PART): tuple(table[name].to_pylist())
+            name.removeprefix(_PART): tuple(rated[name].to_pylist())
             for name in table.column_names
             if name.startswith(_PART)
         },
@@ -183,9 +193,6 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         judges=known.get("judges", {}),
         accuracies={name: tuple(each) for name, each in known.get("accuracies", {}).items()},
     )
-    turns = None
-    if "written" in table.column_names:
-        turns = Turns(written_N=_flat(table["written"]), rewards_N=_flat(table["turn_rewards"]))
     asked = [*map(torch.tensor, table["prompt_token_ids"].to_pylist())]
     rollouts = Rollouts.of_turns(asked, responses, groups, turns)
     if "ages" in table.column_names:
@@ -193,7 +200,20 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
     return RatedBatch(
         prompts=prompts,
         rollouts=rollouts,
-        rewarded=Rewarded(responses=table["response"].to_pylist(), scores=scores),
+        rewarded=Rewarded(responses=rated["response"].to_pylist(), scores=scores),
+    )
+
+
+def _turns(table: pa.Table) -> Turns | None:
+    if "written" not in table.column_names:
+        return None
+    numbers = None
+    if "conversation" in table.column_names:
+        numbers = torch.tensor(table["conversation"].to_pylist())
+    return Turns(
+        written_N=_flat(table["written"]),
+        rewards_N=_flat(table["turn_rewards"]),
+        conversation_B=numbers,
     )
 
 

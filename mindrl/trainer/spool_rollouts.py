@@ -101,7 +101,7 @@ class SpoolRollouts:
             metrics, batch = trainer.rate(step, gathered)
         spent = trainer.spent(metrics)
         spent |= {"spool/part": float(request.part), "spool/weights": float(request.version)}
-        samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))
+        samples = batch.samples(range(min(len(batch.rewarded.responses), trainer.rl.log_samples)))
         trainer.run_log.step(step, metrics | spent | self.gap, samples)
         return Record(
             prompts=request.prompts,

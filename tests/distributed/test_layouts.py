@@ -78,10 +78,10 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
         trace.losses += [update["policy_loss"] for update in updates]
         trace.grad_norms += [update["grad_norm"] for update in updates]
         trace.gaps.append(gap_N.abs().mean().item())
-        trace.tokens += [rollouts.response_tokens(row) for row in range(16)]
+        trace.tokens += rollouts.response_tokens()[:16]
     answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
     trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
-    trace.greedy = [answers.response_tokens(row) for row in range(4)]
+    trace.greedy = answers.response_tokens()[:4]
     group.stop()
     return trace
 

@@ -79,7 +79,7 @@ def at_once(actor: WorkerHandle, sampling: Sampling) -> list[Answer]:
     """Answer all prompts in one call."""
     found = actor.generate_sequences(PROMPTS, sampling, step=1)
     rows = range(REQUESTS)
-    tokens = [found.response_tokens(row) for row in rows]
+    tokens = found.response_tokens()[:REQUESTS]
     scores = [found.rollout_logprobs_BT[row][found.response_mask_BT[row]].tolist() for row in rows]
     return [*zip(tokens, scores, found.finished_B.tolist(), strict=True)]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mindrl.batch.conversations import ConversationEnding, Dialogue, Turn
+from mindrl.batch.conversations import ConversationEnding, Dialogue, Restart, Turn
 from mindrl.batch.prompts import Prompt
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.data.turn_template import TurnTemplate
@@ -70,7 +70,13 @@ class EnvironmentTurns:
         assert sequence.conversation is not None, "it has an environment"
         length = len(sequence.tokens_N)
         of_turn = self.config.max_turn_tokens or self.longest
-        return min(self.longest - length, of_turn - (length - sequence.conversation.next_start))
+        segment = sequence.conversation.segments(length)[-1]
+        of_model = self.longest_prompt + self.longest - len(segment.prompt_ids)
+        return min(
+            self.longest - length,
+            of_turn - (length - sequence.conversation.next_start),
+            of_model - (length - segment.start),
+        )
 
     def drawn(
         self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int
@@ -94,7 +100,8 @@ class EnvironmentTurns:
             return sequence
         if self.tokens_left(sequence) > 0:
             return sequence
-        ending: ConversationEnding = "tokens" if length == self.longest else "turn_tokens"
+        is_turn = length - conversation.next_start == self.config.max_turn_tokens
+        ending: ConversationEnding = "turn_tokens" if is_turn else "tokens"
         turn = Turn(start=conversation.next_start, end=length)
         self.host.end(Key(self.owner, *row))
         return replace(sequence, conversation=conversation.with_turn(turn, length, ending))
@@ -127,22 +134,23 @@ class EnvironmentTurns:
                     f"rl_config.max_prompt_length={self.longest_prompt}"
                 )
             else:
-                conversation = replace(conversation, prompt_ids=prompt_ids)
+                conversation = replace(conversation, prompt_ids=prompt_ids, opening=answer.text)
                 return replace(sequence, conversation=conversation)
         if isinstance(answer, Failed):
             self.failures[answer.reason] += 1
             self.host.end(Key(self.owner, *row))
             return replace(sequence, conversation=replace(conversation, ending="failed"))
-        return self._with_turn(row, sequence, conversation, answer)
+        return self._with_turn(row, sequence, prompt, answer)
 
     def _with_turn(
         self,
         row: ResponseKey,
         sequence: OpenSequence,
-        conversation: Dialogue,
+        prompt: Prompt,
         answer: EnvironmentAnswer,
     ) -> OpenSequence:
-        length = len(sequence.tokens_N)
+        conversation, length = sequence.conversation, len(sequence.tokens_N)
+        assert conversation is not None, "it has an environment"
         start = conversation.next_start
         turn = Turn(
             start=start,
@@ -150,33 +158,87 @@ class EnvironmentTurns:
             calls=len(self._action(sequence, start, length).calls),
             reward=answer.reward,
             answer=answer.fingerprint(),
+            messages=() if self.template.is_kept else self._messages(answer),
         )
-        given, ending = self._given(sequence, answer)
-        if ending is None and len(conversation.turns) + 1 == self.config.max_turns:
-            given, ending = [], "turns"
-        if ending is not None:
+        given, ending = list[int](), self._ending(sequence, answer)
+        ended = conversation.with_turn(turn, length, ending)
+        if ending is None:
+            given, ended = self._continued(sequence, ended, prompt, self._messages(answer))
+        if ended.ending is not None:
             self.host.end(Key(self.owner, *row))
         tokens_N = torch.tensor(given, dtype=torch.int64)
         # All tokens of a turn's answer count as of the step that asked for it.
         step = int(sequence.steps_N[-1])
         more = sequence.with_more(
-            tokens_N, torch.zeros(len(given)), step=step, finished=ending in {"done", "turns"}
+            tokens_N, torch.zeros(len(given)), step=step, finished=ended.ending in {"done", "turns"}
         )
-        conversation = conversation.with_turn(turn, length + len(given), ending)
-        return replace(more, conversation=conversation)
+        return replace(more, conversation=ended)
 
-    def _given(
+    def _ending(
         self, sequence: OpenSequence, answer: EnvironmentAnswer
-    ) -> tuple[list[int], ConversationEnding | None]:
-        """Return the token ids of an answer, and why the conversation ends with it, if it does."""
-        is_ended_otherwise = int(sequence.tokens_N[-1]) != self.template.end
+    ) -> ConversationEnding | None:
+        """Return why a conversation ends with an answer, if it does."""
+        conversation, template = sequence.conversation, self.template
+        assert conversation is not None, "it has an environment"
+        is_ended_otherwise = template.is_kept and int(sequence.tokens_N[-1]) != template.end
         if answer.done or not answer.messages or is_ended_otherwise:
-            return [], "done"
-        messages = [(message.role, message.text) for message in answer.messages]
-        given = self.template.after_turn(messages, self.config.max_result_tokens)
-        if len(sequence.tokens_N) + len(given) >= self.longest:
-            return [], "tokens"
-        return given, None
+            return "done"
+        return "turns" if len(conversation.turns) + 1 == self.config.max_turns else None
+
+    def _messages(self, answer: EnvironmentAnswer) -> tuple[tuple[str, str], ...]:
+        return tuple((message.role, message.text) for message in answer.messages)
+
+    def _continued(
+        self,
+        sequence: OpenSequence,
+        conversation: Dialogue,
+        prompt: Prompt,
+        messages: Sequence[tuple[str, str]],
+    ) -> tuple[list[int], Dialogue]:
+        """Return the token ids that follow the last turn, and the conversation with them."""
+        length = len(sequence.tokens_N)
+        follows = self._following(sequence, conversation, prompt, messages)
+        if isinstance(follows, Restart):
+            if len(follows.prompt_ids) < self.longest_prompt + self.longest:
+                return [], replace(conversation, restarts=(*conversation.restarts, follows))
+        elif length + len(follows) < self.longest:
+            return follows, replace(conversation, next_start=length + len(follows))
+        return [], replace(conversation, ending="tokens")
+
+    def _following(
+        self,
+        sequence: OpenSequence,
+        conversation: Dialogue,
+        prompt: Prompt,
+        messages: Sequence[tuple[str, str]],
+    ) -> list[int] | Restart:
+        """Return the token ids of messages, or a new prompt if the template rewrites the past."""
+        template, given = self.template, None
+        if messages[0][0] in template.pieces:
+            given = template.after_turn(messages, self.config.max_result_tokens)
+        if template.is_kept:
+            assert given is not None, "validated: the template has the role"
+            return given
+        length = len(sequence.tokens_N)
+        rendered = self._rendered(sequence, conversation, prompt)
+        if given is not None:
+            segment = conversation.segments(length)[-1]
+            written = sequence.tokens_N[segment.start :].tolist()
+            if template.reads_alike([*segment.prompt_ids, *written, *given], rendered):
+                return given
+        return Restart(start=length, prompt_ids=tuple(rendered))
+
+    def _rendered(
+        self, sequence: OpenSequence, conversation: Dialogue, prompt: Prompt
+    ) -> list[int]:
+        assert prompt.row is not None, "rows are read for environments"
+        tokens = sequence.tokens_N.tolist()
+        turns = [
+            (self.decode(tokens[turn.start : turn.end]), turn.messages)
+            for turn in conversation.turns
+        ]
+        longest = self.config.max_result_tokens
+        return self.template.history(prompt.row.messages, conversation.opening, turns, longest)
 
     def _action(self, sequence: OpenSequence, start: int, end: int) -> Action:
         text = self.decode(sequence.tokens_N[start:end].tolist())

@@ -128,10 +128,12 @@ class GeneratedGroups(Source[Gathered]):
         while True:
             groups = self._take(step, judged.needed)
             prompts, rollouts = pool.prompts_of(groups), pool.rollouts(step, groups)
+            group_B = rollouts.conversations().last(rollouts.group_B)
             known = self.generation.rewarded(groups)
             rating = pool.answering.rewards.compute(prompts, rollouts, blocking=True, known=known)
             with rating as rewarded:
-                judged.add(groups, rewarded(), group_filter.signals(rewarded()))
+                signal_G = group_filter.signals(len(groups), rewarded(), group_B)
+                judged.add(groups, rewarded(), group_B, signal_G)
             check_interrupt()
             if judged.needed <= 0:
                 break

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mindrl.batch.conversations import Dialogue, Turn
+from mindrl.batch.conversations import Dialogue, Restart, ResponseSegment, Turn
 from mindrl.batch.rollouts import Turns
 
 
@@ -94,14 +94,19 @@ class OpenGroup:
         return replace(self, sequences=tuple(sequences))
 
 
-def own_prompt(sequence: OpenSequence, prompt_P: Tensor) -> Tensor:
-    """Return the token ids of a response's prompt, given those of its group."""
-    conversation = sequence.conversation
-    return prompt_P if conversation is None else torch.tensor(conversation.prompt_ids)
+def segments_of(sequence: OpenSequence, prompt_ids: tuple[int, ...]) -> list[ResponseSegment]:
+    """Return the segments of a response, given the prompt of its group."""
+    length = len(sequence.tokens_N)
+    if sequence.conversation is None:
+        return [ResponseSegment(prompt_ids, 0, length)]
+    return sequence.conversation.segments(length)
 
 
-def turns_of(sequences: Sequence[OpenSequence]) -> Turns | None:
-    """Return who wrote each token, and the rewards of turns; None without environments."""
+def turns_of(sequences: Sequence[OpenSequence], conversation_B: Tensor | None) -> Turns | None:
+    """Return who wrote each token, and the rewards of turns; None without environments.
+
+    `conversation_B` is the response of each segment, None if each response is one.
+    """
     known = [(each.conversation, len(each.tokens_N)) for each in sequences]
     talks = [(talk, length) for talk, length in known if talk is not None]
     if not talks:
@@ -109,6 +114,7 @@ def turns_of(sequences: Sequence[OpenSequence]) -> Turns | None:
     return Turns(
         written_N=torch.cat([talk.written(length) for talk, length in talks]),
         rewards_N=torch.cat([talk.rewards(length) for talk, length in talks]),
+        conversation_B=conversation_B,
     )
 
 
@@ -167,11 +173,24 @@ def _of_json(values: Mapping[str, Any]) -> OpenSequence:
     }
     known = {name: value for name, value in values.items() if name not in _COLUMNS}
     if (turns := known.get("conversation")) is not None:
-        known["conversation"] = Dialogue(
-            **turns
-            | {
-                "prompt_ids": tuple(turns["prompt_ids"]),
-                "turns": tuple(Turn(**turn) for turn in turns["turns"]),
-            }
-        )
+        known["conversation"] = _dialogue(turns)
     return OpenSequence(**known, **columns)
+
+
+def _dialogue(values: dict[str, Any]) -> Dialogue:
+    turns, restarts = values["turns"], values["restarts"]
+    messages = [tuple(map(tuple, turn["messages"])) for turn in turns]
+    return Dialogue(
+        **values
+        | {
+            "prompt_ids": tuple(values["prompt_ids"]),
+            "turns": tuple(
+                Turn(**turn | {"messages": each})
+                for turn, each in zip(turns, messages, strict=True)
+            ),
+            "restarts": tuple(
+                Restart(start=each["start"], prompt_ids=tuple(each["prompt_ids"]))
+                for each in restarts
+            ),
+        }
+    )

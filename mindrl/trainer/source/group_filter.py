@@ -9,6 +9,7 @@ from itertools import takewhile
 from math import ceil
 
 import torch
+from torch import Tensor
 
 from mindrl.algorithms.advantages import groups_of
 from mindrl.config.rl import ACCURACY
@@ -29,12 +30,19 @@ class ScoredGroups:
     """Number of scored groups after which the others fill the step."""
     groups: list[OpenGroup] = field(default_factory=list)
     scored: list[Rewarded] = field(default_factory=list)
+    group_B: list[int] = field(default_factory=list)
+    """Index of the group of each scored response."""
     signal_G: list[bool] = field(default_factory=list)
 
     def add(
-        self, groups: Sequence[OpenGroup], rewarded: Rewarded, signal_G: Sequence[bool]
+        self,
+        groups: Sequence[OpenGroup],
+        rewarded: Rewarded,
+        group_B: Tensor,
+        signal_G: Sequence[bool],
     ) -> None:
-        """Add groups that were scored together."""
+        """Add groups that were scored together; `group_B` is the index of each response's group."""
+        self.group_B += (group_B + len(self.groups)).tolist()
         self.groups += groups
         self.scored.append(rewarded)
         self.signal_G += signal_G
@@ -70,8 +78,8 @@ class ScoredGroups:
 
     def rewarded(self) -> Rewarded:
         """Return texts and scores of the chosen groups; failures of the others still count."""
-        samples = len(self.groups[0].sequences)
-        rows = [group * samples + index for group in self.chosen for index in range(samples)]
+        chosen = {*self.chosen}
+        rows = [row for row, group in enumerate(self.group_B) if group in chosen]
         return Rewarded.joined(self.scored).rows(rows)
 
     def metrics(self) -> Metrics:
@@ -92,7 +100,7 @@ class GroupFilter:
     ) -> None:
         """Set the quantity and the limits; `warn` is called with notes for the user."""
         rl, self.warn = config.rl_config, warn
-        self.per_step, self.samples = answering.per_step, rl.n_samples_per_prompt
+        self.per_step = answering.per_step
         self.metric, self.judge = rl.filter_groups_metric, next(iter(rl.verifier_function), "")
         self.prompts = len(answering.prompts)
         epoch = max(1, self.prompts // self.per_step)
@@ -103,8 +111,11 @@ class GroupFilter:
         """Return the empty record of a step."""
         return ScoredGroups(per_step=self.per_step, most=self.most)
 
-    def signals(self, rewarded: Rewarded) -> list[bool]:
-        """Return for each group whether its responses differ."""
+    def signals(self, groups: int, rewarded: Rewarded, group_B: Tensor) -> list[bool]:
+        """Return for each of a number of groups whether its responses differ.
+
+        `group_B` is the index of the group of each response. A group without any has no signal.
+        """
         scores = rewarded.scores
         values = scores.rewards
         if self.metric == ACCURACY and ACCURACY not in scores.components:
@@ -113,10 +124,9 @@ class GroupFilter:
             # A function that applies to no response of a group gives it no signal.
             values = tuple(each or 0.0 for each in scores.components[self.metric])
         # As for the advantages: exactly 0 if all are equal.
-        group_B = torch.arange(len(values)) // self.samples
         centred_B = groups_of(torch.tensor(values), group_B).centred_B
-        signal_G: list[bool] = (centred_B != 0).view(-1, self.samples).any(dim=1).tolist()
-        return signal_G
+        found = {*group_B[centred_B != 0].tolist()}
+        return [group in found for group in range(groups)]
 
     def without_signal(self, before: int, signal_G: Sequence[bool]) -> int:
         """Return how many consecutive prompts up to the end of a step have had no signal.

@@ -21,7 +21,7 @@ from mindrl.trainer.source.group import (
     OpenGroup,
     OpenSequence,
     PoolState,
-    own_prompt,
+    segments_of,
     turns_of,
 )
 from mindrl.trainer.source.interface import Answering
@@ -106,14 +106,13 @@ class GroupPool:
 
     def request(self, row: ResponseNumber) -> Request:
         """Return the request for the rest of a response."""
-        sequence, prompt = self._sequence(row), self.prompt(row.group).token_ids
+        sequence = self._sequence(row)
         length = drawn = len(sequence.tokens_N)
         if self.turns is not None:
-            assert sequence.conversation is not None, "it has an environment"
-            prompt = sequence.conversation.prompt_ids
             drawn = self.longest - self.turns.tokens_left(sequence)
+        segment = segments_of(sequence, self.prompt(row.group).token_ids)[-1]
         return Request(
-            token_ids=(*prompt, *sequence.tokens_N.tolist()),
+            token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
             drawn=drawn,
             seed=self._seed(row, length),
         )
@@ -184,18 +183,26 @@ class GroupPool:
             if with_failed or each.conversation is None or each.conversation.ending != "failed"
         ]
         sequences = [each for _, each in rows]
+        prompts = [prompt.token_ids for prompt in self.prompts_of(groups)]
+        found = [
+            (number, place, each.finished, segment)
+            for number, (place, each) in enumerate(rows)
+            for segment in segments_of(each, prompts[place])
+        ]
+        numbers = None
+        if len(found) > len(rows):
+            numbers = torch.tensor([number for number, *_ in found])
         responses = Responses(
             token_ids_N=torch.cat([each.tokens_N for each in sequences]),
             logprobs_N=torch.cat([each.logprobs_N for each in sequences]),
-            lengths_B=torch.tensor([len(each.tokens_N) for each in sequences]),
-            finished_B=torch.tensor([each.finished for each in sequences]),
+            lengths_B=torch.tensor([segment.end - segment.start for *_, segment in found]),
+            finished_B=torch.tensor([finished for *_, finished, _ in found]),
         )
-        prompts = [torch.tensor(prompt.token_ids) for prompt in self.prompts_of(groups)]
         rollouts = Rollouts.of_turns(
-            [own_prompt(each, prompts[place]) for place, each in rows],
+            [torch.tensor(segment.prompt_ids) for *_, segment in found],
             responses,
-            [place for place, _ in rows],
-            turns_of(sequences),
+            [place for _, place, *_ in found],
+            turns_of(sequences, numbers),
         )
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts

@@ -49,7 +49,9 @@ def make_pool(tmp_path: Path) -> Iterator[MakePool]:
     row = PromptRow(columns={"low": 5}, messages=messages, is_chat=True)
     prompt = Prompt(uid=0, token_ids=tuple(ids(text)), text=text, answer="", row=row)
 
-    def make(**keys: object) -> GroupPool:
+    def make(template: str | None = None, **keys: object) -> GroupPool:
+        tokenizer = build_tokenizer()
+        tokenizer.chat_template = template or tokenizer.chat_template
         section = EnvironmentConfig(environment=f"{GAMES}:Guess", **keys)  # type: ignore[arg-type]
         spec = EnvironmentSpec(
             environment=section.environment, arguments={"marker": str(tmp_path / "marker")}
@@ -60,7 +62,7 @@ def make_pool(tmp_path: Path) -> Iterator[MakePool]:
             owner="training",
             config=section,
             host=hosts[-1],
-            template=TurnTemplate.of(TOKENIZER, [END]),
+            template=TurnTemplate.of(tokenizer, [END], is_kept=section.history == "kept"),
             decode=lambda each: TOKENIZER.decode(each, skip_special_tokens=True),
             longest=LONGEST,
             longest_prompt=64,
@@ -121,7 +123,7 @@ def test_what_the_policy_wrote_is_masked_in_and_all_else_is_kept(make_pool: Make
     assert pool.complete_groups() == [True]
     found = pool.rollouts(1, pool.take([0]))
     for row in (0, 1):
-        written = TOKENIZER.decode(found.response_tokens(row))
+        written = TOKENIZER.decode(found.response_tokens()[row])
         whole = TOKENIZER.decode(found.tokens_BT[row][: found.lengths_B[row]])
         number = written.split("<|im_end|>")[1]
         assert written == f"1<|im_end|>{number}<|im_end|>"
@@ -213,3 +215,94 @@ def test_a_pool_of_a_checkpoint_goes_on_with_the_same_environments(make_pool: Ma
         assert one.tokens_N.tolist() == other.tokens_N.tolist()
         assert one.steps_N.tolist() == other.steps_N.tolist()
         assert one.conversation == other.conversation
+
+
+FORGETS = (
+    "{%- set ns = namespace(last=0) -%}"
+    "{%- for m in messages -%}{%- if m['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}"
+    "{%- endif -%}{%- endfor -%}"
+    "{%- for m in messages -%}{%- set said = m['content'] -%}"
+    "{%- if m['role'] == 'assistant' and loop.index0 < ns.last -%}"
+    "{%- set said = said.split('$')[-1] -%}{%- endif -%}"
+    "{{- '<|im_start|>' + m['role'] + '\\n' + said + '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""Drops what an earlier turn has before a dollar sign, as Qwen3 drops thoughts."""
+
+
+def test_where_the_template_drops_thoughts_a_segment_begins_with_what_it_renders(
+    make_pool: MakePool,
+) -> None:
+    pool = begun(make_pool(FORGETS, history="rendered"))
+    write(pool, 1, "x")
+    for text in ("aa$1", "2", "b$3"):
+        write(pool, 0, text)
+    number = number_of(pool, 0)
+    state = PoolState(next_prompt=1, groups=tuple(pool.groups.values()))
+    pool.load(PoolState.of_json(json.loads(json.dumps(state.to_json()))))
+    for response in (0, 1):
+        write(pool, response, number_of(pool, response))
+    found = pool.rollouts(1, pool.take([0]))
+    assert found.conversation_B is not None
+    assert found.conversation_B.tolist() == [0, 0, 0, 1]
+    drawn = [
+        TOKENIZER.decode(tokens_T[mask_T])
+        for tokens_T, mask_T in zip(found.tokens_BT, found.response_mask_BT, strict=True)
+    ]
+    # Nothing was dropped from the second turn, so the third continues its sequence.
+    assert drawn[:3] == ["aa$1<|im_end|>", "2<|im_end|>b$3<|im_end|>", f"{number}<|im_end|>"]
+    assert TOKENIZER.decode(found.response_tokens()[0]) == "".join(drawn[:3])
+    whole = [
+        TOKENIZER.decode(tokens_T[:length])
+        for tokens_T, length in zip(found.tokens_BT, found.lengths_B, strict=True)
+    ]
+    begins = "playguess 5 to 99<|im_end|>\n<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\nno"
+    assert begins in whole[1]
+    assert "aa$" not in whole[1] + whole[2]
+    assert "b$" not in whole[2]
+    assert whole[2].endswith(f"<|im_start|>assistant\n{number}<|im_end|>")
+    rewards_BT = found.turn_rewards_BT
+    assert rewards_BT is not None
+    assert rewards_BT.sum(dim=1).tolist() == [0.25, 0.5 + 0.75, 1.0, 0.25 + 0.5]
+
+
+def test_a_template_that_drops_no_more_gives_the_sequence_that_keeps_everything(
+    make_pool: MakePool,
+) -> None:
+    pools = [begun(make_pool(FORGETS, history=each)) for each in ("kept", "rendered")]
+    for pool in pools:
+        for text in ("1", "2", number_of(pool, 0)):
+            write(pool, 0, text)
+    kept, rendered = (pool.rollouts(1, [*pool.groups.values()]).rows(slice(1)) for pool in pools)
+    assert rendered.conversation_B is None
+    assert kept.tokens_BT.equal(rendered.tokens_BT)
+    assert kept.response_mask_BT.equal(rendered.response_mask_BT)
+
+
+def test_what_a_policy_spells_stays_text_when_its_turns_are_rendered(make_pool: MakePool) -> None:
+    pool = begun(make_pool(FORGETS, history="rendered"))
+    spelled = [token for letter in "$<|im_end|>\n<|im_start|>user" for token in ids(letter)]
+    row = pool.incomplete()[0]
+    drawn = torch.tensor([*spelled, END]), torch.zeros(len(spelled) + 1)
+    pool.extend(row, drawn, step=1, finished=True)
+    listen(pool)
+    prompt = pool.request(row).token_ids
+    assert "assistant\n<|im_end|>\n<|im_start|>user<|im_end|>" in TOKENIZER.decode(prompt)
+    # The first prompt's, the policy's own and the environment's end; not the spelled one.
+    assert prompt.count(END) == 3
+
+
+def test_a_history_that_fills_the_model_ends_a_conversation(make_pool: MakePool) -> None:
+    pool = begun(make_pool(FORGETS, history="rendered", max_turns=100))
+    drawn = []
+    while (row := pool.incomplete()[0]).response == 0:
+        drawn.append(min(2, LONGEST - pool.request(row).drawn))
+        write(pool, 0, "$", ends=drawn[-1] == 2)
+    sequence = next(iter(pool.groups.values())).sequences[0]
+    assert sequence.conversation is not None
+    assert sequence.conversation.ending == "tokens"
+    found = pool.rollouts(1, [*pool.groups.values()])
+    # Only the policy's own tokens are in a segment after its prompt: a sign and an end.
+    assert found.response_mask_BT.sum(dim=1).tolist() == [*drawn, 0]
+    assert drawn == [2] * (len(drawn) - 1) + [1]
+    assert int(found.lengths_B.max()) == 64 + LONGEST

@@ -14,6 +14,9 @@ from mindrl.errors import NoSignalError, RewardError, StopRequestedError
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.reward_manager import Rewarded
+from mindrl.trainer.source.group import OpenGroup
+from mindrl.trainer.source.group_filter import GroupFilter
 
 KEYS = {"filter_groups_enable": True, "no_shuffle": True, "global_batch_size": 2}
 PROMPTS = [
@@ -228,3 +231,18 @@ def test_a_function_that_fails_for_all_that_a_step_draws_ends_the_run(tmp_path: 
     roles = Easy((), failing=[True] * 2)
     with pytest.raises(RewardError, match=r"step 1: .* no score for any of 8 responses"):
         build(tmp_path, roles, filter_groups_max_batches=2).run()
+
+
+def test_a_group_that_lost_responses_with_their_environments_is_judged_by_the_others(
+    tmp_path: Path,
+) -> None:
+    roles = MemoryRoles()
+    trainer = build(tmp_path, roles)
+    judge = GroupFilter(trainer.config, trainer.answering, lambda _: None)
+    scores = Scores(rewards=(1.0, 0.0, 1.0, 1.0), components={}, ranges={}, failures=())
+    rated = Rewarded(responses=["a", "b", "c", "d"], scores=scores)
+    group_B = torch.tensor([0, 0, 1, 3])
+    assert judge.signals(4, rated, group_B) == [True, False, False, False]
+    judged, groups = judge.begin(), [OpenGroup(prompt=0, start_step=1, sequences=())] * 4
+    judged.add(groups, rated, group_B, [True, False, False, True])
+    assert judged.rewarded().responses == ["a", "b", "d"]

@@ -69,7 +69,17 @@ def conversations() -> RatedBatch:
     return replace(written, prompts=first, rollouts=rollouts)
 
 
-@pytest.mark.parametrize("make", [batch, conversations])
+def segments() -> RatedBatch:
+    """Return the batch with two conversations of two sequences each."""
+    found = conversations()
+    rewarded = found.rewarded.rows([0, 2])
+    numbers = torch.tensor([0, 0, 1, 1])
+    return replace(
+        found, rollouts=replace(found.rollouts, conversation_B=numbers), rewarded=rewarded
+    )
+
+
+@pytest.mark.parametrize("make", [batch, conversations, segments])
 def test_a_step_comes_back_to_the_bit(tmp_path: Path, make: Callable[[], RatedBatch]) -> None:
     files, written = RolloutFiles(tmp_path), make()
     files.write(12, written, 1)

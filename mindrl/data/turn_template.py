@@ -25,7 +25,7 @@ _GIVEN = ("mindrlgavea", "mindrlgaveb")
 _RENDERED = "set environment_config.history=rendered"
 _QUESTION = {"role": "user", "content": "?"}
 ChatMessages = Sequence[Mapping[str, Any]]
-Turns = Sequence[tuple[str, Sequence[tuple[str, str]]]]
+TurnTexts = Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class TurnTemplate:
         return self._encoded([*before, opened], foreign, None)
 
     def history(
-        self, messages: ChatMessages, opening: str | None, turns: Turns, longest: int
+        self, messages: ChatMessages, opening: str | None, turns: TurnTexts, longest: int
     ) -> list[int]:
         """Return the token ids of a whole conversation, rendered anew.
 

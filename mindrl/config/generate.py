@@ -113,6 +113,10 @@ class GenerateConfig:
     """Make the log-probs of a token independent of the other tokens of a batch, in the engine and,
     as far as it uses the same kernels, in the trainer; slower;
     [what it needs](../explanation/numerics.md#a-gap-of-zero)."""
+    kv_block_tokens: Annotated[int, Field(ge=16, le=1 << 16)] | None = None
+    """Tokens of a block of the KV cache; only whole blocks of a prefix are shared. Smaller blocks
+    help conversations with short turns. None is the engine's default: 128 on CPUs and NPUs, 16 on
+    most GPUs. CPUs prefer multiples of 32."""
     enable_prefix_caching: bool = True
     """Share the KV cache of equal prompt prefixes, such as those of the samples of one prompt. The
     cache is emptied when weights change."""

@@ -291,6 +291,7 @@ class GenerateKeys(TypedDict, total=False):
     kv_cache_mib: int | None
     enforce_eager: bool | None
     batch_invariant: bool
+    kv_block_tokens: int | None
     enable_prefix_caching: bool
     trust_remote_code: bool
     offload_train_optimizer: bool

@@ -222,6 +222,12 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
             rollout.max_num_seqs,
         ),
         (
+            (rollout.kv_block_tokens or 0) % 16 != 0,
+            "generate_config.kv_block_tokens",
+            "must be a multiple of 16",
+            (rollout.kv_block_tokens or 0) // 16 * 16,
+        ),
+        (
             rl.use_dynamic_bsz and not rl.use_remove_padding,
             "rl_config.use_remove_padding",
             "must be true with rl_config.use_dynamic_bsz=true, which packs sequences",

@@ -75,6 +75,8 @@ def _of_whole_prompts(rollout: GenerateConfig) -> Iterator[Finding]:
     tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len
     if rollout.enable_prefix_caching:
         yield _must_be("generate_config.enable_prefix_caching", True, False)
+    if rollout.kv_block_tokens is not None:
+        yield _must_be("generate_config.kv_block_tokens", rollout.kv_block_tokens, None)
     if tokens < longest:
         need = f"must be at least generate_config.max_model_len={longest} with {_KEY}=true"
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)

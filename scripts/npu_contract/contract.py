@@ -233,6 +233,7 @@ _VLLM = (
             "kv_cache_memory_bytes",
             "enforce_eager",
             "enable_prefix_caching",
+            "block_size",
             "trust_remote_code",
             "logprobs_mode",
             "disable_log_stats",

@@ -66,7 +66,10 @@ def test_slow_tools_and_lock_step_change_no_bit(tool_user: Path, tmp_path: Path)
     plain = ended(run(tmp_path / "plain", tool_user, *SHORT))
     slow = ended(run(tmp_path / "slow", tool_user, *SHORT, SLOW))
     lock = ended(run(tmp_path / "lock", tool_user, *SHORT, "environment_config.lock_step=true"))
-    assert of_results(plain) == of_results(slow) == of_results(lock)
+    blocks = ended(
+        run(tmp_path / "blocks", tool_user, *SHORT, "generate_config.kv_block_tokens=32")
+    )
+    assert of_results(plain) == of_results(slow) == of_results(lock) == of_results(blocks)
     rounds = [sum(step["seconds/rollout"] for step in each.steps()) for each in (plain, slow)]
     assert rounds[1] > rounds[0]
 

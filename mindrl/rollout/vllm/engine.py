@@ -80,9 +80,13 @@ class VllmEngine:
         self.device_type, self.seed = platform.device_type, seed
         self.whole: Mapping[str, Shape] | None = None
         """For a family without known sharding: the whole tensors to load."""
+        options = {
+            **rollout_options(folder, generate, platform, seed),
+            **engine_options(platform, batch_invariant=generate.batch_invariant),
+        }
         with _own_random_state(seed):
             self.llm = LLM(
-                **rollout_options(folder, generate, platform, seed),
+                **options,
                 # Only stop strings need a tokenizer.
                 skip_tokenizer_init=not generate.sampling_config.stop,
                 distributed_executor_backend="external_launcher",
@@ -93,7 +97,6 @@ class VllmEngine:
                 disable_log_stats=True,
                 distributed_timeout_seconds=timeout_seconds,
                 cpu_distributed_timeout_seconds=timeout_seconds,
-                **engine_options(platform, batch_invariant=generate.batch_invariant),
             )
         self.stages = generate.infer_pipeline_parallel_size
         """Number of pipeline stages."""

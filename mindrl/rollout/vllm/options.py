@@ -33,6 +33,7 @@ def rollout_options(
         "max_num_batched_tokens": generate.max_num_batched_tokens,
         "enforce_eager": platform.is_eager(generate.enforce_eager),
         "enable_prefix_caching": generate.enable_prefix_caching,
+        "block_size": generate.kv_block_tokens,
         "trust_remote_code": generate.trust_remote_code,
         # Log-probs of the sampled distribution: after temperature and truncation.
         "logprobs_mode": "processed_logprobs",

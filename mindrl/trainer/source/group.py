@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mindrl.batch.conversations import Dialogue, Restart, ResponseSegment, Turn
+from mindrl.batch.conversations import Dialogue, ResponseSegment, Restart, Turn
 from mindrl.batch.rollouts import Turns
 
 

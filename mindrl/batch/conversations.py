@@ -3,13 +3,15 @@
 Shapes: N tokens of the response, of policy and environment.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+MessageRole = Literal["tool", "user"]
+"""Role of a message of the environment."""
 ConversationEnding = Literal["done", "turns", "turn_tokens", "tokens", "failed"]
 """Why a conversation ended: its environment ended it, its last turn was the last allowed one, a
 turn reached its limit of tokens, the conversation did, or its environment failed."""
@@ -31,6 +33,10 @@ class Turn:
     """SHA-256 of the answer, by which a replayed environment is compared; empty without one."""
     messages: tuple[tuple[str, str], ...] = ()
     """Role and text of each message of the answer, if they are rendered again later."""
+    role: MessageRole | None = None
+    """Role of the answer's messages; None without any."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time that the environment took to answer it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -133,6 +133,11 @@ class TurnTemplate:
             found += [*(pieces.between if place else ()), *self._cut(text, longest)]
         return [*found, *pieces.after]
 
+    def content(self, role: str, given: list[int]) -> list[int]:
+        """Return the token ids of the messages in what follows a turn, without those around."""
+        pieces = self.pieces[role]
+        return given[len(pieces.before) : len(given) - len(pieces.after)]
+
     def opening(self, messages: ChatMessages, text: str) -> list[int]:
         """Return the token ids of a prompt with a text from outside at its end."""
         foreign = _Foreign()

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from socket import recv_fds, socket, socketpair
 from typing import Any, NamedTuple
 
@@ -72,6 +72,8 @@ class _Conversation:
     past: list[tuple[Action, str]]
     action: Action | None = None
     """The turn to be answered."""
+    asked_at: float = 0.0
+    """When it was asked for, by the clock of the machine."""
     has_opened: bool = False
     """Whether the caller knows the opening."""
     frames: Frames | None = None
@@ -147,11 +149,21 @@ class EnvironmentHost:
         """Return whether a conversation has begun and not ended."""
         return key in self._open
 
+    def is_busy(self, owner: str) -> bool:
+        """Return whether answers to an owner will come without another turn or end of its own."""
+        if any(each.is_busy for key, each in self._open.items() if key.owner == owner):
+            return True
+        if any(key.owner == owner for key, _ in self._unread):
+            return True
+        queued = any(each.key.owner == owner for each in self._waiting)
+        return queued and self._running[owner] < self.limits.processes
+
     def act(self, key: Key, action: Action) -> None:
         """Ask for the answer to a turn, which is among the answers later."""
         conversation = self._open[key]
         assert conversation.action is None, "one turn at a time"
         conversation.action, conversation.was_lost = action, False
+        conversation.asked_at = time.monotonic()
         self._send_turn(conversation)
 
     def end(self, key: Key) -> None:
@@ -285,7 +297,7 @@ class EnvironmentHost:
                 assert conversation.action is not None, "it was asked"
                 past.append((conversation.action, answer.fingerprint()))
                 conversation.action = None
-                yield conversation.key, answer
+                yield conversation.key, replace(answer, seconds=_taken(conversation, values))
         self._send_turn(conversation)
 
     def _lost(self, conversation: _Conversation, why: str) -> Iterator[tuple[Key, Failed]]:
@@ -308,3 +320,11 @@ class EnvironmentHost:
         self._running[conversation.key.owner] -= 1
         with suppress(OSError):
             self._orders.send({"kill": conversation.pid})
+
+
+def _taken(conversation: _Conversation, values: Mapping[str, Any]) -> float:
+    """Return the seconds from a turn to its answer, which may have waited to be read."""
+    now, sent = time.monotonic(), values.get("at")
+    if not isinstance(sent, float) or not conversation.asked_at <= sent <= now:
+        sent = now
+    return sent - conversation.asked_at

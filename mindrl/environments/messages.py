@@ -56,10 +56,14 @@ class EnvironmentAnswer:
     """Reward for the turn."""
     done: bool = False
     """Whether the conversation is over."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time from the turn to the answer, as the run measures it; no part of its content."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self)
+        """Return its content as JSON values."""
+        values = asdict(self)
+        del values["seconds"]
+        return values
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:

@@ -10,6 +10,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,8 @@ from mindrl.environments.messages import Action, Frames
 
 _KEY = "environment_config"
 _REASON_LETTERS = 500
+_now = time.monotonic
+"""The clock of the machine, which the run reads too; bound before user code is imported."""
 PID = struct.Struct(">I")
 """A process id, sent with a socket."""
 
@@ -147,7 +150,8 @@ def _converse(frames: Frames, make: Callable[[], Environment]) -> None:
                 environment = make()
                 frames.send({"text": environment.reset(order["row"])})
             else:
-                frames.send(environment.step(Action.of_json(order)).to_json())
+                answer = environment.step(Action.of_json(order)).to_json()
+                frames.send(answer | {"at": _now()})
         except BaseException as error:  # noqa: BLE001
             frames.send({"error": _reason(error)})
 

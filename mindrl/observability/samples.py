@@ -1,7 +1,8 @@
 """A log of prompts and responses for people to read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -9,6 +10,46 @@ from rich.text import Text
 
 from mindrl.observability.output_files import JsonLinesFile
 from mindrl.observability.terminal import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationPiece:
+    """Consecutive tokens of one author; the fields are the keys of its record.
+
+    The last three are None in pieces of the environment, and in a turn that has no answer because
+    its environment failed.
+    """
+
+    by: Literal["policy", "tool", "user"]
+    """`tool` and `user` are of the environment."""
+    text: str
+    tokens: int
+    """Number of its tokens, with those of the template; 0 in a prompt that was rendered anew."""
+    masked: bool
+    """Whether losses leave them out."""
+    calls: int | None = None
+    """Number of tool calls."""
+    reward: float | None = None
+    """The environment's reward for the turn."""
+    seconds: float | None = None
+    """Time that the environment took to answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledConversation:
+    """A conversation with an environment, turn by turn."""
+
+    ending: str
+    """Why it ended."""
+    pieces: Sequence[ConversationPiece]
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON values, without empty fields."""
+        pieces = [
+            {key: value for key, value in asdict(each).items() if value is not None}
+            for each in self.pieces
+        ]
+        return {"ending": self.ending, "pieces": pieces}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +66,19 @@ class Sample:
     finished: bool
     """False if the response was cut at its maximum length."""
     response_tokens: int
+    conversation: SampledConversation | None = None
+    """None without an environment; then it is not in the record."""
     data_source: str = ""
-    """Selects the reward; empty without one."""
+    """Selects the reward; empty without one. The last key, by which readers find it."""
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        values = dict(vars(self))
+        if self.conversation is None:
+            del values["conversation"]
+        else:
+            values["conversation"] = self.conversation.record()
+        return values
 
 
 class SampleLog(JsonLinesFile):
@@ -34,7 +86,7 @@ class SampleLog(JsonLinesFile):
 
     def log(self, step: int, samples: Sequence[Sample]) -> None:
         """Append the samples, complete even if the process is killed right after."""
-        self.append(*({"step": step, **vars(sample)} for sample in samples))
+        self.append(*({"step": step, **sample.record()} for sample in samples))
 
 
 def render(sample: Sample) -> RenderableType:

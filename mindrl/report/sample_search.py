@@ -6,6 +6,7 @@ from typing import Any
 
 from mindrl.report.run_record import Line
 from mindrl.report.run_state import RunState
+from mindrl.report.stored_rows import searched_texts, texts_of
 
 GROUPS = 20
 """Maximum groups per answer; a group is a run's answers to one prompt in one step."""
@@ -97,7 +98,7 @@ class SampleSearch:
             self.source in ("", row.get("data_source"))
             and _is_between(row["reward"], self.least, self.most)
             and self.ended in ("", "ended" if row["finished"] else "cut off")
-            and (self.words in row["prompt"].lower() or self.words in row["response"].lower())
+            and any(self.words in text.lower() for text in searched_texts(row))
             and self.prompt in (None, row["prompt"])
         )
 
@@ -117,4 +118,4 @@ def _is_between(value: float | None, low: float | None, high: float | None) -> b
 
 
 def _size(rows: Sequence[Line]) -> int:
-    return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
+    return sum(len(text) for row in rows for text in texts_of(row))

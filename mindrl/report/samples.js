@@ -36,19 +36,45 @@
     return `background:rgba(${value < 0 ? "179,84,30" : "31,90,150"},${share * 0.75})`;
   }
 
+  const largest = (values) => values.reduce((found, value) => Math.max(found, Math.abs(value ?? 0)), 0);
+
+  function coloured(tokens, values, most, shading) {
+    // Text nodes, because a joiner that is a token of its own must stay in its word.
+    return tokens.map((token, at) => make("span", { style: shade(values[at], most), title: `${shading} ${number(values[at])}` }, document.createTextNode(token)));
+  }
+
   function text(row, shading) {
     const values = row.tokens && shading && SHADES[shading](row);
     if (!values) return make("pre", {}, row.response);
-    const most = values.reduce((found, value) => Math.max(found, Math.abs(value ?? 0)), 0);
-    // Text nodes, because a joiner that is a token of its own must stay in its word.
-    const tokens = shownParts(row.tokens).map((token) => document.createTextNode(token));
-    return make("pre", {}, tokens.map((token, at) => make("span", { style: shade(values[at], most), title: `${shading} ${number(values[at])}` }, token)));
+    return make("pre", {}, coloured(shownParts(row.tokens), values, largest(values), shading));
+  }
+
+  const ENDINGS = { done: "the environment ended it", turns: "it had its last turn", turn_tokens: "a turn reached its most tokens", tokens: "no tokens were left", failed: "its environment failed" };
+  const piecesOf = (row) => row.conversation?.pieces ?? [];
+  const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+  // The stored tokens follow the prompt, to which an environment's first text belongs.
+  function conversation(row, shading) {
+    const tokens = shownParts(row.tokens ?? []), values = row.tokens && shading && SHADES[shading](row);
+    let at = 0, turns = 0;
+    const shownPieces = piecesOf(row).map((piece) => {
+      const isWritten = piece.by === "policy", start = at;
+      turns += isWritten ? 1 : 0;
+      if (turns) at += piece.tokens;
+      const facts = [plural(piece.tokens, "token"), piece.masked && "not trained on", piece.calls && plural(piece.calls, "call"), piece.reward !== undefined && `reward ${number(piece.reward, 3)}`, piece.seconds !== undefined && `answered in ${number(piece.seconds, 3)} s`];
+      const body = values && isWritten ? make("pre", {}, coloured(tokens.slice(start, at), values.slice(start, at), largest(values), shading)) : make("pre", {}, piece.text);
+      const head = make("div", { class: "facts" }, make("strong", {}, isWritten ? `turn ${turns}` : piece.by), ` ${facts.filter(Boolean).join(", ")}`);
+      return make("li", { class: piece.masked ? "masked" : "written" }, head, body);
+    });
+    const ending = row.conversation.ending;
+    return [make("ol", { class: "pieces" }, shownPieces), make("div", { class: "facts ending" }, `ended: ${ENDINGS[ending] ?? ending}`)];
   }
 
   function answer(row, shading) {
     const parts = Object.entries(row.parts ?? {}).map(([name, value]) => `${name} ${number(value, 3)}`).join(", ");
     const facts = [`reward ${number(row.reward, 3)}${parts && ` (${parts})`}`, row.advantages && `advantage ${number(row.advantages[0], 3)}`, `${row.response_tokens} tokens`, row.finished ? null : "cut off"];
-    return make("div", { class: "answer" }, make("div", { class: "facts" }, facts.filter(Boolean).join(", ")), text(row, shading));
+    const body = row.conversation ? conversation(row, shading) : text(row, shading);
+    return make("div", { class: "answer" }, make("div", { class: "facts" }, facts.filter(Boolean).join(", ")), body);
   }
 
   function group(rows, several, shading, follow) {
@@ -69,7 +95,7 @@
     const fits = (row, asked) => (!asked.run || row.run === asked.run) && (!asked.kind || row.kind === asked.kind)
       && (!asked.source || row.data_source === asked.source) && between(row.step, asked.from, asked.to)
       && between(row.reward, asked.least, asked.most) && (!asked.ended || row.finished === (asked.ended === "ended"))
-      && (row.prompt.toLowerCase().includes(asked.words.toLowerCase()) || row.response.toLowerCase().includes(asked.words.toLowerCase()))
+      && [row.prompt, row.response, ...piecesOf(row).map((piece) => piece.text)].some((text) => text.toLowerCase().includes(asked.words.toLowerCase()))
       && (asked.prompt === null || row.prompt === asked.prompt);
     return {
       find: (asked) => {

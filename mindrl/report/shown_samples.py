@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mindrl.report.run_record import Line
 from mindrl.report.sample_index import SampleIndex
-from mindrl.report.stored_rows import Pieces
+from mindrl.report.stored_rows import Pieces, texts_of
 
 MOST_SAMPLES = 4000
 """Maximum number; beyond it evenly spaced steps are shown, each completely."""
@@ -42,4 +42,4 @@ def _thinned(counts: Mapping[int, int], most: int) -> list[int]:
 
 
 def _size(rows: Sequence[Line]) -> int:
-    return sum(len(value) for row in rows for value in row.values() if isinstance(value, str))
+    return sum(len(text) for row in rows for text in texts_of(row))

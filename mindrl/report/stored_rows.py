@@ -1,5 +1,6 @@
 """The newest stored responses of a run, which are shown token by token."""
 
+import json
 import logging
 import os
 import re
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 8000
 """Maximum characters of a text; of a longer one both ends are shown."""
+_LEAST_CHARACTERS = 400
+"""As many of each piece of a long conversation are shown."""
 MOST_TOKEN_ROWS = 256
 """Maximum responses that are shown token by token: those of the last steps."""
 
@@ -100,6 +103,8 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
     parts = {
         name.removeprefix(_PART): value for name, value in stored.items() if name.startswith(_PART)
     }
+    if stored.get("conversation") is not None:
+        texts["conversation"] = shortened(json.loads(stored["conversation"]))
     token_ids = stored["response_token_ids"]
     row |= {"kind": "step", "parts": parts, "response_tokens": len(token_ids), **texts}
     if pieces is not None and len(stored["response"]) <= MOST_CHARACTERS:
@@ -110,10 +115,33 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
     return row
 
 
-def shortened(value: Any) -> Any:
-    """Remove the middle of a long text."""
-    if not isinstance(value, str) or len(value) <= MOST_CHARACTERS:
+def shortened(value: Any, most: int = MOST_CHARACTERS) -> Any:
+    """Remove the middle of a text longer than `most`; in a conversation, of its pieces."""
+    if pieces := _pieces(value):
+        share = min(most, max(_LEAST_CHARACTERS, 4 * most // len(pieces)))
+        short = [{**piece, "text": shortened(piece["text"], share)} for piece in pieces]
+        return {**value, "pieces": short}
+    if not isinstance(value, str) or len(value) <= most:
         return value
-    half = MOST_CHARACTERS // 2
+    half = most // 2
     left_out = len(value) - 2 * half
     return f"{value[:half]}\n[... {left_out:,} characters omitted ...]\n{value[-half:]}"
+
+
+def texts_of(row: Line) -> Iterator[str]:
+    """Yield all texts of a sample."""
+    yield from (value for value in row.values() if isinstance(value, str))
+    yield from (piece["text"] for piece in _pieces(row.get("conversation")))
+
+
+def searched_texts(row: Line) -> Iterator[str]:
+    """Yield the texts of a sample in which a reader searches for words."""
+    yield from (row["prompt"], row["response"])
+    yield from (piece["text"] for piece in _pieces(row.get("conversation")))
+
+
+def _pieces(value: Any) -> list[dict[str, Any]]:
+    """Return the pieces of a conversation; empty if it is something else."""
+    found = value.get("pieces") if isinstance(value, dict) else None
+    pieces = found if isinstance(found, list) else []
+    return [each for each in pieces if isinstance(each, dict) and type(each.get("text")) is str]

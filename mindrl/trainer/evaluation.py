@@ -12,8 +12,10 @@ from mindrl.data.order import PromptOrder
 from mindrl.data.run_data import RunData
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
+from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.generation import InTurns
 from mindrl.trainer.source.interface import Answering
 from mindrl.trainer.source.pool import GroupPool
@@ -57,7 +59,7 @@ class Evaluation:
         if self.data.test is not None:
             batch = self._answered(step, self.data.test.prompts, self.greedy)
             note_failures(step, batch.rewarded.scores)
-            right = rate(batch.rewarded.scores.shares(self._judge()), samples=1)
+            right = rate(self._shares(batch), samples=1)
             found[None] = right.value
             self.run_log.evaluation(
                 step, right, batch.samples(range(len(batch.rewarded.responses)))
@@ -66,7 +68,7 @@ class Evaluation:
             prompts = self.data.eval_sets[each.name].prompts
             batch = self._answered(step, prompts, self._sampling(each))
             note_failures(step, batch.rewarded.scores)
-            rates = success_rates(batch.rewarded.scores.shares(self._judge()), each.samples)
+            rates = success_rates(self._shares(batch), each.samples)
             found[each.name] = next(iter(rates.values())).value
             samples = batch.samples(range(len(batch.rewarded.responses)))
             self.run_log.evaluation_of(each.name, step, rates, samples)
@@ -93,15 +95,22 @@ class Evaluation:
 
     def _answered(self, step: int, prompts: Sequence[Prompt], sampling: Sampling) -> RatedBatch:
         self.workers.engines.publish(step)
-        if self.answering.turns is None:
+        turns, conversations = self.answering.turns, None
+        if turns is None:
             rollouts = self.workers.generate_sequences(prompts, sampling, step=step)
         else:
-            rollouts = self._conversed(step, prompts, sampling)
+            # A set may have a limit of its own.
+            turns = replace(turns, longest=sampling.section.max_tokens)
+            rollouts, conversations = self._conversed(step, prompts, sampling, turns)
         rewarded = self.rewards.by_rules(prompts, rollouts)
-        return RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
+        return RatedBatch(
+            prompts=prompts, rollouts=rollouts, rewarded=rewarded, conversations=conversations
+        )
 
-    def _conversed(self, step: int, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
-        """Hold a conversation about each prompt; a failed one counts as a wrong answer."""
+    def _conversed(
+        self, step: int, prompts: Sequence[Prompt], sampling: Sampling, turns: EnvironmentTurns
+    ) -> tuple[Rollouts, ShownConversations | None]:
+        """Hold the conversations about each prompt, and warn of those that have failed."""
         order = PromptOrder(count=len(prompts), seed=0, shuffle=False)
         answering = replace(
             self.answering,
@@ -109,11 +118,24 @@ class Evaluation:
             order=order,
             sampling=sampling,
             per_step=len(prompts),
+            turns=turns,
         )
         pool = GroupPool(self.config, answering)
         pool.start(step, len(prompts))
         InTurns(pool=pool, round_steps=None).generate(step, all, lambda: None)
-        return pool.rollouts(step, pool.take(range(len(prompts))), with_failed=True)
+        for reason, count in turns.failures.items():
+            self.run_log.warn(f"evaluation: {count} conversation(s) failed: {reason}")
+        groups = pool.take(range(len(prompts)))
+        conversations = pool.conversations(groups, with_failed=True)
+        return pool.rollouts(step, groups, with_failed=True), conversations
+
+    def _shares(self, batch: RatedBatch) -> list[float]:
+        """Return the accuracy of each answer; a failed conversation is a wrong answer."""
+        shares = batch.rewarded.scores.shares(self._judge())
+        if batch.conversations is None:
+            return shares
+        failed = batch.conversations.failed()
+        return [0.0 if lost else share for share, lost in zip(shares, failed, strict=True)]
 
     def _judge(self) -> str:
         functions = self.config.rl_config.verifier_function

@@ -155,6 +155,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             rewarded=rewarded(),
             advantages_BT=experience.advantages_BT,
             logprobs_BT=logprobs_BT,
+            conversations=gathered.conversations,
         )
         found = merge(rollouts.metrics(), scores.metrics(), estimated, learned)
         return with_probe(found, probe), batch
@@ -165,7 +166,12 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         with gathered.rating as rewarded:
             scores = rewarded().scores
         self._note_failures(step, scores)
-        batch = RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded())
+        batch = RatedBatch(
+            prompts=prompts,
+            rollouts=rollouts,
+            rewarded=rewarded(),
+            conversations=gathered.conversations,
+        )
         return merge(rollouts.metrics(), scores.metrics()), batch
 
     def _greedy_rewards(self, step: int, prompts: Sequence[Prompt]) -> Tensor:

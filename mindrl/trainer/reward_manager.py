@@ -13,12 +13,13 @@ from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.environments.host import EnvironmentHost
-from mindrl.observability.samples import Sample
+from mindrl.observability.samples import Sample, SampledConversation
 from mindrl.observability.timing import StageTimer
 from mindrl.observability.trace import span
 from mindrl.rewards.inputs import Answered
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
+from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.worker_handle import WorkerHandle
 
 ENVIRONMENT = "environment"
@@ -80,6 +81,8 @@ class RatedBatch:
     logprobs_BT: Tensor | None = None
     """float32, nats; under the trainer's weights before the step, NaN in rows that it did not
     score. None if it scored none, or not yet."""
+    conversations: ShownConversations | None = None
+    """For people to read. None without environments, and in a batch that was stored."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -104,10 +107,20 @@ class RatedBatch:
                 parts=scores.parts(row),
                 finished=bool(finished[row]),
                 response_tokens=int(lengths[row]),
+                conversation=self.conversation(row),
                 data_source=self.prompts[groups[row]].source,
             )
             for row in rows
         ]
+
+    def conversation(self, row: int) -> SampledConversation | None:
+        """Return the conversation of a response for display; None without environments."""
+        if self.conversations is None:
+            return None
+        rollouts = self.rollouts.rows(self.rollouts.conversations().index() == row)
+        asked = self.prompts[int(rollouts.group_B[0])].token_ids
+        tokens = rollouts.tokens_BT[rollouts.after_prompts()].tolist()
+        return self.conversations.sampled(row, asked, tokens)
 
 
 @dataclass(frozen=True)

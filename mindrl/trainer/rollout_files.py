@@ -17,7 +17,7 @@ from mindrl.batch.segments import last_rows
 from mindrl.checkpoint.step_names import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
-from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.observability.output_files import json_text, output_errors, replace_file
 from mindrl.observability.regular_files import read_regular
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
@@ -123,12 +123,16 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "finished": pa.array(rollouts.finished_B.tolist(), pa.bool_()),
         "reward": pa.array([scores.rewards[at] for at in index], pa.float64()),
     }
+    if batch.conversations is not None:
+        texts = [batch.conversation(row) for row in range(len(batch.rewarded.responses))]
+        records = [None if each is None else json_text(each.record()) for each in texts]
+        columns["conversation"] = pa.array([records[at] for at in index], pa.string())
     columns |= {
         f"{_PART}{name}": pa.array([part[at] for at in index], pa.float64())
         for name, part in scores.components.items()
     }
     if rollouts.conversation_B is not None:
-        columns["conversation"] = pa.array(index, pa.int64())
+        columns["conversation_index"] = pa.array(index, pa.int64())
     known = {
         "ranges": scores.ranges,
         "failures": [asdict(each) for each in scores.failures],
@@ -208,8 +212,8 @@ def _turns(table: pa.Table) -> Turns | None:
     if "written" not in table.column_names:
         return None
     numbers = None
-    if "conversation" in table.column_names:
-        numbers = torch.tensor(table["conversation"].to_pylist())
+    if "conversation_index" in table.column_names:
+        numbers = torch.tensor(table["conversation_index"].to_pylist())
     return Turns(
         written_N=_flat(table["written"]),
         rewards_N=_flat(table["turn_rewards"]),

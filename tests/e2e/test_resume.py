@@ -18,7 +18,10 @@ from mindrl.checkpoint.commits import read_checkpoint
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 TRACKERS = CHECKOUT / "tests/unit/tracking/user_trackers.py"
-OF_THIS_START = ("seconds/", "idle/", "memory/", "bytes/", "throughput/")
+OF_THIS_START = (
+    *("seconds/", "idle/", "memory/", "bytes/", "throughput/"),
+    "turns/environment_seconds",
+)
 """Metrics that say how a step was carried out."""
 RUNS = {
     "grpo": ("train_grpo", ("rl_config.test_freq=3",)),

@@ -33,11 +33,14 @@ def conversation_metrics(groups: Sequence[OpenGroup]) -> Metrics:
     calls = sum(turn.calls for talk, _ in talks for turn in talk.turns)
     written = sum(int(talk.written(length).sum()) for talk, length in talks)
     endings = Counter(talk.ending for talk, _ in talks)
+    seconds = [turn.seconds for talk, _ in talks for turn in talk.turns if turn.answer]
     return {
         "turns/mean": sum(turns) / len(talks),
         "turns/max": float(max(turns)),
         "turns/calls_mean": calls / len(talks),
         "turns/environment_tokens": float(sum(length for _, length in talks) - written),
+        "turns/environment_seconds_mean": sum(seconds) / max(1, len(seconds)),
+        "turns/environment_seconds_max": max(seconds, default=0.0),
         **{name: endings[ending] / len(talks) for ending, name in _ENDINGS.items()},
     }
 

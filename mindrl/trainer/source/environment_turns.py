@@ -106,6 +106,10 @@ class EnvironmentTurns:
         self.host.end(Key(self.owner, *row))
         return replace(sequence, conversation=conversation.with_turn(turn, length, ending))
 
+    def is_answering(self) -> bool:
+        """Return whether any environment computes an answer, or can begin."""
+        return self.host.is_busy(self.owner)
+
     def answers(
         self, seconds: float
     ) -> list[tuple[ResponseKey, Opening | EnvironmentAnswer | Failed]]:
@@ -159,6 +163,8 @@ class EnvironmentTurns:
             reward=answer.reward,
             answer=answer.fingerprint(),
             messages=() if self.template.is_kept else self._messages(answer),
+            role=answer.messages[0].role if answer.messages else None,
+            seconds=answer.seconds,
         )
         given, ending = list[int](), self._ending(sequence, answer)
         ended = conversation.with_turn(turn, length, ending)

@@ -76,6 +76,7 @@ class GeneratedGroups(Source[Gathered]):
             metrics=metrics,
             probed=measured.probed,
             gap=measured.gap,
+            conversations=pool.conversations(trained),
         )
 
     def trained(self, step: int) -> Metrics:

@@ -97,7 +97,8 @@ class OpenGroup:
 def segments_of(sequence: OpenSequence, prompt_ids: tuple[int, ...]) -> list[ResponseSegment]:
     """Return the segments of a response, given the prompt of its group."""
     length = len(sequence.tokens_N)
-    if sequence.conversation is None:
+    if sequence.conversation is None or not sequence.conversation.prompt_ids:
+        # Without any of its own its environment has not begun.
         return [ResponseSegment(prompt_ids, 0, length)]
     return sequence.conversation.segments(length)
 

@@ -10,6 +10,7 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import MixedOrder, PromptOrder
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
+from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.reward_manager import Rating, RewardManager
 from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.worker_handle import WorkerHandle
@@ -31,6 +32,8 @@ class Gathered:
     """Other tokens, sampled with the trainer's current weights."""
     gap: Metrics = field(default_factory=dict)
     """Log-prob gap of other tokens, measured with the weights that sampled these."""
+    conversations: ShownConversations | None = None
+    """Conversations of the responses, for people to read. None without environments."""
 
 
 class Source(ABC, Generic[DataT]):

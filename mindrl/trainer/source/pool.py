@@ -17,6 +17,7 @@ from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request
+from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.source.group import (
     OpenGroup,
     OpenSequence,
@@ -131,14 +132,14 @@ class GroupPool:
             self._replace(row, drawn)
 
     def hear(self, seconds: float = 0.0) -> bool:
-        """Add what environments answer within `seconds`; return whether any is still asked."""
+        """Add what environments answer within `seconds`; return whether others will."""
         if self.turns is None:
             return False
         for found, answer in self.turns.answers(seconds):
             row = ResponseNumber(*found)
             prompt = self.prompt(row.group)
             self._replace(row, self.turns.answered(row, self._sequence(row), prompt, answer))
-        return bool(self.turns.waiting)
+        return self.turns.is_answering()
 
     def _sequence(self, row: ResponseNumber) -> OpenSequence:
         return self.groups[row.group].sequences[row.response]
@@ -176,12 +177,7 @@ class GroupPool:
 
         Failed conversations are left out by default.
         """
-        rows = [
-            (place, each)
-            for place, group in enumerate(groups)
-            for each in group.sequences
-            if with_failed or each.conversation is None or each.conversation.ending != "failed"
-        ]
+        rows = _rows(groups, with_failed=with_failed)
         sequences = [each for _, each in rows]
         prompts = [prompt.token_ids for prompt in self.prompts_of(groups)]
         found = [
@@ -206,6 +202,19 @@ class GroupPool:
         )
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
+
+    def conversations(
+        self, groups: Sequence[OpenGroup], *, with_failed: bool = False
+    ) -> ShownConversations | None:
+        """Return the conversations of these rollouts for people; None without environments."""
+        if self.turns is None:
+            return None
+        talks = [each.conversation for _, each in _rows(groups, with_failed=with_failed)]
+        return ShownConversations(
+            dialogues=[talk for talk in talks if talk is not None],
+            template=self.turns.template,
+            decode=self.turns.decode,
+        )
 
     def sampled_in(self, step: int, most: int) -> Rollouts | None:
         """Return at most `most` open responses, masked to the tokens of a step's weights.
@@ -234,3 +243,13 @@ class GroupPool:
             "staleness/open_groups": float(len(self.groups)),
             "staleness/open_tokens": float(sum(lengths)),
         }
+
+
+def _rows(groups: Sequence[OpenGroup], *, with_failed: bool) -> list[tuple[int, OpenSequence]]:
+    """Return the responses of groups that become rollouts, each with the index of its group."""
+    return [
+        (place, each)
+        for place, group in enumerate(groups)
+        for each in group.sequences
+        if with_failed or each.conversation is None or each.conversation.ending != "failed"
+    ]

@@ -242,7 +242,8 @@ def test_where_the_template_drops_thoughts_a_segment_begins_with_what_it_renders
     pool.load(PoolState.of_json(json.loads(json.dumps(state.to_json()))))
     for response in (0, 1):
         write(pool, response, number_of(pool, response))
-    found = pool.rollouts(1, pool.take([0]))
+    groups = pool.take([0])
+    found = pool.rollouts(1, groups)
     assert found.conversation_B is not None
     assert found.conversation_B.tolist() == [0, 0, 0, 1]
     drawn = [
@@ -264,6 +265,17 @@ def test_where_the_template_drops_thoughts_a_segment_begins_with_what_it_renders
     rewards_BT = found.turn_rewards_BT
     assert rewards_BT is not None
     assert rewards_BT.sum(dim=1).tolist() == [0.25, 0.5 + 0.75, 1.0, 0.25 + 0.5]
+    shown = pool.conversations(groups)
+    assert shown is not None
+    (opening, *turns) = shown.sampled(
+        0,
+        pool.prompts_of(groups)[0].token_ids,
+        found.tokens_BT[:3][found.after_prompts()[:3]].tolist(),
+    ).pieces
+    assert (opening.by, opening.text) == ("user", "guess 5 to 99")
+    assert [each.by for each in turns] == ["policy", "user"] * 3 + ["policy"]
+    assert [each.text for each in turns if each.by == "policy"] == ["aa$1", "2", "b$3", number]
+    assert all(number in each.text for each in turns if each.by == "user")
 
 
 def test_a_template_that_drops_no_more_gives_the_sequence_that_keeps_everything(

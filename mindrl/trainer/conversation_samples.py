@@ -1,0 +1,72 @@
+"""Conversations of a batch as people read them: who wrote what, turn by turn."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from mindrl.batch.conversations import Dialogue, MessageRole
+from mindrl.data.turn_template import TurnTemplate
+from mindrl.observability.samples import ConversationPiece, SampledConversation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownConversations:
+    """The conversations of the rows of a batch."""
+
+    dialogues: Sequence[Dialogue]
+    template: TurnTemplate
+    decode: Callable[[list[int]], str]
+
+    def failed(self) -> list[bool]:
+        """Return for each row whether its environment has failed."""
+        return [each.ending == "failed" for each in self.dialogues]
+
+    def sampled(
+        self, row: int, prompt_ids: Sequence[int], tokens: list[int]
+    ) -> SampledConversation:
+        """Return a row, given the prompt of its data row and all tokens after its own prompt."""
+        dialogue = self.dialogues[row]
+        begins = _added(prompt_ids, dialogue.prompt_ids)
+        pieces = [self._given("user", begins, begins)] if begins else []
+        pieces += self._pieces(dialogue, tokens)
+        return SampledConversation(ending=dialogue.ending or "", pieces=pieces)
+
+    def _pieces(self, dialogue: Dialogue, tokens: list[int]) -> Iterator[ConversationPiece]:
+        restarts = {each.start for each in dialogue.restarts}
+        starts = [turn.start for turn in dialogue.turns[1:]] + [dialogue.next_start]
+        for turn, next_start in zip(dialogue.turns, starts, strict=False):
+            written = tokens[turn.start : turn.end]
+            yield ConversationPiece(
+                by="policy",
+                text=self.decode(written),
+                tokens=len(written),
+                masked=False,
+                calls=turn.calls,
+                reward=turn.reward,
+                seconds=turn.seconds,
+            )
+            if turn.role is not None and (given := tokens[turn.end : next_start]):
+                yield self._given(turn.role, given, self.template.content(turn.role, given))
+            elif turn.role is not None and turn.end in restarts:
+                text = "\n".join(text for _, text in turn.messages)
+                yield ConversationPiece(by=turn.role, text=text, tokens=0, masked=True)
+        if rest := tokens[dialogue.next_start :]:
+            text = self.decode(rest)
+            yield ConversationPiece(by="policy", text=text, tokens=len(rest), masked=False)
+
+    def _given(self, role: MessageRole, tokens: list[int], content: list[int]) -> ConversationPiece:
+        return ConversationPiece(
+            by=role, text=self.decode(content), tokens=len(tokens), masked=True
+        )
+
+
+def _added(prompt_ids: Sequence[int], own_ids: Sequence[int]) -> list[int]:
+    """Return the tokens that an environment has added to a prompt, before its last tokens."""
+    before = len([*takewhile(_are_equal, zip(prompt_ids, own_ids, strict=False))])
+    ends = zip(reversed(prompt_ids[before:]), reversed(own_ids[before:]), strict=False)
+    after = len([*takewhile(_are_equal, ends)])
+    return [*own_ids[before : len(own_ids) - after]]
+
+
+def _are_equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]

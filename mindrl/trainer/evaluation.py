@@ -15,10 +15,10 @@ from mindrl.rollout.engine import Sampling
 from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.generation import InTurns
 from mindrl.trainer.source.interface import Answering
 from mindrl.trainer.source.pool import GroupPool
+from mindrl.trainer.source.turns import Turns
 
 
 class Evaluation:
@@ -108,7 +108,7 @@ class Evaluation:
         )
 
     def _conversed(
-        self, step: int, prompts: Sequence[Prompt], sampling: Sampling, turns: EnvironmentTurns
+        self, step: int, prompts: Sequence[Prompt], sampling: Sampling, turns: Turns
     ) -> tuple[Rollouts, ShownConversations | None]:
         """Hold the conversations about each prompt, and warn of those that have failed."""
         order = PromptOrder(count=len(prompts), seed=0, shuffle=False)

@@ -3,88 +3,40 @@
 Shapes: N tokens of a response.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mindrl.batch.conversations import ConversationEnding, Dialogue, Restart, Turn
 from mindrl.batch.prompts import Prompt
-from mindrl.config.environment import EnvironmentConfig
-from mindrl.data.turn_template import TurnTemplate
 from mindrl.environments.host import EnvironmentHost, Key
 from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening
 from mindrl.environments.tool_calls import TOOL_FORMATS
-from mindrl.observability.metrics import Metrics
-from mindrl.trainer.source.conversation_metrics import check_failures, conversation_metrics
-from mindrl.trainer.source.group import OpenGroup, OpenSequence
-
-ResponseKey = tuple[int, int]
-"""Number of a group, and index of a response in it."""
+from mindrl.trainer.source.group import OpenSequence
+from mindrl.trainer.source.turns import ResponseKey, Turns, dialogue_of, with_given
 
 
 @dataclass(kw_only=True)
-class EnvironmentTurns:
+class EnvironmentTurns(Turns):
     """The environments of a pool's conversations."""
 
-    owner: str
-    """Name of the pool with the conversations."""
-    config: EnvironmentConfig
     host: EnvironmentHost
-    template: TurnTemplate
-    decode: Callable[[list[int]], str]
-    longest: int
-    """Most tokens of a conversation after its prompt."""
-    longest_prompt: int
-    warn: Callable[[str], None]
-    waiting: set[ResponseKey] = field(default_factory=set, init=False)
-    """Conversations that wait for their environments."""
-    failures: Counter[str] = field(default_factory=Counter, init=False)
-    """Failed conversations since the last look, by reason."""
 
     def forget(self) -> None:
         """End all environments."""
         self.host.end_all(self.owner)
         self.waiting.clear()
 
-    def check(self, groups: Sequence[OpenGroup]) -> Metrics:
-        """Return metrics about finished groups, and warn of failed conversations.
-
-        Raises:
-            EnvironmentFailedError: Too many have failed.
-        """
-        reasons, self.failures = self.failures, Counter()
-        for line in check_failures(groups, reasons, self.config.max_failed_fraction):
-            self.warn(line)
-        lost, self.host.lost = float(self.host.lost), 0
-        return {**conversation_metrics(groups), "turns/lost_processes": lost}
-
-    def begin(self, row: ResponseKey, prompt: Prompt, seed: int) -> None:
-        """Let the environment of a new conversation begin."""
-        self.host.begin(Key(self.owner, *row), seed, _row(prompt))
-        self.waiting.add(row)
-
-    def tokens_left(self, sequence: OpenSequence) -> int:
-        """Return the most tokens that the current turn may still have."""
-        assert sequence.conversation is not None, "it has an environment"
-        length = len(sequence.tokens_N)
-        of_turn = self.config.max_turn_tokens or self.longest
-        segment = sequence.conversation.segments(length)[-1]
-        of_model = self.longest_prompt + self.longest - len(segment.prompt_ids)
-        return min(
-            self.longest - length,
-            of_turn - (length - sequence.conversation.next_start),
-            of_model - (length - segment.start),
-        )
+    def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
+        """Let the environment of a new conversation begin; that of another is begun with a turn."""
+        if not dialogue_of(sequence).prompt_ids:
+            self.host.begin(Key(self.owner, *row), seed, _row(prompt))
+            self.waiting.add(row)
 
     def drawn(
         self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int
     ) -> OpenSequence:
         """Ask the environment if a turn has ended; end the conversation at a limit of tokens."""
-        conversation = sequence.conversation
-        assert conversation is not None, "it has an environment"
-        length = len(sequence.tokens_N)
+        conversation, length = dialogue_of(sequence), len(sequence.tokens_N)
         if sequence.finished:
             if not self.host.is_open(Key(self.owner, *row)):
                 # Begun by an earlier process of the run: the same turns bring it back.
@@ -98,7 +50,7 @@ class EnvironmentTurns:
             )
             self.waiting.add(row)
             return sequence
-        if self.tokens_left(sequence) > 0:
+        if self.tokens_left(row, sequence) > 0:
             return sequence
         is_turn = length - conversation.next_start == self.config.max_turn_tokens
         ending: ConversationEnding = "turn_tokens" if is_turn else "tokens"
@@ -128,8 +80,7 @@ class EnvironmentTurns:
         answer: Opening | EnvironmentAnswer | Failed,
     ) -> OpenSequence:
         """Add what an environment has answered; the policy has the next turn unless it ends."""
-        conversation = sequence.conversation
-        assert conversation is not None, "it has an environment"
+        conversation = dialogue_of(sequence)
         if isinstance(answer, Opening):
             prompt_ids = self._prompt_ids(prompt, answer)
             if len(prompt_ids) > self.longest_prompt:
@@ -141,10 +92,14 @@ class EnvironmentTurns:
                 conversation = replace(conversation, prompt_ids=prompt_ids, opening=answer.text)
                 return replace(sequence, conversation=conversation)
         if isinstance(answer, Failed):
-            self.failures[answer.reason] += 1
             self.host.end(Key(self.owner, *row))
-            return replace(sequence, conversation=replace(conversation, ending="failed"))
+            return self._failed(sequence, answer.reason)
         return self._with_turn(row, sequence, prompt, answer)
+
+    def lost_processes(self) -> int:
+        """Return the number of lost processes since the last look."""
+        found, self.host.lost = self.host.lost, 0
+        return found
 
     def _with_turn(
         self,
@@ -153,8 +108,7 @@ class EnvironmentTurns:
         prompt: Prompt,
         answer: EnvironmentAnswer,
     ) -> OpenSequence:
-        conversation, length = sequence.conversation, len(sequence.tokens_N)
-        assert conversation is not None, "it has an environment"
+        conversation, length = dialogue_of(sequence), len(sequence.tokens_N)
         start = conversation.next_start
         turn = Turn(
             start=start,
@@ -172,20 +126,14 @@ class EnvironmentTurns:
             given, ended = self._continued(sequence, ended, prompt, self._messages(answer))
         if ended.ending is not None:
             self.host.end(Key(self.owner, *row))
-        tokens_N = torch.tensor(given, dtype=torch.int64)
-        # All tokens of a turn's answer count as of the step that asked for it.
-        step = int(sequence.steps_N[-1])
-        more = sequence.with_more(
-            tokens_N, torch.zeros(len(given)), step=step, finished=ended.ending in {"done", "turns"}
-        )
+        more = with_given(sequence, given, finished=ended.ending in {"done", "turns"})
         return replace(more, conversation=ended)
 
     def _ending(
         self, sequence: OpenSequence, answer: EnvironmentAnswer
     ) -> ConversationEnding | None:
         """Return why a conversation ends with an answer, if it does."""
-        conversation, template = sequence.conversation, self.template
-        assert conversation is not None, "it has an environment"
+        conversation, template = dialogue_of(sequence), self.template
         is_ended_otherwise = template.is_kept and int(sequence.tokens_N[-1]) != template.end
         if answer.done or not answer.messages or is_ended_otherwise:
             return "done"

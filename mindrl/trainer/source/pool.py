@@ -110,7 +110,7 @@ class GroupPool:
         sequence = self._sequence(row)
         length = drawn = len(sequence.tokens_N)
         if self.turns is not None:
-            drawn = self.longest - self.turns.tokens_left(sequence)
+            drawn = self.longest - self.turns.tokens_left(row, sequence)
         segment = segments_of(sequence, self.prompt(row.group).token_ids)[-1]
         return Request(
             token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
@@ -156,10 +156,9 @@ class GroupPool:
         return sequence_seed(self.seed, step=step, uid=uid, sample=sample, drawn=drawn)
 
     def _begin(self, row: ResponseNumber) -> None:
-        """Let the environment of a response begin, unless it has begun."""
-        conversation = self._sequence(row).conversation
-        if self.turns is not None and conversation is not None and not conversation.prompt_ids:
-            self.turns.begin(row, self.prompt(row.group), self._seed(row))
+        """Let the conversation of a response begin."""
+        if self.turns is not None:
+            self.turns.begin(row, self._sequence(row), self.prompt(row.group), self._seed(row))
 
     def take(self, indices: Sequence[int]) -> list[OpenGroup]:
         """Remove and return the groups at these indices."""

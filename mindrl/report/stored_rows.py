@@ -106,7 +106,8 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
     if stored.get("conversation") is not None:
         texts["conversation"] = shortened(json.loads(stored["conversation"]))
     token_ids = stored["response_token_ids"]
-    row |= {"kind": "step", "parts": parts, "response_tokens": len(token_ids), **texts}
+    count = sum(stored["written"]) if "written" in stored else len(token_ids)
+    row |= {"kind": "step", "parts": parts, "response_tokens": count, **texts}
     if pieces is not None and len(stored["response"]) <= MOST_CHARACTERS:
         row["tokens"] = pieces(token_ids)
         for name in _BY_TOKEN:

@@ -90,3 +90,17 @@ def make_run(
     (folder / ".hydra" / "config.yaml").write_text(config)
     (folder / ".hydra" / "overrides.yaml").write_text(f"- megatron_training.seed={seed}\n")
     return folder
+
+
+def conversation(text: str = "5", **changes: Any) -> dict[str, Any]:
+    """Return a conversation of two turns with a tool, as samples.jsonl has it."""
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    numbers = {"calls": 1, "reward": 0.25, "seconds": 0.0125}
+    pieces = [
+        {"by": "user", "text": "You may use tools.", "tokens": 5, "masked": True},
+        {"by": "policy", "text": call, "tokens": 14, "masked": False, **numbers},
+        {"by": "tool", "text": text, "tokens": 9, "masked": True},
+        {"by": "policy", "text": "It is 5.", "tokens": 4, "masked": False}
+        | {"calls": 0, "reward": 1.0, "seconds": 0.5},
+    ]
+    return {"ending": "done", "pieces": pieces} | changes

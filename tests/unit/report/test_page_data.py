@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from made_run import HOSTILE, make_run, metrics_of, sample, write_lines
+from made_run import HOSTILE, conversation, make_run, metrics_of, sample, write_lines
 
 from mindrl.errors import OutputError
 from mindrl.report.curves import MOST_POINTS
@@ -97,6 +97,30 @@ def test_a_long_text_keeps_both_ends_and_all_texts_stay_below_a_bound(tmp_path: 
     many = (sample(step, response="c" * MOST_CHARACTERS) for step in range(1, MOST_SAMPLES + 1))
     kept = samples_of(make_run(tmp_path / "many", samples=many))
     assert 0.3 * MOST_BYTES < sum(len(row["response"]) for row in kept) <= MOST_BYTES
+
+
+def test_long_texts_of_a_conversation_share_a_bound(tmp_path: Path) -> None:
+    talk = conversation("a" * 500_000 + "b" * 500_000)
+    (row,) = samples_of(make_run(tmp_path / "run", samples=[sample(1, conversation=talk)]))
+    pieces = row["conversation"]["pieces"]
+    assert pieces[2]["text"].startswith("aaa")
+    assert pieces[2]["text"].endswith("bbb")
+    assert [each for each in pieces if each != pieces[2]] == [
+        *talk["pieces"][:2],
+        talk["pieces"][3],
+    ]
+    talk["pieces"] *= 100
+    (row,) = samples_of(make_run(tmp_path / "many", samples=[sample(1, conversation=talk)]))
+    sizes = [len(each["text"]) for each in row["conversation"]["pieces"]]
+    assert len(sizes) == 400
+    assert max(sizes) < 500
+    # Texts of conversations count for the size of a page.
+    texts = 20 * MOST_CHARACTERS * "c"
+    talk["pieces"] = talk["pieces"][:4] + [{**talk["pieces"][2], "text": texts}] * 4
+    many = (sample(step, conversation=talk) for step in range(1, MOST_SAMPLES + 1))
+    kept = samples_of(make_run(tmp_path / "large", samples=many))
+    total = sum(len(each["text"]) for row in kept for each in row["conversation"]["pieces"])
+    assert 0.3 * MOST_BYTES < total <= MOST_BYTES
 
 
 def test_runs_differ_where_their_configuration_does(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from made_run import HOSTILE, make_run, metrics_of, sample, write_lines
+from made_run import HOSTILE, conversation, make_run, metrics_of, sample, write_lines
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from mindrl.report.page import write_page as write_page_of
@@ -167,6 +167,45 @@ def test_what_a_model_writes_is_text_and_nothing_else(opened: Page, tmp_path: Pa
     assert page.locator("#samples-list img, #samples-list script, svg b").count() == 0
 
 
+def test_a_conversation_is_shown_turn_by_turn_and_what_is_masked_is_set_apart(
+    opened: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    talks = [conversation(HOSTILE), conversation(ending="failed")]
+    samples = [*(sample(1, conversation=talk) for talk in talks), sample(2)]
+    write_page(path, [make_run(tmp_path / "run", samples=samples)])
+    page = shows(opened, path)
+    plain, talk, failed = page.locator(".answer").all()
+    assert plain.locator("li, .ending").count() == 0
+    heads = talk.locator("li .facts").all_inner_texts()
+    assert heads == [
+        "user 5 tokens, not trained on",
+        "turn 1 14 tokens, 1 call, reward 0.25, answered in 0.0125 s",
+        "tool 9 tokens, not trained on",
+        "turn 2 4 tokens, reward 1, answered in 0.5 s",
+    ]
+    assert talk.locator("li.masked pre").all_inner_texts()[0] == "You may use tools."
+    assert talk.locator("li.written pre").all_inner_texts()[1] == "It is 5."
+    looks = [
+        each.evaluate("(item) => [getComputedStyle(item).backgroundColor, item.offsetLeft]")
+        for each in talk.locator("li").all()
+    ]
+    assert looks[0] == looks[2] != looks[1] == looks[3]
+    endings = [each.locator(".ending").inner_text() for each in (talk, failed)]
+    assert endings == ["ended: the environment ended it", "ended: its environment failed"]
+    given = talk.locator("li.masked pre").nth(1)
+    assert given.inner_text().startswith("<script>document.title")
+    assert given.locator("*").count() == 0
+    assert page.title() == f"{tmp_path.name}/run"
+    # Words of the environment are found too.
+    page.fill("#filter-words", "ONERROR")
+    assert len(groups(page)) == 1
+    page.set_viewport_size({"width": 390, "height": 800})
+    shows(page, path)
+    assert page.locator("li.masked").count() == 4
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
 FAMILY = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
 ENGLAND = "\N{WAVING BLACK FLAG}" + "".join(chr(0xE0000 + ord(char)) for char in "gbeng\x7f")
 PERSIAN = "می\u200cخواهم"  # noqa: RUF001
@@ -269,6 +308,7 @@ def test_a_live_page_shows_new_steps_and_leaves_what_its_reader_has_chosen(
 ASKED = [
     {},
     {"words": "NEEDLE"},
+    {"words": "you may use"},
     {"from": "2", "to": "2"},
     {"least": "0.5"},
     {"most": "0.5"},
@@ -290,6 +330,7 @@ def test_a_live_page_finds_the_samples_that_the_page_in_the_folder_shows(
         for step in (1, 2, 3)
         for number in range(9)
     ]
+    samples[4]["conversation"] = conversation()
     runs = [make_run(tmp_path / name, seed=at, samples=samples) for at, name in enumerate("ab")]
     for run in runs:
         write_lines(run / "evaluations.jsonl", samples[:9])
@@ -301,7 +342,7 @@ def test_a_live_page_finds_the_samples_that_the_page_in_the_folder_shows(
             opened.wait_for_selector("body[data-ready=yes]")
             found.append([_shown_by(opened, tmp_path, filters) for filters in ASKED])
     assert found[0] == found[1]
-    assert [len(each) for each in found[0]] == [72, 8, 18, 32, 40, 16, 16, 18, 36]
+    assert [len(each) for each in found[0]] == [72, 8, 4, 18, 32, 40, 16, 16, 18, 36]
 
 
 def _shown_by(page: Page, root: Path, filters: Mapping[str, str]) -> list[str]:

@@ -20,9 +20,12 @@ from mindrl.data.turn_template import TurnTemplate
 from mindrl.environments.host import EnvironmentHost, Limits
 from mindrl.environments.process import EnvironmentSpec
 from mindrl.errors import EnvironmentFailedError
+from mindrl.observability.metrics import computed
 from mindrl.observability.timing import StageTimer
+from mindrl.report.stored_rows import StoredRows
 from mindrl.tiny.chat_model import build_tokenizer
-from mindrl.trainer.reward_manager import RewardManager
+from mindrl.trainer.reward_manager import RatedBatch, RewardManager
+from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.group import PoolState
 from mindrl.trainer.source.interface import Answering
@@ -136,6 +139,53 @@ def test_what_the_policy_wrote_is_masked_in_and_all_else_is_kept(make_pool: Make
         places = found.response_mask_BT[row].nonzero()[:, 0]
         assert rewards_BT[row].nonzero()[:, 0].tolist() == [int(places[1]), int(places[-1])]
         assert rewards_BT[row].sum() == 0.25 + 0.5
+
+
+def test_stored_responses_keep_their_conversations(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = begun(make_pool())
+    write(pool, 0, "1")
+    write(pool, 0, number_of(pool, 0))
+    write(pool, 1, "raise")
+    groups = pool.take([0])
+    prompts, rollouts = pool.prompts_of(groups), pool.rollouts(1, groups)
+    batch = RatedBatch(
+        prompts=prompts,
+        rollouts=rollouts,
+        rewarded=pool.answering.rewards.by_rules(prompts, rollouts),
+        conversations=pool.conversations(groups),
+    )
+    RolloutFiles(tmp_path / "rollouts").write(1, batch, 1)
+    stored = StoredRows(tmp_path / "rollouts")
+    stored.update()
+    (row,) = stored.rows(1, lambda token_ids: [TOKENIZER.decode([each]) for each in token_ids])
+    opening, *pieces = row["conversation"]["pieces"]
+    assert opening["text"] == "guess 5 to 99"
+    assert row["conversation"]["ending"] == "done"
+    assert [each["by"] for each in pieces] == ["policy", "user", "policy"]
+    assert sum(each["tokens"] for each in pieces) == len(row["tokens"])
+    written = [each["tokens"] for each in pieces if not each["masked"]]
+    assert row["response_tokens"] == sum(written)
+    # Each piece is so many of the tokens.
+    of_pieces = "".join(row["tokens"][: written[0]])
+    assert of_pieces == f"{pieces[0]['text']}{TOKENIZER.decode([END])}"
+
+
+def test_the_time_of_environments_is_a_metric(make_pool: MakePool) -> None:
+    pool = begun(make_pool())
+    for response in (0, 1):
+        write(pool, response, "1")
+        write(pool, response, number_of(pool, response))
+    groups = pool.take([0])
+    assert pool.turns is not None
+    metrics = pool.turns.check(groups)
+    talks = [each.conversation for group in groups for each in group.sequences]
+    times = [turn.seconds for talk in talks if talk is not None for turn in talk.turns]
+    assert len(times) == 4
+    assert min(times) > 0
+    mean, most = (metrics[f"turns/environment_seconds_{name}"] for name in ("mean", "max"))
+    assert (mean, most) == (sum(times) / 4, max(times))
+    # They differ between equal runs, as all times do.
+    assert not [name for name in computed(metrics) if "seconds" in name]
 
 
 def test_a_further_turn_is_requested_with_all_tokens_and_what_is_left_of_its_limit(

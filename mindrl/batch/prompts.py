@@ -1,7 +1,7 @@
 """Prompts as token ids, as passed to the rollout engine."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -19,6 +19,8 @@ class PromptRow:
     """Messages given to the chat template, if a reward uses them."""
     is_chat: bool = False
     """Whether the file has messages instead of text."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the tools that its conversation has; the prompt shows them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,22 @@ _ProcessCount = Annotated[int, Field(ge=1, le=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
+class NamedEnvironment:
+    """An environment of the rows that name it in their column `env`.
+
+    `environment_config.environments` is a list of such sections; on the command line
+    `environment_config.environments=[{name:calc,environment:my_tools.py:Calculator}]`.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    """The value of the column."""
+    environment: str
+    """Your class, as in `environment_config.environment`."""
+    arguments: dict[str, Any] | None = None
+    """Arguments of the class, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
 class EnvironmentConfig:
     """Who answers the policy's turns, and limits of a conversation."""
 
@@ -21,6 +37,8 @@ class EnvironmentConfig:
     alone."""
     arguments: dict[str, Any] | None = None
     """Arguments of the class, by name."""
+    environments: tuple[NamedEnvironment, ...] = ()
+    """Environments by name. A row without a name has `environment`, or else `tools` alone."""
     tools: tuple[str, ...] = ()
     """Your functions that the policy may call, as `file.py:function`. They have type hints and a
     docstring with a line for each argument."""

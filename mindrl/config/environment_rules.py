@@ -13,7 +13,12 @@ def environment_findings(config: RunConfig) -> Iterator[Finding]:
     section = config.environment_config
     if section is None:
         return
-    if section.environment is None and not section.tools:
+    names = [each.name for each in section.environments]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        field = f"{_SECTION}.environments"
+        text = f"{field} has {', '.join(twice)} more than once; give each its own name"
+        yield Finding(text, field, tuple(names))
+    if section.environment is None and not section.tools and not names:
         text = f"{_SECTION} names neither an environment nor tools; give one, such as {_SECTION}"
         yield Finding(f"{text}.tools=[tools.py:add]", f"{_SECTION}.environment")
     if section.arguments and section.environment is None:

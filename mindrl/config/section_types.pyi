@@ -340,9 +340,15 @@ class DataKeys(TypedDict, total=False):
     eval_sets: Sequence[EvalSetKeys]
     best_by: str | None
 
+class NamedEnvironmentKeys(TypedDict, total=False):
+    name: str
+    environment: str
+    arguments: Mapping[str, object] | None
+
 class EnvironmentKeys(TypedDict, total=False):
     environment: str | None
     arguments: Mapping[str, object] | None
+    environments: Sequence[NamedEnvironmentKeys]
     tools: Sequence[str]
     tool_format: Literal["tagged_json", "plain_json"]
     history: Literal["kept", "rendered"]

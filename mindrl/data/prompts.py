@@ -19,6 +19,7 @@ from mindrl.data.reading import Reading
 from mindrl.data.roles import check_roles
 from mindrl.data.rows import Row, column_of, read_rows, shown
 from mindrl.data.tokenizer import plain_prefix, rendered_chat
+from mindrl.environments.row_tools import RowTools
 from mindrl.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
@@ -137,12 +138,12 @@ def load_prompts(
     rl: RLConfig,
     tokenizer: PreTrainedTokenizerBase,
     reading: Reading | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: RowTools | None = None,
 ) -> PromptSet:
     """Read data files and render their prompts with the tokenizer's chat template.
 
-    `reading` selects further fields of a row; None reads prompt and answer only. `tools` are the
-    schemas of the tools that the policy may call.
+    `reading` selects further fields of a row; None reads prompt and answer only. `tools` are those
+    that the policy may call.
 
     Raises:
         DataError: The file or one of its rows breaks the stated format, a prompt is too long and
@@ -222,7 +223,8 @@ def _render(
     reading: Reading,
 ) -> _Rendered:
     messages, is_plain = question_of(row, training, columns.prompt), training.takes_plain_text
-    text = _plain(row, messages) if is_plain else chat.render(row, messages)
+    tools = chat.tools_of(row)
+    text = _plain(row, messages) if is_plain else chat.render(row, messages, tools)
     answer = "" if columns.answer is None else answer_of(row, columns.answer)
     try:
         f"{text}{answer}".encode()
@@ -232,20 +234,32 @@ def _render(
         ) from error
     _, prompt = column_of(row, columns.prompt, "megatron_training.prompt_column")
     given = reading.row_of(row, messages, is_chat=not isinstance(prompt, str))
+    if given is not None and tools:
+        given = replace(given, tools=tools)
     return _Rendered(place=row.place, text=text, answer=answer, row=given)
 
 
 @dataclass(frozen=True)
 class _Chat:
-    """A chat template, and the tools that it shows."""
+    """A chat template, and the tools that it can show."""
 
     tokenizer: PreTrainedTokenizerBase
-    tools: Sequence[Mapping[str, Any]]
+    tools: RowTools | None
 
-    def render(self, row: Row, messages: list[ChatMessage]) -> str:
+    def tools_of(self, row: Row) -> Sequence[Mapping[str, Any]]:
+        if self.tools is None:
+            return ()
+        try:
+            return self.tools.of(row.values)
+        except ValueError as error:
+            raise DataError(f"{row.place}: {error}") from error
+
+    def render(
+        self, row: Row, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
         check_roles(row.place, messages, self.tokenizer)
         try:
-            return rendered_chat(self.tokenizer, messages, self.tools)
+            return rendered_chat(self.tokenizer, messages, tools)
         except TemplateError as error:
             raise DataError(
                 f"{row.place}: the chat template rejects the prompt: {error}"

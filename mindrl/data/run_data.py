@@ -1,7 +1,7 @@
 """Tokenizer and data of a run, read before workers start."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 
@@ -20,7 +20,8 @@ from mindrl.data.reading import Reading
 from mindrl.data.rows import shown
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
 from mindrl.data.turn_template import TurnTemplate
-from mindrl.environments.tools import tool_schemas
+from mindrl.environments.row_tools import RowTools
+from mindrl.environments.tools import tools_of_rows
 from mindrl.errors import ConfigError, DataError, ModelError
 
 
@@ -82,8 +83,7 @@ def read_data(config: RunConfig) -> RunData:
         )
         sampling = config.generate_config.sampling_config
         stops = stop_token_ids(tokenizer, config.actor_config.load, sampling.stop_token_ids)
-        turns = turn_template(config, tokenizer, stops)
-        tools = () if turns is None else turns.tools
+        tools = row_tools(config)
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
             if config.sft_config is not None:
@@ -104,12 +104,12 @@ def read_data(config: RunConfig) -> RunData:
             tokenizer=tokenizer,
             stop_token_ids=stops,
             stop_texts=sampling.stop,
-            turns=turns,
             train=joined(train_sets),
             test=test,
             eval_sets=eval_sets,
             parts=train_sets,
         )
+        found = replace(found, turns=turn_template(config, found))
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
     _check_sources(config, found)
@@ -117,26 +117,44 @@ def read_data(config: RunConfig) -> RunData:
     return found
 
 
-def turn_template(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, stops: Collection[int]
-) -> TurnTemplate | None:
-    """Return how an environment's messages follow a turn; None without environments.
+def row_tools(config: RunConfig) -> RowTools | None:
+    """Return the tools that rows may have; None without environments.
 
     Raises:
         ConfigError: The user's tools cannot be imported, or are not documented.
-        ModelError: The chat template cannot have such messages.
     """
     section = config.environment_config
-    if section is None or not config.rolls_out:
+    return None if section is None or not config.rolls_out else tools_of_rows(section)
+
+
+def turn_template(config: RunConfig, data: RunData) -> TurnTemplate | None:
+    """Return how an environment's messages follow a turn; None without environments.
+
+    Raises:
+        ModelError: The chat template cannot have such messages, or writes them otherwise for the
+            tools of another row.
+    """
+    if config.environment_config is None or not config.rolls_out:
         return None
-    tools = tool_schemas(section)
-    found = TurnTemplate.of(tokenizer, stops, tools, is_kept=section.history == "kept")
-    if tools and not found.has_role("tool"):
+    is_kept = config.environment_config.history == "kept"
+    rows = (prompt.row for each in data.all_sets for prompt in each.prompts)
+    tools = {tuple(map(id, row.tools)): row.tools for row in rows if row is not None}
+    found = [
+        TurnTemplate.of(data.tokenizer, data.stop_token_ids, each, is_kept=is_kept)
+        for each in tools.values()
+    ]
+    folder, first = f"tokenizer folder {config.tokenizer_path}", found[0]
+    if any(tools.values()) and not first.has_role("tool"):
         raise ModelError(
-            f"tokenizer folder {config.tokenizer_path}: the chat template has no messages of role "
-            "tool; set megatron_training.chat_template to one that has"
+            f"{folder}: the chat template has no messages of role tool; set "
+            "megatron_training.chat_template to one that has"
         )
-    return found
+    if any((each.end, each.pieces) != (first.end, first.pieces) for each in found):
+        raise ModelError(
+            f"{folder}: the chat template writes messages of the environment by the tools that it "
+            "shows; give all rows the same environment and the same tools"
+        )
+    return first
 
 
 def _train_sets(

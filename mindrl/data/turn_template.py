@@ -71,7 +71,6 @@ class TurnTemplate:
     the template renders it, is the same text."""
     text: InertText
     tokenizer: PreTrainedTokenizerBase
-    tools: Sequence[Mapping[str, Any]]
 
     @classmethod
     def of(
@@ -110,14 +109,13 @@ class TurnTemplate:
             is_kept=is_kept,
             text=InertText(tokenizer),
             tokenizer=tokenizer,
-            tools=tools,
         )
 
     def has_role(self, role: str) -> bool:
         """Return whether the chat template has messages of a role."""
         given = [_QUESTION, {"role": "assistant", "content": "!"}]
         try:
-            rendered_chat(self.tokenizer, [*given, {"role": role, "content": "."}], self.tools)
+            rendered_chat(self.tokenizer, [*given, {"role": role, "content": "."}])
         except (TemplateError, TypeError):
             return False
         return True
@@ -138,15 +136,22 @@ class TurnTemplate:
         pieces = self.pieces[role]
         return given[len(pieces.before) : len(given) - len(pieces.after)]
 
-    def opening(self, messages: ChatMessages, text: str) -> list[int]:
+    def opening(
+        self, messages: ChatMessages, text: str, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Return the token ids of a prompt with a text from outside at its end."""
         foreign = _Foreign()
         *before, last = messages
         opened = {**last, "content": f"{last['content']}{foreign.marker(text)}"}
-        return self._encoded([*before, opened], foreign, None)
+        return self._encoded([*before, opened], foreign, None, tools)
 
     def history(
-        self, messages: ChatMessages, opening: str | None, turns: TurnTexts, longest: int
+        self,
+        messages: ChatMessages,
+        opening: str | None,
+        turns: TurnTexts,
+        longest: int,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Return the token ids of a whole conversation, rendered anew.
 
@@ -162,7 +167,7 @@ class TurnTemplate:
             inert = self._control.sub(lambda found: foreign.marker(found.group()), written)
             whole.append({"role": "assistant", "content": inert})
             whole += [{"role": role, "content": foreign.marker(text)} for role, text in given]
-        return self._encoded(whole, foreign, longest)
+        return self._encoded(whole, foreign, longest, tools)
 
     def reads_alike(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Return whether two lists of token ids are the same text."""
@@ -174,9 +179,15 @@ class TurnTemplate:
         words = sorted({each.content for each in added if each.special}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, filter(None, words))) or "(?!)")
 
-    def _encoded(self, messages: ChatMessages, foreign: _Foreign, longest: int | None) -> list[int]:
+    def _encoded(
+        self,
+        messages: ChatMessages,
+        foreign: _Foreign,
+        longest: int | None,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
         """Render messages with markers, and encode the text of each marker by itself."""
-        rendered, found = rendered_chat(self.tokenizer, messages, self.tools), list[int]()
+        rendered, found = rendered_chat(self.tokenizer, messages, tools), list[int]()
         for place, part in enumerate(foreign.split(rendered)):
             if place % 2 == 0:
                 found += _ids(self.tokenizer, part) if part else []

@@ -22,6 +22,7 @@ import psutil
 from mindrl.config.own_functions import named_object
 from mindrl.environments.contract import Environment, environment_of
 from mindrl.environments.messages import Action, Frames
+from mindrl.environments.row_tools import DEFAULT, SomeTools, environment_name, tool_names
 
 _KEY = "environment_config"
 _REASON_LETTERS = 500
@@ -37,6 +38,8 @@ class EnvironmentSpec:
 
     environment: str | None
     """Name of a class; None for tools alone."""
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further classes by the name that a row gives: `environment` and `arguments` of each."""
     tools: tuple[str, ...] = ()
     """Names of functions."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -53,17 +56,26 @@ class EnvironmentSpec:
         """Restore it."""
         return cls(**{**values, "tools": tuple(values["tools"])})
 
-    def maker(self) -> Callable[[], Environment]:
-        """Import the user's code; return the function that creates an environment.
+    def maker(self) -> Callable[[Mapping[str, Any]], Environment]:
+        """Import the user's code; return the function that creates the environment of a row.
 
         Raises:
             ConfigError: It cannot be imported.
         """
-        kind: Any = None
+        kinds: dict[str, Any] = {DEFAULT: None}
         if self.environment is not None:
-            kind = named_object(f"{_KEY}.environment", self.environment)
+            kinds[DEFAULT] = named_object(f"{_KEY}.environment", self.environment)
+        for name, each in self.environments.items():
+            kinds[name] = named_object(f"{_KEY}.environments", each["environment"])
         functions: list[Any] = [named_object(f"{_KEY}.tools", each) for each in self.tools]
-        return lambda: environment_of(kind, functions, self.arguments)
+
+        def make(row: Mapping[str, Any]) -> Environment:
+            name, names = environment_name(row, kinds), tool_names(row)
+            arguments = self.environments[name]["arguments"] if name else self.arguments
+            made = environment_of(kinds[name], functions, arguments or {})
+            return made if names is None else SomeTools(made, names)
+
+        return make
 
 
 def serve(descriptor: int, socket_descriptor: int) -> None:
@@ -118,7 +130,7 @@ def _reap(alive: set[int]) -> None:
 def _run(
     connection: socket,
     others: tuple[socket, ...],
-    make: Callable[[], Environment],
+    make: Callable[[Mapping[str, Any]], Environment],
     memory_bytes: int,
 ) -> None:
     """Serve one conversation, then end this process."""
@@ -141,13 +153,13 @@ def _isolate(memory_bytes: int) -> None:
         os.dup2(nothing, descriptor)
 
 
-def _converse(frames: Frames, make: Callable[[], Environment]) -> None:
+def _converse(frames: Frames, make: Callable[[Mapping[str, Any]], Environment]) -> None:
     environment: Environment | None = None
     while (order := frames.receive()) is not None:
         try:
             if environment is None:
                 _seed(order["seed"])
-                environment = make()
+                environment = make(order["row"])
                 frames.send({"text": environment.reset(order["row"])})
             else:
                 answer = environment.step(Action.of_json(order)).to_json()

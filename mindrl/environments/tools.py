@@ -1,6 +1,7 @@
 """The tools of a run, as the chat template shows them to the policy."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -12,6 +13,7 @@ from transformers.utils.chat_template_utils import (
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.own_functions import named_object
 from mindrl.environments.contract import is_text_game, public_tools
+from mindrl.environments.row_tools import DEFAULT, RowTools
 from mindrl.errors import ConfigError
 
 _KEY = "environment_config"
@@ -38,6 +40,24 @@ def tool_schemas(config: EnvironmentConfig) -> list[dict[str, Any]]:
             raise ConfigError(f"{_KEY}.tools={name!r} must be a function")
         tools[found.__name__] = found
     return [_schema(name, tool) for name, tool in tools.items()]
+
+
+def tools_of_rows(config: EnvironmentConfig) -> RowTools:
+    """Return the tools that rows may have, by environment.
+
+    Raises:
+        ConfigError: As `tool_schemas`.
+    """
+    schemas = {}
+    if config.environment is not None or config.tools or not config.environments:
+        schemas[DEFAULT] = tool_schemas(config)
+    for each in config.environments:
+        of_name = replace(config, environment=each.environment, arguments=each.arguments)
+        try:
+            schemas[each.name] = tool_schemas(of_name)
+        except ConfigError as error:
+            raise ConfigError(f"{_KEY}.environments: {each.name}: {error}") from error
+    return RowTools(schemas=schemas)
 
 
 def _schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:

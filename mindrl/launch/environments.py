@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from mindrl.config.run import RunConfig
 from mindrl.environments.host import EnvironmentHost, Limits
@@ -17,6 +18,7 @@ def environments_of(config: RunConfig) -> Iterator[EnvironmentHost | None]:
         return
     spec = EnvironmentSpec(
         environment=section.environment,
+        environments={each.name: asdict(each) for each in section.environments},
         tools=section.tools,
         arguments=section.arguments or {},
         memory_bytes=section.memory_mib << 20,

@@ -107,6 +107,18 @@ CHARTS = (
         help="Share of the responses.",
     ),
     Chart(
+        section="Responses",
+        title="Turns and tool calls",
+        names=["turns/mean", "turns/calls_mean"],
+        help="Mean over the conversations.",
+    ),
+    Chart(
+        section="Responses",
+        title="Ends of conversations",
+        names=["turns/ended_*"],
+        help="Share of the conversations with each reason.",
+    ),
+    Chart(
         section="Policy",
         title="Entropy",
         names=["update/entropy"],
@@ -208,6 +220,13 @@ CHARTS = (
         title="Tokens per second",
         names=["throughput/tokens_per_second"],
         unit="tokens/s",
+    ),
+    Chart(
+        section="Time",
+        title="Answers of environments",
+        names=["turns/environment_seconds_mean", "turns/environment_seconds_max"],
+        unit="s",
+        help="From the end of a turn to the answer.",
     ),
     Chart(
         section="Time",

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindrl.checkpoint.commits import checksum_of
 from mindrl.config.data_rules import data_keys
+from mindrl.config.environment import NamedEnvironment
 from mindrl.config.own_functions import named_object
 from mindrl.config.run import RunConfig
 from mindrl.data.files import files_of
@@ -22,7 +23,8 @@ _IMPORTS = " imports"
 """End of the names of the files that those of a key import."""
 _PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
 
-_TURNS = ("environment_config.environment", "environment_config.tools")
+_SECTION = "environment_config"
+_TURNS = tuple(f"{_SECTION}.{name}" for name in ("environment", "environments", "tools"))
 
 
 def input_prints(config: RunConfig) -> Prints:
@@ -80,7 +82,11 @@ def _user_functions(config: RunConfig) -> dict[str, list[str]]:
     turns = () if config.environment_config is None else _TURNS
     for key in (*_PARTS, *turns):
         value = config.value_of(key) or ()
-        found[key] = [value] if isinstance(value, str) else [*value]
+        values = [value] if isinstance(value, str) else [*value]
+        named = (
+            each.environment if isinstance(each, NamedEnvironment) else each for each in values
+        )
+        found[key] = [*named]
     return {
         key: [name for name in names if ":" in name and "://" not in name]
         for key, names in found.items()

@@ -192,7 +192,9 @@ class EnvironmentTurns(Turns):
             for turn in conversation.turns
         ]
         longest = self.config.max_result_tokens
-        return self.template.history(prompt.row.messages, conversation.opening, turns, longest)
+        return self.template.history(
+            prompt.row.messages, conversation.opening, turns, longest, prompt.row.tools
+        )
 
     def _action(self, sequence: OpenSequence, start: int, end: int) -> Action:
         text = self.decode(sequence.tokens_N[start:end].tolist())
@@ -202,7 +204,7 @@ class EnvironmentTurns(Turns):
         if opening.text is None:
             return prompt.token_ids
         assert prompt.row is not None, "rows are read for environments"
-        return tuple(self.template.opening(prompt.row.messages, opening.text))
+        return tuple(self.template.opening(prompt.row.messages, opening.text, prompt.row.tools))
 
 
 def _row(prompt: Prompt) -> dict[str, object]:

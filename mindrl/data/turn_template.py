@@ -169,7 +169,7 @@ class TurnTemplate:
             whole += [{"role": role, "content": foreign.marker(text)} for role, text in given]
         return self._encoded(whole, foreign, longest, tools)
 
-    def reads_alike(self, one: Sequence[int], other: Sequence[int]) -> bool:
+    def is_same_text(self, one: Sequence[int], other: Sequence[int]) -> bool:
         """Return whether two lists of token ids are the same text."""
         return bool(self.tokenizer.decode([*one]) == self.tokenizer.decode([*other]))
 

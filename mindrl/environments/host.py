@@ -72,7 +72,7 @@ class _Conversation:
     past: list[tuple[Action, str]]
     action: Action | None = None
     """The turn to be answered."""
-    asked_at: float = 0.0
+    sent_at: float = 0.0
     """When it was asked for, by the clock of the machine."""
     has_opened: bool = False
     """Whether the caller knows the opening."""
@@ -163,7 +163,7 @@ class EnvironmentHost:
         conversation = self._open[key]
         assert conversation.action is None, "one turn at a time"
         conversation.action, conversation.was_lost = action, False
-        conversation.asked_at = time.monotonic()
+        conversation.sent_at = time.monotonic()
         self._send_turn(conversation)
 
     def end(self, key: Key) -> None:
@@ -325,6 +325,6 @@ class EnvironmentHost:
 def _taken(conversation: _Conversation, values: Mapping[str, Any]) -> float:
     """Return the seconds from a turn to its answer, which may have waited to be read."""
     now, sent = time.monotonic(), values.get("at")
-    if not isinstance(sent, float) or not conversation.asked_at <= sent <= now:
+    if not isinstance(sent, float) or not conversation.sent_at <= sent <= now:
         sent = now
-    return sent - conversation.asked_at
+    return sent - conversation.sent_at

@@ -13,17 +13,17 @@ DEFAULT = ""
 """Name of the environment of rows that name none."""
 _ENVIRONMENT, _TOOLS = "env", "tools"
 """Columns of the data."""
-Schema = Mapping[str, Any]
+ToolSchema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowTools:
     """The tools of each environment of a run."""
 
-    schemas: Mapping[str, Sequence[Schema]]
+    schemas: Mapping[str, Sequence[ToolSchema]]
     """As JSON schemas, by name of the environment."""
 
-    def of(self, columns: Mapping[str, Any]) -> Sequence[Schema]:
+    def of(self, columns: Mapping[str, Any]) -> Sequence[ToolSchema]:
         """Return the tools that the conversation about a row has.
 
         Raises:
@@ -100,5 +100,5 @@ def tool_names(columns: Mapping[str, Any]) -> list[str] | None:
     return names
 
 
-def _name(schema: Schema) -> str:
+def _name(schema: ToolSchema) -> str:
     return str(schema.get("function", schema)["name"])

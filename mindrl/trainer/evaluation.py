@@ -18,7 +18,7 @@ from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.source.generation import InTurns
 from mindrl.trainer.source.interface import Answering
 from mindrl.trainer.source.pool import GroupPool
-from mindrl.trainer.source.turns import Turns
+from mindrl.trainer.source.turns import ConversationTurns
 
 
 class Evaluation:
@@ -108,7 +108,7 @@ class Evaluation:
         )
 
     def _conversed(
-        self, step: int, prompts: Sequence[Prompt], sampling: Sampling, turns: Turns
+        self, step: int, prompts: Sequence[Prompt], sampling: Sampling, turns: ConversationTurns
     ) -> tuple[Rollouts, ShownConversations | None]:
         """Hold the conversations about each prompt, and warn of those that have failed."""
         order = PromptOrder(count=len(prompts), seed=0, shuffle=False)

@@ -12,11 +12,11 @@ from mindrl.environments.host import EnvironmentHost, Key
 from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening
 from mindrl.environments.tool_calls import TOOL_FORMATS
 from mindrl.trainer.source.group import OpenSequence
-from mindrl.trainer.source.turns import ResponseKey, Turns, dialogue_of, with_given
+from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue_of, with_given
 
 
 @dataclass(kw_only=True)
-class EnvironmentTurns(Turns):
+class EnvironmentTurns(ConversationTurns):
     """The environments of a pool's conversations."""
 
     host: EnvironmentHost
@@ -178,7 +178,7 @@ class EnvironmentTurns(Turns):
         if given is not None:
             segment = conversation.segments(length)[-1]
             written = sequence.tokens_N[segment.start :].tolist()
-            if template.reads_alike([*segment.prompt_ids, *written, *given], rendered):
+            if template.is_same_text([*segment.prompt_ids, *written, *given], rendered):
                 return given
         return Restart(start=length, prompt_ids=tuple(rendered))
 

@@ -12,7 +12,7 @@ from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.reward_manager import Rating, RewardManager
-from mindrl.trainer.source.turns import Turns
+from mindrl.trainer.source.turns import ConversationTurns
 from mindrl.trainer.worker_handle import WorkerHandle
 
 DataT = TypeVar("DataT")
@@ -71,7 +71,7 @@ class Answering:
     """Prompts that a step trains on."""
     round_steps: int = 32
     """Engine steps between looks at the answers of environments."""
-    turns: Turns | None = None
+    turns: ConversationTurns | None = None
     """Who answers the turns of conversations. None: one response to each prompt."""
 
     def prompts_from(self, start: int, count: int) -> list[Prompt]:

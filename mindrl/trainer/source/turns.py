@@ -21,7 +21,7 @@ ResponseKey = tuple[int, int]
 
 
 @dataclass(kw_only=True)
-class Turns(ABC):
+class ConversationTurns(ABC):
     """Who answers the turns of a pool's conversations."""
 
     owner: str

@@ -50,6 +50,9 @@ class EnvironmentConfig:
     is a conversation. `rendered`: what the chat template writes of the whole conversation before
     each turn, as a chat server does; where it drops or rewrites something, such as earlier
     thoughts, a new sequence begins. Rewards and advantages count conversations."""
+    sandbox: Literal["auto", "bubblewrap", "unshare"] = "auto"
+    """Sandbox of tools that run code, such as `mindrl.environments.code:python`. auto: the first of
+    both that works. A run with such a tool is refused if none works."""
     reward_weight: Weight = 1.0
     """Weight of the environment's rewards, which are added to those of reward functions."""
     max_turns: _TurnCount = 8

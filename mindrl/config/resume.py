@@ -23,7 +23,7 @@ _FREE = re.compile(
     |rl_config\.(max_restarts|device_wait_seconds|on_device_loss|grace_seconds|heartbeat_\w+)
     |rl_config\.(verifier_(timeout|parallel)|on_reward_failure|debug_rollouts|tracking\..*)
     |data_config\.(eval_sets|best_by)
-    |environment_config\.(processes|memory_mib|\w+_timeout_seconds|max_failed_fraction)
+    |environment_config\.(sandbox|processes|memory_mib|\w+_timeout_seconds|max_failed_fraction)
     |profiler_config\.\w+
     |spool_config\.(folder|job|max_records_mib|lease_seconds|poll_seconds|waits)
     |generate_config\.(max_num_\w+|max_model_len|gpu_memory_utilization|kv_cache_mib|enforce_eager)

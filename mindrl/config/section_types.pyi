@@ -352,6 +352,7 @@ class EnvironmentKeys(TypedDict, total=False):
     tools: Sequence[str]
     tool_format: Literal["tagged_json", "plain_json"]
     history: Literal["kept", "rendered"]
+    sandbox: Literal["auto", "bubblewrap", "unshare"]
     reward_weight: float
     max_turns: int
     max_turn_tokens: int | None

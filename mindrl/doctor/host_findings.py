@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from mindrl.doctor.facts import Facts, Observation, Verdict
 from mindrl.observability.units import GIB, MIB, gib_text
 from mindrl.platform.probes.host import DiskFacts, NetworkFacts
+from mindrl.platform.sandbox import HOW_TO_ALLOW
 
 _SHARED = "/dev/shm"  # noqa: S108 - a name to show; no file is made
 _ANY = resource.RLIM_INFINITY
@@ -83,6 +84,16 @@ def swap(facts: Facts) -> Iterator[Observation]:
     if used > _MUCH_SWAP:
         advice = "end the programs that use it, or turn swap off for the run"
         yield Observation("swap", f"{gib_text(used)} in use", "note", advice)
+
+
+def code_sandbox(facts: Facts) -> Iterator[Observation]:
+    """Yield the sandbox of tools that run code of the policy, which few runs have."""
+    search = facts.machine.sandbox
+    if search.sandbox is None:
+        found = f"none works ({'; '.join(search.failures)}); runs with code tools are refused"
+        yield Observation("sandbox", found, "note", f"if you need one: {HOW_TO_ALLOW}")
+    else:
+        yield Observation("sandbox", f"{search.name} works, for tools that run code")
 
 
 def loopback(facts: Facts) -> Iterator[Observation]:
@@ -185,5 +196,5 @@ def _is_kept(port: int, network: NetworkFacts) -> bool:
     return reserved or port not in network.ephemeral_ports
 
 
-HOST_FINDINGS = (limits, shared_memory, host_memory, swap)
+HOST_FINDINGS = (limits, shared_memory, host_memory, swap, code_sandbox)
 NETWORK_FINDINGS = (loopback, proxies, group_ports, given_port, given_head, token)

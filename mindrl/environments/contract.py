@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mindrl.environments.messages import Action, EnvironmentAnswer, EnvironmentMessage, ToolCall
+from mindrl.errors import MindrlError
 
 _OF_CLASS = ("reset", "get_reward", "close")
 
@@ -65,6 +66,8 @@ class ToolEnvironment:
             found = self.tools[call.name](**call.arguments)
             if inspect.isawaitable(found):
                 found = asyncio.run(_awaited(found))
+        except MindrlError:  # a sandbox that does not work is no mistake of the policy
+            raise
         except Exception as error:  # noqa: BLE001
             return _mistake(f"{type(error).__name__}: {error}")
         return found if isinstance(found, str) else json.dumps(found, default=str)

@@ -108,7 +108,7 @@ class EnvironmentHost:
         """Start the process that imports the user's code.
 
         Raises:
-            ConfigError: It cannot be imported.
+            ConfigError: It cannot be imported, or no sandbox works for its code tools.
         """
         self._selector = selectors.DefaultSelector()
         orders, theirs = socketpair()
@@ -133,8 +133,10 @@ class EnvironmentHost:
         except (TimeoutError, OSError):
             reply = None
         orders.settimeout(None)
-        if reply is None or "error" in reply:
+        if reply is None or "ready" not in reply:
             self.close()
+            if reply is not None and "refusal" in reply:
+                raise ConfigError(reply["refusal"])
             why = (reply or {}).get("error", "the process of the environments did not start")
             raise ConfigError(f"environment_config: {why}")
 

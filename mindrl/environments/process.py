@@ -23,8 +23,13 @@ from mindrl.config.own_functions import named_object
 from mindrl.environments.contract import Environment, environment_of
 from mindrl.environments.messages import Action, Frames
 from mindrl.environments.row_tools import DEFAULT, SomeTools, environment_name, tool_names
+from mindrl.environments.turn import Turn, begin_turn, sandbox_of
+from mindrl.errors import ConfigError
 
 _KEY = "environment_config"
+_CODE_TOOLS = "mindrl.environments.code"
+_CODE_SHARE = 0.8
+"""Share of the time for a turn in which code may run."""
 _REASON_LETTERS = 500
 _now = time.monotonic
 """The clock of the machine, which the run reads too; bound before user code is imported."""
@@ -46,6 +51,10 @@ class EnvironmentSpec:
     """Arguments of the class."""
     memory_bytes: int = 1 << 30
     """Address space of each process, besides that of the imports."""
+    sandbox: str = "auto"
+    """Which sandbox runs code of the policy."""
+    call_seconds: float = 30.0
+    """Longest time for the answer to a turn."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -60,7 +69,7 @@ class EnvironmentSpec:
         """Import the user's code; return the function that creates the environment of a row.
 
         Raises:
-            ConfigError: It cannot be imported.
+            ConfigError: It cannot be imported, or it imports code tools and no sandbox works.
         """
         kinds: dict[str, Any] = {DEFAULT: None}
         if self.environment is not None:
@@ -68,6 +77,8 @@ class EnvironmentSpec:
         for name, each in self.environments.items():
             kinds[name] = named_object(f"{_KEY}.environments", each["environment"])
         functions: list[Any] = [named_object(f"{_KEY}.tools", each) for each in self.tools]
+        if _CODE_TOOLS in sys.modules:
+            sandbox_of(self.sandbox)
 
         def make(row: Mapping[str, Any]) -> Environment:
             name, names = environment_name(row, kinds), tool_names(row)
@@ -90,6 +101,9 @@ def serve(descriptor: int, socket_descriptor: int) -> None:
         spec = EnvironmentSpec.of_json(frames.receive())
         try:
             make = spec.maker()
+        except ConfigError as error:
+            frames.send({"refusal": str(error)})
+            return
         except BaseException as error:  # noqa: BLE001
             frames.send({"error": _reason(error)})
             return
@@ -102,7 +116,7 @@ def serve(descriptor: int, socket_descriptor: int) -> None:
                 continue
             ours, theirs = socketpair()
             if not (pid := os.fork()):
-                _run(theirs, (connection, passing, ours), make, spec.memory_bytes)
+                _run(theirs, (connection, passing, ours), make, spec)
             alive.add(pid)
             theirs.close()
             with ours:
@@ -131,14 +145,14 @@ def _run(
     connection: socket,
     others: tuple[socket, ...],
     make: Callable[[Mapping[str, Any]], Environment],
-    memory_bytes: int,
+    spec: EnvironmentSpec,
 ) -> None:
     """Serve one conversation, then end this process."""
     try:
         for each in others:
             each.close()
-        _isolate(memory_bytes)
-        _converse(Frames(connection), make)
+        _isolate(spec.memory_bytes)
+        _converse(Frames(connection), make, spec)
     finally:
         os._exit(0)
 
@@ -153,8 +167,11 @@ def _isolate(memory_bytes: int) -> None:
         os.dup2(nothing, descriptor)
 
 
-def _converse(frames: Frames, make: Callable[[Mapping[str, Any]], Environment]) -> None:
+def _converse(
+    frames: Frames, make: Callable[[Mapping[str, Any]], Environment], spec: EnvironmentSpec
+) -> None:
     environment: Environment | None = None
+    begin_turn(Turn(sandbox=spec.sandbox))
     while (order := frames.receive()) is not None:
         try:
             if environment is None:
@@ -162,6 +179,8 @@ def _converse(frames: Frames, make: Callable[[Mapping[str, Any]], Environment]) 
                 environment = make(order["row"])
                 frames.send({"text": environment.reset(order["row"])})
             else:
+                ends = _now() + _CODE_SHARE * spec.call_seconds
+                begin_turn(Turn(sandbox=spec.sandbox, ends=ends))
                 answer = environment.step(Action.of_json(order)).to_json()
                 frames.send(answer | {"at": _now()})
         except BaseException as error:  # noqa: BLE001

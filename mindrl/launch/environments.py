@@ -22,6 +22,8 @@ def environments_of(config: RunConfig) -> Iterator[EnvironmentHost | None]:
         tools=section.tools,
         arguments=section.arguments or {},
         memory_bytes=section.memory_mib << 20,
+        sandbox=section.sandbox,
+        call_seconds=section.call_timeout_seconds,
     )
     limits = Limits(
         processes=section.processes,

@@ -26,6 +26,7 @@ from mindrl.platform.probes.host import (
     network_facts,
     token_facts,
 )
+from mindrl.platform.sandbox import SandboxSearch, find_sandbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,7 @@ class MachineFacts:
     group_ports: range | None
     ray_address: str | None
     token: TokenFacts
+    sandbox: SandboxSearch
 
     @property
     def needs(self) -> DeviceNeeds:
@@ -146,6 +148,7 @@ def machine_facts(kind: DeviceKind) -> MachineFacts:
         group_ports=group_ports(kind, os.environ),
         ray_address=ray_address(),
         token=token_facts(os.environ),
+        sandbox=find_sandbox("auto"),
     )
 
 

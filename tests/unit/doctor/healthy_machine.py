@@ -9,6 +9,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.platform.probes.device_report import Component, Device, DeviceReport
 from mindrl.platform.probes.host import DiskFacts, HostFacts, NetworkFacts, TokenFacts
 from mindrl.platform.probes.machine import MachineFacts
+from mindrl.platform.sandbox import Sandbox, SandboxSearch
 from mindrl.programs.doctor import examine
 
 GIB = 1 << 30
@@ -55,6 +56,7 @@ MACHINE = MachineFacts(
     group_ports=range(60000, 60032),
     ray_address=None,
     token=TokenFacts(source=None, readable_by_others=False),
+    sandbox=SandboxSearch(name="bubblewrap", sandbox=Sandbox(program="/usr/bin/bwrap", user="own")),
 )
 
 

@@ -187,5 +187,7 @@ def test_a_closed_host_leaves_no_process(start: Start) -> None:
 def test_code_that_cannot_be_imported_is_named() -> None:
     spec = EnvironmentSpec(environment=f"{GAMES}:Gues")
     limits = Limits(processes=1, start_seconds=60.0, call_seconds=1.0)
-    with pytest.raises(ConfigError, match=r"environment_config: .*'Gues'; did you mean 'Guess'"):
+    with pytest.raises(
+        ConfigError, match=r"environment_config\.environment=.*'Gues'; did you mean 'Guess'"
+    ):
         EnvironmentHost(spec=spec, limits=limits)

@@ -90,8 +90,9 @@ def code_sandbox(facts: Facts) -> Iterator[Observation]:
     """Yield the sandbox of tools that run code of the policy, which few runs have."""
     search = facts.machine.sandbox
     if search.sandbox is None:
-        found = f"none works ({'; '.join(search.failures)}); runs with code tools are refused"
-        yield Observation("sandbox", found, "note", f"if you need one: {HOW_TO_ALLOW}")
+        found = f"none works ({'; '.join(search.failures)})"
+        advice = f"for runs with tools that execute code: {HOW_TO_ALLOW}"
+        yield Observation("sandbox", found, "note", advice)
     else:
         yield Observation("sandbox", f"{search.name} works, for tools that run code")
 

@@ -62,8 +62,8 @@ def run_python(code: str, limits: SandboxLimits | None = None) -> CodeResult:
 def python(code: str) -> str:
     """Run a Python program and return what it prints, with the last lines of an error.
 
-    It has the standard library, 10 seconds, 256 MiB and an empty folder, and no network. Nothing
-    is kept for the next program.
+    It has the standard library, 10 seconds, 256 MiB and an empty folder, and no network. The next
+    program starts anew.
 
     Args:
         code: The program, which has to print its result.
@@ -73,4 +73,4 @@ def python(code: str) -> str:
     if len(output) > _RESULT_LETTERS:
         output = f"{output[:_RESULT_LETTERS]}\n[cut]"
     parts = [each for each in (output.rstrip("\n"), result.error) if each]
-    return "\n".join(parts) or "(it printed nothing)"
+    return "\n".join(parts) or "(no output)"

@@ -23,7 +23,7 @@ from mindrl.config.own_functions import named_object
 from mindrl.environments.contract import Environment, environment_of
 from mindrl.environments.messages import Action, Frames
 from mindrl.environments.row_tools import DEFAULT, SomeTools, environment_name, tool_names
-from mindrl.environments.turn import Turn, begin_turn, sandbox_of
+from mindrl.environments.turn import CodeTurn, begin_turn, sandbox_of
 from mindrl.errors import ConfigError
 
 _KEY = "environment_config"
@@ -171,7 +171,7 @@ def _converse(
     frames: Frames, make: Callable[[Mapping[str, Any]], Environment], spec: EnvironmentSpec
 ) -> None:
     environment: Environment | None = None
-    begin_turn(Turn(sandbox=spec.sandbox))
+    begin_turn(CodeTurn(sandbox=spec.sandbox))
     while (order := frames.receive()) is not None:
         try:
             if environment is None:
@@ -180,7 +180,7 @@ def _converse(
                 frames.send({"text": environment.reset(order["row"])})
             else:
                 ends = _now() + _CODE_SHARE * spec.call_seconds
-                begin_turn(Turn(sandbox=spec.sandbox, ends=ends))
+                begin_turn(CodeTurn(sandbox=spec.sandbox, ends=ends))
                 answer = environment.step(Action.of_json(order)).to_json()
                 frames.send(answer | {"at": _now()})
         except BaseException as error:  # noqa: BLE001

@@ -12,7 +12,7 @@ from mindrl.platform.sandbox import HOW_TO_ALLOW, Sandbox, find_sandbox
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class CodeTurn:
     """The turn that this process answers."""
 
     sandbox: str = "auto"
@@ -21,15 +21,15 @@ class Turn:
     """Monotonic time by which code must have ended."""
 
 
-_TURN = ContextVar("turn", default=Turn())  # noqa: B039 - it is frozen
+_TURN = ContextVar("turn", default=CodeTurn())  # noqa: B039 - it is frozen
 
 
-def current_turn() -> Turn:
+def current_turn() -> CodeTurn:
     """Return the turn that this process answers."""
     return _TURN.get()
 
 
-def begin_turn(turn: Turn) -> None:
+def begin_turn(turn: CodeTurn) -> None:
     """Set the turn that this process answers."""
     _TURN.set(turn)
 
@@ -38,7 +38,7 @@ def sandbox_of(choice: str) -> Sandbox:
     """Return the sandbox that works on this machine.
 
     Raises:
-        ConfigError: None of the choice works.
+        ConfigError: No sandbox of this choice works.
     """
     search = find_sandbox(choice)
     if search.sandbox is None:

@@ -41,7 +41,7 @@ _DEVICES = ("null", "zero", "urandom")
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64")
 """Links into /usr on most systems."""
 _FIRST_USER = 0x70000000
-"""Lowest user id that systemd assigns to nothing; a process id is added."""
+"""Lowest of the user ids that systemd leaves unused; a process id is added."""
 _ALL_IDS = ["0", "0", "4294967295"]
 """Map of user ids outside user namespaces, where root is exempt from the limit of processes."""
 _READY = b"ready\n"
@@ -49,9 +49,13 @@ _START = 'printf "ready\\n"; export LD_LIBRARY_PATH="$1"; shift; exec "$@"'
 _START_SECONDS = 10.0
 _KILL_SECONDS = 5.0
 _READ_BYTES = 1 << 16
-_TRIAL = "import os; print(*os.listdir('/'))"
+_TRIAL = """\
+import os
+for folder in ("/", "/old", "/proc"):
+    print(*os.listdir(folder) if os.path.isdir(folder) else ())
+"""
 _SHOWN = {*_SYSTEM, "usr", "python", "dev", "tmp", "proc", "old"}
-"""Folders in the root of a sandbox; the last two are empty."""
+"""Folders in the root of a sandbox; the last two, where they exist, are empty."""
 _LIMIT_SIGNALS = (128 + 9, 128 + 24)
 """Exit codes after SIGKILL and SIGXCPU, which end a program at its limit of processor time."""
 

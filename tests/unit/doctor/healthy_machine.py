@@ -45,6 +45,7 @@ REPORT = DeviceReport(
         Component("driver", "26.0.rc1", None, "install the driver"),
     ),
 )
+NO_SANDBOX = SandboxSearch(failures=("it is refused",))
 MACHINE = MachineFacts(
     platform=PLATFORMS["npu"],
     report=REPORT,

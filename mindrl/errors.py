@@ -30,7 +30,7 @@ class RewardError(MindrlError):
 
 
 class EnvironmentFailedError(MindrlError):
-    """Environments cannot be started, or too many conversations have failed."""
+    """Environments cannot be started, one has lost its server, or too many conversations failed."""
 
 
 class NoSignalError(MindrlError):

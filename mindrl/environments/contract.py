@@ -4,6 +4,11 @@ TRL's contract: a class with `reset(**row)`, which may return text for the last 
 prompt, whose other public methods are tools, and which may have `get_reward()`. The conversation
 ends with a turn that calls no tool. Plain functions are tools without a class.
 
+A class whose tools are known only at run time states them itself: `tool_schemas(**arguments)`, a
+static or class method with the arguments of the class, returns a JSON schema for each tool, and
+`call_tool(name, arguments)` calls one. Its public methods are then no tools. What a tool raises is
+a result that the policy reads, except `EnvironmentFailedError`, which ends the conversation.
+
 A text game is a class with `reset(**row)` and `step(text)`, which returns an observation, a reward
 and whether the game is over, or the five values of gymnasium.
 """
@@ -37,6 +42,10 @@ class ToolEnvironment:
     def __init__(self, made: object | None, functions: Mapping[str, Callable[..., Any]]) -> None:
         """Set the object, None without one, and all tools by name."""
         self.made, self.tools = made, functions
+        self.call_tool: Callable[[str, dict[str, Any]], Any] | None = None
+        """Calls the tools that a class states itself."""
+        if states_tools(type(made)):
+            self.call_tool = getattr(made, "call_tool")  # noqa: B009
 
     def reset(self, row: Mapping[str, Any]) -> str | None:
         """Begin: see `Environment`."""
@@ -60,10 +69,13 @@ class ToolEnvironment:
         """Return the result of a call; a mistake of the policy is a result too."""
         if call.error:
             return _mistake(call.error)
-        if call.name not in self.tools:
+        if call.name not in self.tools and self.call_tool is None:
             return _mistake(f"no tool {call.name}; there are: {', '.join(self.tools)}")
         try:
-            found = self.tools[call.name](**call.arguments)
+            if (tool := self.tools.get(call.name)) is not None:
+                found = tool(**call.arguments)
+            elif self.call_tool is not None:
+                found = self.call_tool(call.name, {**call.arguments})
             if inspect.isawaitable(found):
                 found = asyncio.run(_awaited(found))
         except MindrlError:  # a sandbox that does not work is no mistake of the policy
@@ -107,6 +119,11 @@ def public_tools(kind: type) -> list[str]:
     return [name for name, _ in functions if not name.startswith("_") and name not in _OF_CLASS]
 
 
+def states_tools(kind: type) -> bool:
+    """Return whether a class states the schemas of its tools itself."""
+    return callable(getattr(kind, "tool_schemas", None))
+
+
 def is_text_game(kind: type) -> bool:
     """Return whether a class is a text game."""
     return callable(getattr(kind, "step", None))
@@ -119,7 +136,7 @@ def environment_of(
     made = None if kind is None else kind(**arguments)
     if kind is not None and is_text_game(kind):
         return TextGame(made)
-    names = [] if kind is None else public_tools(kind)
+    names = [] if kind is None or states_tools(kind) else public_tools(kind)
     tools = {name: getattr(made, name) for name in names}
     return ToolEnvironment(made, tools | {each.__name__: each for each in functions})
 

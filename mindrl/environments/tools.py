@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import (
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.own_functions import named_object
-from mindrl.environments.contract import is_text_game, public_tools
+from mindrl.environments.contract import is_text_game, public_tools, states_tools
 from mindrl.environments.row_tools import DEFAULT, RowTools
 from mindrl.errors import ConfigError
 
@@ -23,9 +23,11 @@ def tool_schemas(config: EnvironmentConfig) -> list[dict[str, Any]]:
     """Return the JSON schema of each tool, from its type hints and its docstring.
 
     Raises:
-        ConfigError: The user's code cannot be imported, or a tool is not documented.
+        ConfigError: The user's code cannot be imported, a tool is not documented, or a class cannot
+            state its tools.
     """
     tools: dict[str, Callable[..., Any]] = {}
+    stated: list[dict[str, Any]] = []
     if config.environment is not None:
         key = f"{_KEY}.environment"
         kind = named_object(key, config.environment)
@@ -33,13 +35,28 @@ def tool_schemas(config: EnvironmentConfig) -> list[dict[str, Any]]:
             raise ConfigError(f"{key}={config.environment!r} must be a class with reset(**row)")
         if is_text_game(kind):
             return []
-        tools = {name: getattr(kind, name) for name in public_tools(kind)}
+        if states_tools(kind):
+            stated = _stated(kind, config)
+        else:
+            tools = {name: getattr(kind, name) for name in public_tools(kind)}
     for name in config.tools:
         found: Any = named_object(f"{_KEY}.tools", name)
         if not callable(found) or not hasattr(found, "__name__"):
             raise ConfigError(f"{_KEY}.tools={name!r} must be a function")
         tools[found.__name__] = found
-    return [_schema(name, tool) for name, tool in tools.items()]
+    return [*stated, *(_schema(name, tool) for name, tool in tools.items())]
+
+
+def _stated(kind: Any, config: EnvironmentConfig) -> list[dict[str, Any]]:
+    try:
+        return [*kind.tool_schemas(**(config.arguments or {}))]
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{_KEY}.arguments={config.arguments}: {kind.__name__} cannot state its tools: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def tools_of_rows(config: EnvironmentConfig) -> RowTools:

@@ -1,0 +1,1 @@
+"""Environments of other libraries, by the contract of mindrl."""

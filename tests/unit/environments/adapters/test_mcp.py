@@ -1,0 +1,92 @@
+"""Tools of an MCP server: listed, called, replayed, and ended with their conversation."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from playing import ADAPTERS, KEY, LIMITS, call, played, schemas, texts
+
+from mindrl.environments.host import EnvironmentHost
+from mindrl.environments.messages import EnvironmentAnswer, Failed, Opening
+from mindrl.environments.process import EnvironmentSpec
+from mindrl.errors import ConfigError
+
+SERVER = [sys.executable, str(Path(__file__).with_name("counting_server.py"))]
+MCP = f"{ADAPTERS}.mcp:McpTools"
+
+
+def test_the_tools_are_those_that_the_server_lists() -> None:
+    functions = [each["function"] for each in schemas(MCP, {"command": SERVER})]
+    found = {each["name"]: each for each in functions}
+    assert set(found) == {"add", "fail", "end", "draw"}
+    assert found["add"]["description"].startswith("Add two numbers")
+    assert found["add"]["parameters"]["properties"]["a"]["type"] == "integer"
+    assert found["add"]["parameters"]["required"] == ["a", "b"]
+
+
+def test_a_server_has_its_state_in_a_conversation_and_a_replay_brings_it_back() -> None:
+    turns = [call("add", a=1, b=2), call("add", a=2, b=5), call("fail"), call("add", a="x"), "done"]
+    opening, answers = played(MCP, {"command": SERVER}, turns)
+    assert opening is None
+    found = texts(answers)
+    assert found[:2] == ["3 in call 1", "7 in call 2"]
+    assert "fail" in json.loads(found[2])["error"]
+    assert "add" in json.loads(found[3])["error"]
+    assert answers[-1] == EnvironmentAnswer(done=True)
+
+
+def begun(host: EnvironmentHost) -> None:
+    host.begin(KEY, 7, {})
+    assert host.answers(KEY.owner, 120.0) == [(KEY, Opening())]
+
+
+@pytest.mark.nightly
+def test_a_tool_that_cannot_be_repeated_fails_the_conversation() -> None:
+    with pytest.raises(AssertionError, match="answered otherwise when it was replayed"):
+        played(MCP, {"command": SERVER}, [call("draw"), call("add", a=1, b=2)])
+
+
+@pytest.mark.nightly
+def test_a_server_that_ends_fails_its_conversation() -> None:
+    host = EnvironmentHost(
+        spec=EnvironmentSpec(environment=MCP, arguments={"command": SERVER}), limits=LIMITS
+    )
+    try:
+        begun(host)
+        host.act(KEY, call("end"))
+        ((_, found),) = host.answers(KEY.owner, 60.0)
+        assert found == Failed(reason="EnvironmentFailedError: the MCP server has ended")
+    finally:
+        host.close()
+
+
+def test_a_conversation_ends_with_its_server_and_what_the_server_started() -> None:
+    before = {*psutil.Process().children(recursive=True)}
+    command = [*SERVER, "--with-child"]
+    host = EnvironmentHost(
+        spec=EnvironmentSpec(environment=MCP, arguments={"command": command}), limits=LIMITS
+    )
+    try:
+        imported = {*psutil.Process().children(recursive=True)}
+        begun(host)
+        host.act(KEY, call("add", a=1, b=1))
+        assert isinstance(host.answers(KEY.owner, 60.0)[0][1], EnvironmentAnswer)
+        started = {*psutil.Process().children(recursive=True)} - imported
+        assert len(started) == 3, "the conversation, its server, and the server's child"
+        host.end(KEY)
+        deadline = time.monotonic() + 30
+        while any(each.is_running() for each in started) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        alive = [each for each in started if each.is_running() and each.status() != "zombie"]
+        assert not alive
+        assert imported - before <= {*psutil.Process().children(recursive=True)}
+    finally:
+        host.close()
+
+
+def test_a_server_that_does_not_start_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"environment_config.arguments=.*cannot state its tools"):
+        schemas(MCP, {"command": ["no-such-server"]})

@@ -9,7 +9,7 @@ from typing import Any
 
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaGroup
 from mindrl.cluster.server_group import ServerCall
-from mindrl.cluster.worker_group import Call, WorkerGroup
+from mindrl.cluster.worker_group import WorkerCall, WorkerGroup
 from mindrl.errors import ReshardError, WorkerDiedError
 from mindrl.platform.rendezvous import call_off, link_name
 
@@ -217,11 +217,11 @@ class ApartEngines:
         self.fleet.replace(number, why)
 
 
-def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call | ServerCall:
+def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> WorkerCall | ServerCall:
     return replica.group.begin(method, [given] * len(replica.group.handles), answering=(0,))
 
 
-def _failures(calls: Mapping[int, Call | ServerCall]) -> dict[int, str]:
+def _failures(calls: Mapping[int, WorkerCall | ServerCall]) -> dict[int, str]:
     """Wait for calls; return the failures by number."""
     found = {}
     for number, call in calls.items():

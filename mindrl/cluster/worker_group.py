@@ -125,7 +125,7 @@ class WorkerGroup:
         answering: Collection[int] | None = None,
         *,
         first: int = 0,
-    ) -> "Call":
+    ) -> "WorkerCall":
         """Start a call of a method on workers, without waiting.
 
         There is a tuple of arguments for each rank, starting at `first`; a tuple shared by several
@@ -148,7 +148,7 @@ class WorkerGroup:
                 for place, given in enumerate(arguments)
             }
 
-        return Call(self, method, self.calls(send), kind_of(method, arguments), called_at)
+        return WorkerCall(self, method, self.calls(send), kind_of(method, arguments), called_at)
 
     def call(
         self,
@@ -158,7 +158,7 @@ class WorkerGroup:
     ) -> list[Any]:
         """Call a method on every worker, as `begin`, and wait for all; return the results.
 
-        Raises as `Call.wait`.
+        Raises as `WorkerCall.wait`.
         """
         return self.begin(method, arguments, answering).wait()
 
@@ -201,7 +201,7 @@ class WorkerGroup:
         *,
         silence_counts: bool = True,
     ) -> list[Any]:
-        """Wait for workers, by rank; return the results. Raises as `Call.wait`."""
+        """Wait for workers, by rank; return the results. Raises as `WorkerCall.wait`."""
         results = dict[int, Any].fromkeys(references)
         pending = {reference: rank for rank, reference in references.items()}
         vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
@@ -290,7 +290,7 @@ class WorkerGroup:
         return f"{what}\nduring: {stage}\nlast lines of {log}:\n{tail(log, lines=20)}"
 
 
-class Call:
+class WorkerCall:
     """A running or finished call of a method on workers of a group."""
 
     def __init__(

@@ -29,6 +29,10 @@ class InertText:
         )["input_ids"]
         return [token for part in encoded for token in part]
 
+    def is_needed(self, text: str) -> bool:
+        """Return whether a text has an added token, so that it cannot be encoded as it is."""
+        return self._added is not None and self._added.search(text) is not None
+
     def _parts(self, text: str) -> list[str]:
         """Cut a text in the middle of each word that is an added token."""
         cuts = [0]

@@ -1,0 +1,181 @@
+"""Sessions of conversations: calls that wait for the policy, and those that it has answered.
+
+Threads of the HTTP server wait in `Sessions.ask`; the thread of the run takes calls and replies.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, Event
+from typing import NamedTuple
+
+from mindrl.agents.record import Call
+from mindrl.environments.host import Key
+
+_REMEMBERED = 10_000
+"""Number of ended sessions whose calls are answered by 410 instead of 404."""
+
+
+class RefusedError(Exception):
+    """A request that is answered by an error."""
+
+    def __init__(self, status: int, text: str, *, param: str | None = None, code: str = "") -> None:
+        super().__init__(text)
+        self.status, self.param, self.code = status, param, code or None
+
+
+class AskedCall(NamedTuple):
+    """A call that waits for the policy."""
+
+    key: Key
+    call_number: int
+    """Counted from 0 in its session, in order of arrival."""
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(eq=False)
+class _OpenCall:
+    asked: AskedCall
+    arrived: Event = field(default_factory=Event)
+    answer: Call | None = None
+    """None if the session ended before it."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Session:
+    """The calls of one conversation."""
+
+    key: Key
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Part of its address."""
+    secret: str = field(default_factory=secrets.token_urlsafe)
+    """Its API key."""
+    turns: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Token ids up to the end of each chat answer, by the fingerprint of its messages."""
+    recorded: dict[int, Call] = field(default_factory=dict)
+    """Answered calls, by number."""
+    open: dict[int, _OpenCall] = field(default_factory=dict)
+    started: int = 0
+    """Number of calls."""
+    has_ended: bool = False
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return the answered calls in the order of their numbers."""
+        return tuple(self.recorded[number] for number in sorted(self.recorded))
+
+
+class Sessions:
+    """All sessions of a run, for several threads."""
+
+    def __init__(self, max_calls: int) -> None:
+        """Set the most calls of a session."""
+        self.changed = Condition()
+        """Notified of new calls. Its lock protects all state of this room."""
+        self._max_calls = max_calls
+        self._by_name: dict[str, Session] = {}
+        self._by_key: dict[Key, Session] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """Secrets of ended sessions, by name."""
+        self._asked: list[AskedCall] = []
+        """Calls that the run has not taken yet."""
+
+    def begin(self, key: Key) -> Session:
+        """Open the session of a conversation."""
+        with self.changed:
+            assert key not in self._by_key, "a conversation begins once"
+            session = Session(key=key)
+            self._by_name[session.name] = self._by_key[key] = session
+            return session
+
+    def find(self, name: str, secret: str) -> Session:
+        """Return an open session.
+
+        Raises:
+            RefusedError: There is none of that name, the secret is wrong, or it has ended.
+        """
+        with self.changed:
+            session = self._by_name.get(name)
+            wanted = self._ended.get(name) if session is None else session.secret
+        if wanted is None:
+            raise RefusedError(404, f"no session {name!r}", code="session_not_found")
+        if not secrets.compare_digest(wanted.encode(), secret.encode()):
+            text = "the API key is missing or is not that of the session"
+            raise RefusedError(401, text, code="invalid_api_key")
+        if session is None:
+            raise _ended()
+        return session
+
+    def ask(
+        self,
+        session: Session,
+        prompt_ids: tuple[int, ...],
+        max_tokens: int,
+        *,
+        is_awaited: Callable[[], bool],
+    ) -> tuple[int, Call]:
+        """Wait for the policy's answer; record and return it, with the number of the call.
+
+        An answer is not recorded if its client has gone, which `is_awaited` finds: the agent never
+        saw it.
+
+        Raises:
+            RefusedError: The session has ended, or has too many calls.
+        """
+        with self.changed:
+            if session.has_ended:
+                raise _ended()
+            if session.started >= self._max_calls:
+                text = f"the session has {self._max_calls} calls, which is its limit"
+                raise RefusedError(400, text, code="too_many_calls")
+            asked = AskedCall(session.key, session.started, prompt_ids, max_tokens)
+            session.started += 1
+            waiting = session.open[asked.call_number] = _OpenCall(asked)
+            self._asked.append(asked)
+            self.changed.notify_all()
+        waiting.arrived.wait()
+        awaited = is_awaited()
+        with self.changed:
+            if waiting.answer is None or session.has_ended:
+                raise _ended()
+            if awaited:
+                session.recorded[asked.call_number] = waiting.answer
+            return asked.call_number, waiting.answer
+
+    def take(self, owner: str) -> list[AskedCall]:
+        """Remove and return the calls of an owner's sessions that it has not taken."""
+        with self.changed:
+            found = [each for each in self._asked if each.key.owner == owner]
+            self._asked = [each for each in self._asked if each.key.owner != owner]
+            return found
+
+    def reply(self, key: Key, call_number: int, sampled: Callable[[AskedCall], Call]) -> None:
+        """Give a call its answer; a call of an ended session is ignored."""
+        with self.changed:
+            session = self._by_key.get(key)
+            waiting = None if session is None else session.open.pop(call_number, None)
+            if waiting is not None:
+                waiting.answer = sampled(waiting.asked)
+                waiting.arrived.set()
+
+    def end(self, key: Key) -> tuple[Call, ...]:
+        """End a session and refuse its open calls; return its answered calls."""
+        with self.changed:
+            session = self._by_key.pop(key, None)
+            if session is None:
+                return ()
+            del self._by_name[session.name]
+            session.has_ended = True
+            self._ended[session.name] = session.secret
+            while len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+            self._asked = [each for each in self._asked if each.key != key]
+            for waiting in session.open.values():
+                waiting.arrived.set()
+            session.open.clear()
+            return session.calls()
+
+
+def _ended() -> RefusedError:
+    return RefusedError(410, "the session has ended", code="session_ended")

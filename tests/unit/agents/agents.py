@@ -1,0 +1,94 @@
+"""Agents of the tests, as users write them: they know OpenAI's protocol and nothing of training.
+
+Standard library only: any Python can run them.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from typing import Any
+
+
+def post(base_url: str, api_key: str, messages: list[dict[str, str]], model: str = "policy") -> str:
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    content = json.dumps({"model": model, "messages": messages}).encode()
+    request = urllib.request.Request(f"{base_url}/chat/completions", content, headers)
+    with urllib.request.urlopen(request) as reply:
+        text: str = json.load(reply)["choices"][0]["message"]["content"]
+    return text
+
+
+def plain(base_url: str, api_key: str, row: dict[str, Any], model: str = "policy") -> float:
+    """Ask two turns; the reward is the number of letters of the last answer."""
+    messages = [{"role": "user", "content": row["question"]}]
+    for _ in range(2):
+        said = post(base_url, api_key, messages, model)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+    return float(len(said))
+
+
+async def asked_at_once(base_url: str, api_key: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Ask several questions at the same time."""
+    questions = [[{"role": "user", "content": f"{row['question']} {at}"}] for at in range(4)]
+    calls = [asyncio.to_thread(post, base_url, api_key, each) for each in questions]
+    said = await asyncio.gather(*calls)
+    return {"reward": len({*said}), "other": "kept by nobody"}
+
+
+async def seeded(row: dict[str, Any], seed: int = -1, **_: str) -> float | None:
+    """Return the seed, or do what the row asks for."""
+    match row.get("do"):
+        case "nothing":
+            return None
+        case "infinite":
+            return float("inf")
+        case "sleep":
+            await asyncio.sleep(100)
+        case "block":
+            while True:
+                pass
+        case str(other):
+            leave(other)
+    return float(seed)
+
+
+def leave(how: str) -> None:
+    match how:
+        case "print":
+            print("{" * 100_000)
+        case "raise":
+            raise ValueError("bad luck")
+        case "exit":
+            sys.exit(3)
+        case "cancel":
+            raise asyncio.CancelledError
+
+
+def broken(row: dict[str, Any], **_: str) -> float:
+    """Break as the row says."""
+    match row.get("do"):
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "child":
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            return float(child.pid)
+        case "exit":
+            raise SystemExit(3)
+        case "stop iteration":
+            raise StopIteration
+        case "sleep":
+            threading.Event().wait(100)
+    return 1.0
+
+
+def python(**_: Any) -> dict[str, float]:
+    """Return which Python this is."""
+    return {"reward": sys.version_info[1] + 1000.0 * ("mindrl" in sys.modules)}
+
+
+not_a_function = 3

@@ -7,7 +7,7 @@ and another one is started; if that also does before an agent has finished, the 
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -56,6 +56,8 @@ class AgentHost:
             ConfigError: The interpreter or the agent cannot be used.
         """
         self.spec, self.sessions = spec, routes.sessions
+        self.lost = 0
+        """Number of lost processes since the last look."""
         self._numbers = count()
         self._open: dict[Key, _Conversation] = {}
         self._waiting: deque[_Conversation] = deque()
@@ -131,6 +133,14 @@ class AgentHost:
                 self.end(key)
             self.endings(owner)
 
+    def is_busy(self, owner: str, keys: Iterable[Key]) -> bool:
+        """Return whether one of these agents runs, or one of an owner can begin."""
+        with self.sessions.changed:
+            if any(key in self._open and self._open[key].ends for key in keys):
+                return True
+            queued = any(each.session.key.owner == owner for each in self._waiting)
+            return queued and self._running[owner] < self.spec.conversations
+
     def close(self) -> None:
         """End all agents and the endpoint."""
         with self.sessions.changed:
@@ -195,6 +205,7 @@ class AgentHost:
             f"environment_config.agent={self.spec.agent!r}: the process of the agents {self._lost}"
         )
         self._losses += 1
+        self.lost += 1
         self._runner.close()
         for found in [each for each in self._open.values() if each.ends]:
             self._endings.append(AgentEnding(found.session.key, 0.0, self._close(found), why))

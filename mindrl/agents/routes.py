@@ -37,8 +37,8 @@ class PolicyText:
     """Text of token ids without special tokens."""
     encode: Callable[[str], list[int]]
     """Token ids of a text as it is."""
-    end: int
-    """The token that ends an answer in the chat template."""
+    end: int | None
+    """The token that ends an answer in the chat template; None if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

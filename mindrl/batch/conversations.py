@@ -31,8 +31,8 @@ class Turn:
     """The environment's reward for it."""
     answer: str = ""
     """SHA-256 of the answer, by which a replayed environment is compared; empty without one."""
-    messages: tuple[tuple[str, str], ...] = ()
-    """Role and text of each message of the answer, if they are rendered again later."""
+    messages: tuple[tuple[MessageRole, str], ...] = ()
+    """Role and text of each message of the answer; empty if its tokens follow and are enough."""
     role: MessageRole | None = None
     """Role of the answer's messages; None without any."""
     seconds: float = field(default=0.0, compare=False)

@@ -1,4 +1,4 @@
-"""Section `environment_config`: tools and games that answer the policy's turns."""
+"""Section `environment_config`: tools, games and agents of a conversation."""
 
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,15 @@ class EnvironmentConfig:
     tools: tuple[str, ...] = ()
     """Your functions that the policy may call, as `file.py:function`. They have type hints and a
     docstring with a line for each argument."""
+    agent: str | None = None
+    """Your agent, as `file.py:function` or `package.module:function`, which asks the policy itself
+    by OpenAI's protocol: `async def agent(base_url, api_key, row, model="policy")`, or a plain
+    function. It returns its reward. It replaces `environment` and `tools`."""
+    interpreter: str | None = None
+    """Python that runs the agent, such as `/opt/agents/bin/python`. None: that of the run."""
+    agent_timeout_seconds: Seconds = 600
+    """Longest time of an agent's conversation, with its waits for the policy; it has failed when it
+    is over."""
     tool_format: Literal["tagged_json", "plain_json"] = "tagged_json"
     """How the policy writes a tool call: JSON between <tool_call> tags (Qwen2.5, Qwen3, Hermes), or
     a turn of nothing but JSON (Llama 3.1 and later)."""

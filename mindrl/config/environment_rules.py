@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.finding import Finding, broken
 from mindrl.config.run import RunConfig
 
@@ -18,9 +19,14 @@ def environment_findings(config: RunConfig) -> Iterator[Finding]:
         field = f"{_SECTION}.environments"
         text = f"{field} has {', '.join(twice)} more than once; give each its own name"
         yield Finding(text, field, tuple(names))
-    if section.environment is None and not section.tools and not names:
-        text = f"{_SECTION} names neither an environment nor tools; give one, such as {_SECTION}"
+    if section.agent is not None:
+        yield from _agent(section)
+    elif section.environment is None and not section.tools and not names:
+        text = f"{_SECTION} names no environment, tools or agent; give one, such as {_SECTION}"
         yield Finding(f"{text}.tools=[tools.py:add]", f"{_SECTION}.environment")
+    elif section.interpreter is not None:
+        need = f"is for {_SECTION}.agent, which is missing; remove it"
+        yield broken(f"{_SECTION}.interpreter", section.interpreter, need, None)
     if section.arguments and section.environment is None:
         text = f"{_SECTION}.arguments are arguments of a class; name it in {_SECTION}.environment"
         yield Finding(text, f"{_SECTION}.arguments")
@@ -29,6 +35,14 @@ def environment_findings(config: RunConfig) -> Iterator[Finding]:
         need = f"is more than generate_config.sampling_config.max_tokens={longest}"
         yield broken(f"{_SECTION}.max_turn_tokens", turn, need, longest)
     yield from _combinations(config)
+
+
+def _agent(section: EnvironmentConfig) -> Iterator[Finding]:
+    """Yield what cannot be combined with an agent, which has its own environment and tools."""
+    for name, none in (("environment", None), ("environments", ()), ("tools", ())):
+        if value := getattr(section, name):
+            need = f"cannot be combined with {_SECTION}.agent, which has its own; remove one"
+            yield broken(f"{_SECTION}.{name}", value, need, none)
 
 
 def _combinations(config: RunConfig) -> Iterator[Finding]:

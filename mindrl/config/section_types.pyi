@@ -350,6 +350,9 @@ class EnvironmentKeys(TypedDict, total=False):
     arguments: Mapping[str, object] | None
     environments: Sequence[NamedEnvironmentKeys]
     tools: Sequence[str]
+    agent: str | None
+    interpreter: str | None
+    agent_timeout_seconds: int
     tool_format: Literal["tagged_json", "plain_json"]
     history: Literal["kept", "rendered"]
     sandbox: Literal["auto", "bubblewrap", "unshare"]

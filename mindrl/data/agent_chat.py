@@ -31,7 +31,7 @@ class AgentChat:
             ModelError: The chat template cannot have messages after an answer.
         """
         self._tokenizer, self._longest = copy.deepcopy(tokenizer), longest
-        self._turns = TurnTemplate.of(self._tokenizer, stops)
+        self._turns = TurnTemplate.of(self._tokenizer, stops, is_kept=False)
         self._inert = InertText(self._tokenizer)
         self.end = self._turns.end
 

@@ -136,7 +136,9 @@ def turn_template(config: RunConfig, data: RunData) -> TurnTemplate | None:
     """
     if config.environment_config is None or not config.rolls_out:
         return None
-    is_kept = config.environment_config.history == "kept"
+    section = config.environment_config
+    # What an agent sends is rendered, whatever the template does.
+    is_kept = section.history == "kept" and section.agent is None
     rows = (prompt.row for each in data.all_sets for prompt in each.prompts)
     tools = {tuple(map(id, row.tools)): row.tools for row in rows if row is not None}
     found = [

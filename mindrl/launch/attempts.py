@@ -315,7 +315,7 @@ class Attempts:
         rates = config.rolls_out and any(weights.values())
         inputs = reward_inputs(config, self.data, self.files.folder.logs / "rewards.log")
         scoring = RewardScorer(rl, weights, inputs) if rates else nullcontext()
-        with scoring as scorer, environments_of(config) as environments:
+        with scoring as scorer, environments_of(config, self.data) as environments:
             try:
                 yield Services(cluster, Raters(scorer, environments))
             finally:

@@ -1,21 +1,41 @@
-"""The environments of a run, from its configuration."""
+"""The environments or agents of a run, from its configuration."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from mindrl.agents.chat import RunSampling
+from mindrl.agents.host import AgentHost
+from mindrl.agents.routes import AgentCallLimits, PolicyText, Routes
+from mindrl.agents.runner_process import AgentSpec
+from mindrl.agents.sessions import Sessions
+from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.run import RunConfig
+from mindrl.data.agent_chat import AgentChat
+from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost, Limits
 from mindrl.environments.process import EnvironmentSpec
 
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
 
 @contextmanager
-def environments_of(config: RunConfig) -> Iterator[EnvironmentHost | None]:
-    """Provide the environments of a run, and end their processes; None without any."""
+def environments_of(
+    config: RunConfig, data: RunData
+) -> Iterator[EnvironmentHost | AgentHost | None]:
+    """Provide what answers the turns of a run, and end its processes; None without any."""
     section = config.environment_config
     if section is None or not config.rolls_out:
         yield None
         return
+    host = _environments(section) if section.agent is None else _agents(config, section, data)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def _environments(section: EnvironmentConfig) -> EnvironmentHost:
     spec = EnvironmentSpec(
         environment=section.environment,
         environments={each.name: asdict(each) for each in section.environments},
@@ -30,8 +50,40 @@ def environments_of(config: RunConfig) -> Iterator[EnvironmentHost | None]:
         start_seconds=section.start_timeout_seconds,
         call_seconds=section.call_timeout_seconds,
     )
-    host = EnvironmentHost(spec=spec, limits=limits)
-    try:
-        yield host
-    finally:
-        host.close()
+    return EnvironmentHost(spec=spec, limits=limits)
+
+
+def _agents(config: RunConfig, section: EnvironmentConfig, data: RunData) -> AgentHost:
+    sampling = config.generate_config.sampling_config
+    chat = AgentChat(data.tokenizer, data.stop_token_ids, section.max_result_tokens)
+    limits = AgentCallLimits(
+        context_tokens=config.rl_config.max_prompt_length + sampling.max_tokens,
+        answer_tokens=section.max_turn_tokens or sampling.max_tokens,
+        vocabulary=len(data.tokenizer),
+        calls=section.max_turns,
+    )
+    routes = Routes(
+        sessions=Sessions(limits.calls),
+        text=PolicyText(
+            render=chat.render,
+            after_turn=chat.after_turn,
+            decode=chat.decode,
+            encode=chat.encode,
+            end=chat.end,
+        ),
+        sampling=RunSampling(
+            values={name: getattr(sampling, name) for name in _SAMPLING},
+            stop_token_ids=data.stop_token_ids,
+        ),
+        limits=limits,
+        tool_format=section.tool_format,
+    )
+    assert section.agent is not None, "the run has an agent"
+    spec = AgentSpec(
+        agent=section.agent,
+        interpreter=section.interpreter,
+        seconds=section.agent_timeout_seconds,
+        start_seconds=section.start_timeout_seconds,
+        conversations=section.processes,
+    )
+    return AgentHost(spec, routes)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
 from mindrl.data.run_data import RunData
@@ -27,7 +28,7 @@ class Raters:
     """Processes that rate responses, which outlive the workers."""
 
     scorer: RewardScorer | None
-    environments: EnvironmentHost | None
+    environments: EnvironmentHost | AgentHost | None
 
 
 def loop_of(

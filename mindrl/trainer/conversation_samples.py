@@ -45,11 +45,12 @@ class ShownConversations:
                 reward=turn.reward,
                 seconds=turn.seconds,
             )
-            if turn.role is not None and (given := tokens[turn.end : next_start]):
+            given = tokens[turn.end : next_start]
+            if turn.messages and (given or turn.end in restarts):
+                role, text = turn.messages[0][0], "\n".join(text for _, text in turn.messages)
+                yield ConversationPiece(by=role, text=text, tokens=len(given), masked=True)
+            elif turn.role is not None and given:
                 yield self._given(turn.role, given, self.template.content(turn.role, given))
-            elif turn.role is not None and turn.end in restarts:
-                text = "\n".join(text for _, text in turn.messages)
-                yield ConversationPiece(by=turn.role, text=text, tokens=0, masked=True)
         if rest := tokens[dialogue.next_start :]:
             text = self.decode(rest)
             yield ConversationPiece(by="policy", text=text, tokens=len(rest), masked=False)

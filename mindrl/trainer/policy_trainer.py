@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindrl.agents.host import AgentHost
 from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.algorithms.objectives import objective_of
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
@@ -32,9 +33,11 @@ from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSources
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.source.agent_turns import AgentTurns
 from mindrl.trainer.source.choice import source_of
 from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.interface import Answering, Gathered
+from mindrl.trainer.source.turns import ConversationTurns
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.weight_probe import probed_gap, with_probe
 from mindrl.trainer.worker_handle import WorkerHandle
@@ -92,22 +95,24 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         estimator = resolve_estimator(objective.estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
 
-    def turns(self, owner: str) -> EnvironmentTurns | None:
-        """Return the environments of the conversations of an owner; None without any."""
+    def turns(self, owner: str) -> ConversationTurns | None:
+        """Return what answers the turns of an owner's conversations; None if each has one."""
         section, host = self.config.environment_config, self.rewards.sources.environments
         if section is None or host is None:
             return None
         assert self.data.turns is not None, "read with the data"
-        return EnvironmentTurns(
-            owner=owner,
-            config=section,
-            host=host,
-            template=self.data.turns,
-            decode=self.data.decode,
-            longest=self.sampling.section.max_tokens,
-            longest_prompt=self.rl.max_prompt_length,
-            warn=self.run_log.warn,
-        )
+        shared: dict[str, Any] = {
+            "owner": owner,
+            "config": section,
+            "template": self.data.turns,
+            "decode": self.data.decode,
+            "longest": self.sampling.section.max_tokens,
+            "longest_prompt": self.rl.max_prompt_length,
+            "warn": self.run_log.warn,
+        }
+        if isinstance(host, AgentHost):
+            return AgentTurns(host=host, **shared)
+        return EnvironmentTurns(host=host, **shared)
 
     def state(self) -> dict[str, object]:
         """Return the state, besides the models, for continuing after this step."""

@@ -9,6 +9,7 @@ from typing import Self
 
 from torch import Tensor
 
+from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
@@ -35,7 +36,7 @@ class RewardSources:
     reward_model: WorkerHandle | None
     reward_model_weight: float
     """Weight of the model's score, which is added to the weighted sum of the functions."""
-    environments: EnvironmentHost | None = None
+    environments: EnvironmentHost | AgentHost | None = None
     """Answers and rates conversations. None: one response to each prompt."""
     environment_weight: float = 0.0
     """Weight of the environment's rewards, which are added to the weighted sum too."""

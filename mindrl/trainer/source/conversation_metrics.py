@@ -33,7 +33,7 @@ def conversation_metrics(groups: Sequence[OpenGroup]) -> Metrics:
     calls = sum(turn.calls for talk, _ in talks for turn in talk.turns)
     written = sum(int(talk.written(length).sum()) for talk, length in talks)
     endings = Counter(talk.ending for talk, _ in talks)
-    seconds = [turn.seconds for talk, _ in talks for turn in talk.turns if turn.answer]
+    seconds = [turn.seconds for talk, _ in talks for turn in talk.turns if turn.seconds]
     return {
         "turns/mean": sum(turns) / len(talks),
         "turns/max": float(max(turns)),

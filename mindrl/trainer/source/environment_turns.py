@@ -6,7 +6,13 @@ Shapes: N tokens of a response.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindrl.batch.conversations import ConversationEnding, Dialogue, Restart, Turn
+from mindrl.batch.conversations import (
+    ConversationEnding,
+    Dialogue,
+    MessageRole,
+    Restart,
+    Turn,
+)
 from mindrl.batch.prompts import Prompt
 from mindrl.environments.host import EnvironmentHost, Key
 from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening
@@ -139,7 +145,7 @@ class EnvironmentTurns(ConversationTurns):
             return "done"
         return "turns" if len(conversation.turns) + 1 == self.config.max_turns else None
 
-    def _messages(self, answer: EnvironmentAnswer) -> tuple[tuple[str, str], ...]:
+    def _messages(self, answer: EnvironmentAnswer) -> tuple[tuple[MessageRole, str], ...]:
         return tuple((message.role, message.text) for message in answer.messages)
 
     def _continued(
@@ -147,7 +153,7 @@ class EnvironmentTurns(ConversationTurns):
         sequence: OpenSequence,
         conversation: Dialogue,
         prompt: Prompt,
-        messages: Sequence[tuple[str, str]],
+        messages: Sequence[tuple[MessageRole, str]],
     ) -> tuple[list[int], Dialogue]:
         """Return the token ids that follow the last turn, and the conversation with them."""
         length = len(sequence.tokens_N)
@@ -164,7 +170,7 @@ class EnvironmentTurns(ConversationTurns):
         sequence: OpenSequence,
         conversation: Dialogue,
         prompt: Prompt,
-        messages: Sequence[tuple[str, str]],
+        messages: Sequence[tuple[MessageRole, str]],
     ) -> list[int] | Restart:
         """Return the token ids of messages, or a new prompt if the template rewrites the past."""
         template, given = self.template, None

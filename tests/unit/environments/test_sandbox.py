@@ -17,7 +17,7 @@ import pytest
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.code import python, run_python
 from mindrl.environments.host import EnvironmentHost, Key, Limits
-from mindrl.environments.messages import Action, EnvironmentAnswer, Opening, ToolCall
+from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening, ToolCall
 from mindrl.environments.process import EnvironmentSpec
 from mindrl.environments.tools import tool_schemas
 from mindrl.environments.turn import CodeTurn, begin_turn
@@ -260,6 +260,29 @@ def test_a_run_with_code_tools_is_refused_without_a_sandbox(
     with pytest.raises(ConfigError, match=refusal):
         started(str(tmp_path), monkeypatch, f"{own}:judge")
     started(str(tmp_path), monkeypatch, f"{GAMES}:divide")
+
+
+def test_a_missing_sandbox_that_is_found_late_is_no_result_of_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def judge(code: str) -> str:\n"
+        "    from mindrl.environments.code import run_python\n"
+        "    return run_python(code).output\n"
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    limits = Limits(processes=1, start_seconds=60.0, call_seconds=60.0)
+    host = EnvironmentHost(
+        spec=EnvironmentSpec(environment=None, tools=(f"{own}:judge",)), limits=limits
+    )
+    host.begin(KEY, 7, {})
+    assert host.answers(KEY.owner, 60.0) == [(KEY, Opening())]
+    host.act(KEY, Action(text="", calls=(ToolCall(name="judge", arguments={"code": "1"}),)))
+    ((_, answer),) = host.answers(KEY.owner, 60.0)
+    host.close()
+    assert isinstance(answer, Failed)
+    assert "environment_config.sandbox=auto: tools that run code need a sandbox" in answer.reason
 
 
 def test_sandboxes_that_the_system_refuses_or_that_show_the_host_are_not_used(

@@ -56,10 +56,9 @@ class ToolEnvironment:
     def step(self, action: Action) -> EnvironmentAnswer:
         """Return the results of all calls of a turn, or end the conversation without any."""
         if not action.calls:
-            found = getattr(self.made, "get_reward", None)
-            return EnvironmentAnswer(
-                reward=0.0 if found is None else number("get_reward", found()), done=True
-            )
+            get_reward = getattr(self.made, "get_reward", None)
+            found = 0.0 if get_reward is None else _awaited(get_reward())
+            return EnvironmentAnswer(reward=number("get_reward", found), done=True)
         results = (
             EnvironmentMessage(role="tool", text=self._result(call)) for call in action.calls
         )
@@ -76,8 +75,7 @@ class ToolEnvironment:
                 found = tool(**call.arguments)
             elif self.call_tool is not None:
                 found = self.call_tool(call.name, {**call.arguments})
-            if inspect.isawaitable(found):
-                found = asyncio.run(_awaited(found))
+            found = _awaited(found)
         except MindrlError:  # a sandbox that does not work is no mistake of the policy
             raise
         except Exception as error:  # noqa: BLE001
@@ -162,5 +160,10 @@ def _mistake(text: str) -> str:
     return json.dumps({"error": text})
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+def _awaited(result: Any) -> Any:
+    """Return a result, of an `async` function too."""
+
+    async def finished() -> Any:
+        return await result
+
+    return asyncio.run(finished()) if inspect.isawaitable(result) else result

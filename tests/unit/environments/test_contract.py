@@ -11,7 +11,7 @@ from mindrl.environments.contract import environment_of
 from mindrl.environments.messages import Action, EnvironmentAnswer, EnvironmentMessage, ToolCall
 from mindrl.environments.tool_calls import plain_json, tagged_json
 from mindrl.environments.tools import tool_schemas
-from mindrl.errors import ConfigError
+from mindrl.errors import ConfigError, EnvironmentFailedError
 
 GAMES = str(Path(__file__).with_name("games.py"))
 
@@ -28,6 +28,53 @@ def test_methods_and_functions_are_tools_and_the_reward_is_asked_at_the_end() ->
     assert environment.step(both) == EnvironmentAnswer(messages=tuple(results))
     assert environment.step(call("slow_square", a=5)).messages[0].text == "25"
     assert environment.step(Action(text="5")) == EnvironmentAnswer(reward=0.5, done=True)
+
+
+def test_the_reward_may_be_asked_asynchronously() -> None:
+    class Judge(Calculator):
+        async def get_reward(self) -> float:  # type: ignore[override]
+            return 0.75
+
+    environment = environment_of(Judge, [], {})
+    environment.reset({})
+    assert environment.step(Action(text="5")) == EnvironmentAnswer(reward=0.75, done=True)
+
+
+class Shelf:
+    """States its tools itself, from its arguments."""
+
+    def __init__(self, books: list[str]) -> None:
+        self.books = books
+
+    @staticmethod
+    def tool_schemas(books: list[str]) -> list[dict[str, object]]:
+        return [{"type": "function", "function": {"name": f"open_{each}"}} for each in books]
+
+    def reset(self, **_: object) -> None:
+        self.opened = 0
+
+    def call_tool(self, name: str, arguments: dict[str, object]) -> str:
+        if name == "open_fire":
+            raise EnvironmentFailedError("the shelf burns")
+        self.opened += 1
+        return f"{name} {arguments} {self.opened}"
+
+
+def test_a_class_may_state_its_tools_and_end_its_conversation() -> None:
+    arguments = {"books": ["atlas"]}
+    stated = EnvironmentConfig(
+        environment=f"{Path(__file__)}:Shelf", arguments=arguments, tools=(f"{GAMES}:divide",)
+    )
+    names = [each["function"]["name"] for each in tool_schemas(stated)]
+    assert names == ["open_atlas", "divide"]
+    environment = environment_of(Shelf, [divide], arguments)
+    environment.reset({})
+    assert environment.step(call("open_atlas", page=1)).messages[0].text == (
+        "open_atlas {'page': 1} 1"
+    )
+    assert environment.step(call("divide", a=1, b=4)).messages[0].text == '{"quotient": 0.25}'
+    with pytest.raises(EnvironmentFailedError, match="the shelf burns"):
+        environment.step(call("open_fire"))
 
 
 def test_mistakes_of_the_policy_are_results_that_it_can_read() -> None:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from playing import ADAPTERS, KEY, LIMITS, call, played, schemas, texts
 
+from mindrl.environments.adapters.mcp import McpTools
 from mindrl.environments.host import EnvironmentHost
 from mindrl.environments.messages import EnvironmentAnswer, Failed, Opening
 from mindrl.environments.process import EnvironmentSpec
@@ -27,15 +28,22 @@ def test_the_tools_are_those_that_the_server_lists() -> None:
     assert found["add"]["parameters"]["required"] == ["a", "b"]
 
 
+class Counted(McpTools):
+    """Rewards by the server's state."""
+
+    def get_reward(self) -> float:
+        return float(self.call_tool("add", {"a": 0, "b": 0}).split()[-1])
+
+
 def test_a_server_has_its_state_in_a_conversation_and_a_replay_brings_it_back() -> None:
     turns = [call("add", a=1, b=2), call("add", a=2, b=5), call("fail"), call("add", a="x"), "done"]
-    opening, answers = played(MCP, {"command": SERVER}, turns)
+    opening, answers = played(f"{__file__}:Counted", {"command": SERVER}, turns)
     assert opening is None
     found = texts(answers)
     assert found[:2] == ["3 in call 1", "7 in call 2"]
     assert "fail" in json.loads(found[2])["error"]
     assert "add" in json.loads(found[3])["error"]
-    assert answers[-1] == EnvironmentAnswer(done=True)
+    assert answers[-1] == EnvironmentAnswer(reward=3.0, done=True)
 
 
 def begun(host: EnvironmentHost) -> None:

@@ -25,7 +25,7 @@ def test_gsm8k_in_several_turns_rewards_each_of_them() -> None:
     assert answers[-1] == EnvironmentAnswer(reward=1.0, done=True)
 
 
-def test_the_argument_max_turns_is_the_rows() -> None:
-    arguments = {"name": "gsm8k_multi_turn", "max_turns": 1}
-    _, answers = played(SKYRL, arguments, ("#### 4",), ROW)
+def test_a_class_is_named_by_its_module_and_max_turns_comes_before_the_rows() -> None:
+    place = "skyrl_gym.envs.gsm8k.multi_turn_env:GSM8kMultiTurnEnv"
+    _, answers = played(SKYRL, {"name": place, "max_turns": 1}, ("#### 4",), ROW)
     assert answers == [EnvironmentAnswer(reward=0.2, done=True)]

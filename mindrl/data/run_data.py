@@ -109,7 +109,8 @@ def read_data(config: RunConfig) -> RunData:
             eval_sets=eval_sets,
             parts=train_sets,
         )
-        found = replace(found, turns=turn_template(config, found))
+        if tools is not None:
+            found = replace(found, turns=turn_template(config, found))
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
     _check_sources(config, found)
@@ -127,16 +128,15 @@ def row_tools(config: RunConfig) -> RowTools | None:
     return None if section is None or not config.rolls_out else tools_of_rows(section)
 
 
-def turn_template(config: RunConfig, data: RunData) -> TurnTemplate | None:
-    """Return how an environment's messages follow a turn; None without environments.
+def turn_template(config: RunConfig, data: RunData) -> TurnTemplate:
+    """Return how an environment's messages follow a turn.
 
     Raises:
         ModelError: The chat template cannot have such messages, or writes them otherwise for the
             tools of another row.
     """
-    if config.environment_config is None or not config.rolls_out:
-        return None
     section = config.environment_config
+    assert section is not None, "the run has environments"
     # What an agent sends is rendered, whatever the template does.
     is_kept = section.history == "kept" and section.agent is None
     rows = (prompt.row for each in data.all_sets for prompt in each.prompts)

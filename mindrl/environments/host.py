@@ -72,7 +72,7 @@ class _Conversation:
     past: list[tuple[Action, str]]
     action: Action | None = None
     """The turn to be answered."""
-    sent_at: float = 0.0
+    acted_at: float = 0.0
     """When it was asked for, by the clock of the machine."""
     has_opened: bool = False
     """Whether the caller knows the opening."""
@@ -165,7 +165,7 @@ class EnvironmentHost:
         conversation = self._open[key]
         assert conversation.action is None, "one turn at a time"
         conversation.action, conversation.was_lost = action, False
-        conversation.sent_at = time.monotonic()
+        conversation.acted_at = time.monotonic()
         self._send_turn(conversation)
 
     def end(self, key: Key) -> None:
@@ -326,7 +326,5 @@ class EnvironmentHost:
 
 def _taken(conversation: _Conversation, values: Mapping[str, Any]) -> float:
     """Return the seconds from a turn to its answer, which may have waited to be read."""
-    now, sent = time.monotonic(), values.get("at")
-    if not isinstance(sent, float) or not conversation.sent_at <= sent <= now:
-        sent = now
-    return sent - conversation.sent_at
+    began, now = conversation.acted_at, time.monotonic()
+    return min(now, max(began, float(values["at"]))) - began

@@ -182,7 +182,8 @@ def _converse(
                 ends = _now() + _CODE_SHARE * spec.call_seconds
                 begin_turn(CodeTurn(sandbox=spec.sandbox, ends=ends))
                 answer = environment.step(Action.of_json(order)).to_json()
-                frames.send(answer | {"at": _now()})
+                # Of one width, so that equal answers have equal sizes.
+                frames.send(answer | {"at": f"{_now():020.6f}"})
         except BaseException as error:  # noqa: BLE001
             frames.send({"error": _reason(error)})
 

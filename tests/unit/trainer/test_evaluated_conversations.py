@@ -13,7 +13,7 @@ from mindrl.batch.prompts import Prompt, PromptRow
 from mindrl.batch.rollouts import Responses
 from mindrl.config.data import DataConfig, EvalSet
 from mindrl.config.environment import EnvironmentConfig
-from mindrl.config.generate import SamplingConfig
+from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.data.order import PromptOrder
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
@@ -27,6 +27,7 @@ from mindrl.rollout.engine import Request, Sampling
 from mindrl.tiny.chat_model import build_tokenizer
 from mindrl.trainer.engine_rounds import Completed, NextTurns
 from mindrl.trainer.evaluation import Evaluation
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RewardManager
 from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.interface import Answering
@@ -215,3 +216,41 @@ def test_the_record_of_a_conversation_has_each_turn_with_its_author(measure: Mea
     assert given["tokens"] == len(ids(given["text"])) + around
     assert [*given] == ["by", "text", "tokens", "masked"]
     assert [*samples[0]][-2:] == ["conversation", "data_source"]
+
+
+def test_a_training_step_records_conversations_and_the_time_of_environments(
+    tmp_path: Path,
+) -> None:
+    section = EnvironmentConfig(
+        environment=f"{GAMES}:Guess", max_turns=2, lock_step=True, max_failed_fraction=0.25
+    )
+    sampling = SamplingConfig(temperature=1.0, max_tokens=LONGEST)
+    chosen = replace(
+        config(max_prompt_length=64),
+        environment_config=section,
+        generate_config=GenerateConfig(sampling_config=sampling),
+    )
+    limits = Limits(processes=8, start_seconds=60.0, call_seconds=60.0)
+    host = EnvironmentHost(spec=EnvironmentSpec(environment=section.environment), limits=limits)
+    prompts = (prompt_of(0), prompt_of(1))
+    data = RunData(
+        tokenizer=TOKENIZER,
+        stop_token_ids=(END,),
+        train=PromptSet(path="none", prompts=prompts, dropped=0),
+        test=None,
+        turns=TurnTemplate.of(TOKENIZER, [END]),
+    )
+    roles = Scripted([("1", "right"), ("2", "3"), ("raise",), ("4", "right")])
+    sources = replace(rewards(roles), environments=host, environment_weight=1.0)
+    log = run_log(tmp_path, 1)
+    try:
+        PolicyTrainer(chosen, data, roles, sources, log, max_logprob_gap=9.0).run()  # type: ignore[arg-type]
+    finally:
+        host.close()
+    # The failed one is not trained on, and the rows after it are those of other conversations.
+    samples = lines(tmp_path / "samples.jsonl")
+    texts = {sample["response"]: sample["conversation"]["pieces"][1]["text"] for sample in samples}
+    assert texts == {"1right": "1", "23": "2", "4right": "4"}
+    (metrics,) = lines(tmp_path / "metrics.jsonl")
+    assert {sample["conversation"]["ending"] for sample in samples} == {"turns"}
+    assert 0 < metrics["turns/environment_seconds_mean"] <= metrics["turns/environment_seconds_max"]

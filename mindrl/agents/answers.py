@@ -58,8 +58,9 @@ class Sampled:
 
     def tokens(self) -> dict[str, Any]:
         """Return the answer of vLLM's token route."""
+        # vLLM has `token_id`; servers before it, and clients of theirs, `token`.
         of_tokens = [
-            {"token_id": token, "logprob": logprob, "rank": None}
+            {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "rank": None}
             for token, logprob in self._items()
         ]
         content = [{**each, "top_logprobs": [each]} for each in of_tokens]

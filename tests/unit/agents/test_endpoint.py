@@ -270,6 +270,7 @@ def test_the_token_route_takes_and_returns_ids(served: Served) -> None:
     assert [(each["token_id"], each["logprob"]) for each in content] == [
         *zip(call.token_ids, call.logprobs, strict=True)
     ]
+    assert [each["token"] for each in content] == [f"token_id:{each}" for each in call.token_ids]
     assert choice["weight_versions"] == [{"version": str(STEP), "start": 0, "end": 4}]
 
 

@@ -1,4 +1,4 @@
-"""Answers of the endpoint, in the forms of OpenAI's protocol and of vLLM's token route."""
+"""Answers of the endpoint, in the forms of OpenAI's protocol and of the token route."""
 
 import json
 import time
@@ -57,8 +57,8 @@ class Sampled:
         return self._head("text_completion") | {"choices": [choice]}
 
     def tokens(self) -> dict[str, Any]:
-        """Return the answer of vLLM's token route."""
-        # vLLM has `token_id`; servers before it, and clients of theirs, `token`.
+        """Return the answer of the token route."""
+        # Newer clients read `token_id`, older ones `token`.
         of_tokens = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "rank": None}
             for token, logprob in self._items()

@@ -11,16 +11,12 @@ from mindrl.environments.tool_calls import TOOL_FORMATS
 
 Body = Mapping[str, Any]
 _NEUTRAL: Mapping[str, float | None] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": None,
-    "min_p": 0.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
     "seed": None,
 }
-"""Values of a request that those of the run replace, with what they are in a run without them."""
+"""Values of a request that no run has, with what changes nothing."""
 _REFUSED: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -43,8 +39,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 class RunSampling:
     """How a run samples, whatever a request asks for."""
 
-    values: Mapping[str, float]
-    """Such as temperature and top_p."""
+    values: Mapping[str, float | None]
+    """All that shape its distribution, by the names of requests: temperature and so on."""
     stop_token_ids: tuple[int, ...]
 
     def ignored(self, body: Body) -> str:
@@ -60,8 +56,8 @@ class RunSampling:
                 raise RefusedError(400, f"{name}={_shown(value)} {need}", param=name)
         found = [
             f"{name}={_shown(body[name])}"
-            for name, neutral in _NEUTRAL.items()
-            if body.get(name) is not None and body[name] != self.values.get(name, neutral)
+            for name, value in {**_NEUTRAL, **self.values}.items()
+            if body.get(name) is not None and body[name] != value
         ]
         stops = body.get("stop_token_ids")
         if stops is not None and not isinstance(stops, list):

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any
 
 from mindrl.agents.answers import error_body
-from mindrl.agents.routes import Routes, in_form, parameters_of
+from mindrl.agents.routes import AgentRoutes, in_form, parameters_of
 from mindrl.agents.sessions import RefusedError, Session
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class AgentEndpoint(ThreadingHTTPServer):
     # Agents of a step begin at the same time.
     request_queue_size = 1024
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: AgentRoutes) -> None:
         """Start to listen."""
         self.routes = routes
         super().__init__(("127.0.0.1", 0), _Handler)

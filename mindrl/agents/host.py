@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from mindrl.agents.endpoint import AgentEndpoint
 from mindrl.agents.record import Call
-from mindrl.agents.routes import Routes
+from mindrl.agents.routes import AgentRoutes
 from mindrl.agents.runner_process import AgentSpec, RunnerProcess
-from mindrl.agents.sessions import AskedCall, Session
+from mindrl.agents.sessions import PendingCall, Session
 from mindrl.environments.host import Key
 from mindrl.errors import ConfigError, EnvironmentFailedError
 
@@ -49,7 +49,7 @@ class _Conversation:
 class AgentHost:
     """All agents of a run."""
 
-    def __init__(self, spec: AgentSpec, routes: Routes) -> None:
+    def __init__(self, spec: AgentSpec, routes: AgentRoutes) -> None:
         """Start the endpoint and the process of the agents.
 
         Raises:
@@ -80,7 +80,7 @@ class AgentHost:
             self._waiting.append(found)
             self._start_waiting()
 
-    def requests(self, owner: str, seconds: float) -> list[AskedCall]:
+    def requests(self, owner: str, seconds: float) -> list[PendingCall]:
         """Return the new calls of an owner's agents, in order of arrival.
 
         Waits for up to `seconds` for a call or an ending; there may be endings without any call.
@@ -109,7 +109,9 @@ class AgentHost:
     ) -> None:
         """Answer a call; ignored if its conversation has ended."""
         self.sessions.reply(
-            key, call_number, lambda asked: sampled_call(asked, token_ids, logprobs, step, ending)
+            key,
+            call_number,
+            lambda call: sampled_call(call, token_ids, logprobs, step, ending),
         )
 
     def endings(self, owner: str) -> list[AgentEnding]:
@@ -219,7 +221,7 @@ class AgentHost:
 
 
 def sampled_call(
-    asked: AskedCall,
+    pending: PendingCall,
     token_ids: Sequence[int],
     logprobs: Sequence[float],
     step: int,
@@ -227,7 +229,7 @@ def sampled_call(
 ) -> Call:
     """Return a call with the answer of the policy."""
     return Call(
-        prompt_ids=asked.prompt_ids,
+        prompt_ids=pending.prompt_ids,
         token_ids=tuple(token_ids),
         logprobs=tuple(logprobs),
         step=step,

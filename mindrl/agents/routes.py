@@ -58,7 +58,7 @@ class AgentCallLimits:
 
 
 @dataclass(kw_only=True)
-class Routes:
+class AgentRoutes:
     """Answers requests of sessions; used by many threads."""
 
     sessions: Sessions
@@ -74,7 +74,7 @@ class Routes:
         """Answer a chat request. Raises RefusedError, as all routes do."""
         messages, tools = messages_of(body), tools_of(body)
         prompt_ids = self._chat_ids(session, messages, tools)
-        number, call = self._ask(session, prompt_ids, body, is_awaited)
+        number, call = self._call(session, prompt_ids, body, is_awaited)
         text = self._answer_text(call)
         message = answer_message(text, self.tool_format if tools else None, number)
         if call.token_ids and call.token_ids[-1] == self.text.end:
@@ -89,20 +89,20 @@ class Routes:
         """Complete a text or token ids."""
         given = body.get("prompt")
         ids = self._encoded(given) if isinstance(given, str) else self._ids(given, "prompt")
-        number, call = self._ask(session, tuple(ids), body, is_awaited)
+        number, call = self._call(session, tuple(ids), body, is_awaited)
         return self._sampled(session, number, call, body).completion(self._answer_text(call))
 
     def generate(
         self, session: Session, body: Body, is_awaited: Callable[[], bool]
     ) -> dict[str, Any]:
-        """Answer vLLM's token route: ids in, ids out."""
+        """Answer the token route: ids in, ids out."""
         for name in ("features", "content_parts"):
             if body.get(name) is not None:
                 raise RefusedError(400, f"{name} is not supported; send token ids", param=name)
         if body.get("output_mode", "tokens") != "tokens":
             raise RefusedError(400, "output_mode must be tokens", param="output_mode")
         ids = self._ids(body.get("token_ids"), "token_ids")
-        number, call = self._ask(session, tuple(ids), parameters_of(body), is_awaited)
+        number, call = self._call(session, tuple(ids), parameters_of(body), is_awaited)
         return self._sampled(session, number, call, body).tokens()
 
     def tokenize(self, body: Body) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Routes:
             break
         return tuple(self._rendered(messages, tools))
 
-    def _ask(
+    def _call(
         self,
         session: Session,
         prompt_ids: tuple[int, ...],
@@ -155,11 +155,11 @@ class Routes:
             raise RefusedError(400, text, param="messages", code="context_length_exceeded")
         most = min(left, self.limits.answer_tokens)
         for name in ("max_completion_tokens", "max_tokens"):
-            if (asked := body.get(name)) is not None:
-                if type(asked) is not int or asked < 1:
+            if (wanted := body.get(name)) is not None:
+                if type(wanted) is not int or wanted < 1:
                     raise RefusedError(400, f"{name} must be a positive integer", param=name)
-                most = min(most, asked)
-        return self.sessions.ask(session, prompt_ids, most, is_awaited=is_awaited)
+                most = min(most, wanted)
+        return self.sessions.call(session, prompt_ids, most, is_awaited=is_awaited)
 
     def _sampled(self, session: Session, number: int, call: Call, body: Body) -> Sampled:
         name = f"{session.name}-{number}"

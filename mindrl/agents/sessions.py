@@ -1,6 +1,6 @@
 """Sessions of conversations: calls that wait for the policy, and those that it has answered.
 
-Threads of the HTTP server wait in `Sessions.ask`; the thread of the run takes calls and replies.
+Threads of the HTTP server wait in `Sessions.call`; the thread of the run takes calls and replies.
 """
 
 import secrets
@@ -25,7 +25,7 @@ class RefusedError(Exception):
         self.status, self.param, self.code = status, param, code or None
 
 
-class AskedCall(NamedTuple):
+class PendingCall(NamedTuple):
     """A call that waits for the policy."""
 
     key: Key
@@ -37,7 +37,7 @@ class AskedCall(NamedTuple):
 
 @dataclass(eq=False)
 class _OpenCall:
-    asked: AskedCall
+    pending: PendingCall
     arrived: Event = field(default_factory=Event)
     answer: Call | None = None
     """None if the session ended before it."""
@@ -78,7 +78,7 @@ class Sessions:
         self._by_key: dict[Key, Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Secrets of ended sessions, by name."""
-        self._asked: list[AskedCall] = []
+        self._pending: list[PendingCall] = []
         """Calls that the run has not taken yet."""
 
     def begin(self, key: Key) -> Session:
@@ -107,7 +107,7 @@ class Sessions:
             raise _ended()
         return session
 
-    def ask(
+    def call(
         self,
         session: Session,
         prompt_ids: tuple[int, ...],
@@ -129,10 +129,10 @@ class Sessions:
             if session.started >= self._max_calls:
                 text = f"the session has {self._max_calls} calls, which is its limit"
                 raise RefusedError(400, text, code="too_many_calls")
-            asked = AskedCall(session.key, session.started, prompt_ids, max_tokens)
+            pending = PendingCall(session.key, session.started, prompt_ids, max_tokens)
             session.started += 1
-            waiting = session.open[asked.call_number] = _OpenCall(asked)
-            self._asked.append(asked)
+            waiting = session.open[pending.call_number] = _OpenCall(pending)
+            self._pending.append(pending)
             self.changed.notify_all()
         waiting.arrived.wait()
         awaited = is_awaited()
@@ -140,23 +140,23 @@ class Sessions:
             if waiting.answer is None or session.has_ended:
                 raise _ended()
             if awaited:
-                session.recorded[asked.call_number] = waiting.answer
-            return asked.call_number, waiting.answer
+                session.recorded[pending.call_number] = waiting.answer
+            return pending.call_number, waiting.answer
 
-    def take(self, owner: str) -> list[AskedCall]:
+    def take(self, owner: str) -> list[PendingCall]:
         """Remove and return the calls of an owner's sessions that it has not taken."""
         with self.changed:
-            found = [each for each in self._asked if each.key.owner == owner]
-            self._asked = [each for each in self._asked if each.key.owner != owner]
+            found = [each for each in self._pending if each.key.owner == owner]
+            self._pending = [each for each in self._pending if each.key.owner != owner]
             return found
 
-    def reply(self, key: Key, call_number: int, sampled: Callable[[AskedCall], Call]) -> None:
+    def reply(self, key: Key, call_number: int, sampled: Callable[[PendingCall], Call]) -> None:
         """Give a call its answer; a call of an ended session is ignored."""
         with self.changed:
             session = self._by_key.get(key)
             waiting = None if session is None else session.open.pop(call_number, None)
             if waiting is not None:
-                waiting.answer = sampled(waiting.asked)
+                waiting.answer = sampled(waiting.pending)
                 waiting.arrived.set()
 
     def end(self, key: Key) -> tuple[Call, ...]:
@@ -170,7 +170,7 @@ class Sessions:
             self._ended[session.name] = session.secret
             while len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
-            self._asked = [each for each in self._asked if each.key != key]
+            self._pending = [each for each in self._pending if each.key != key]
             for waiting in session.open.values():
                 waiting.arrived.set()
             session.open.clear()

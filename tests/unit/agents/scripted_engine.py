@@ -6,8 +6,8 @@ from threading import Thread
 from typing import Any, Protocol
 
 from mindrl.agents.chat import RunSampling
-from mindrl.agents.routes import AgentCallLimits, PolicyText, Routes
-from mindrl.agents.sessions import AskedCall, Sessions
+from mindrl.agents.routes import AgentCallLimits, AgentRoutes, PolicyText
+from mindrl.agents.sessions import PendingCall, Sessions
 from mindrl.data.agent_chat import AgentChat
 from mindrl.tiny.chat_model import build_tokenizer
 
@@ -36,11 +36,11 @@ def letters(text: str) -> list[int]:
     return [token for letter in text for token in CHAT.encode(letter)]
 
 
-def made_routes(**limits: int) -> Routes:
+def made_routes(**limits: int) -> AgentRoutes:
     """Return routes with the tokenizer of the tiny model."""
     of_run = {"context_tokens": 4000, "answer_tokens": 200, "vocabulary": VOCABULARY} | limits
     made = AgentCallLimits(**of_run)
-    return Routes(
+    return AgentRoutes(
         sessions=Sessions(made.calls),
         text=PolicyText(
             render=CHAT.render,
@@ -58,7 +58,7 @@ def made_routes(**limits: int) -> Routes:
 class Answered(Protocol):
     """What asks the engine: a host, or the sessions alone."""
 
-    def requests(self, owner: str, seconds: float) -> list[AskedCall]: ...
+    def requests(self, owner: str, seconds: float) -> list[PendingCall]: ...
 
     def reply(self, *given: Any) -> None: ...
 
@@ -69,7 +69,7 @@ class SessionsAlone:
 
     sessions: Sessions
 
-    def requests(self, owner: str, seconds: float) -> list[AskedCall]:
+    def requests(self, owner: str, seconds: float) -> list[PendingCall]:
         with self.sessions.changed:
             if not (found := self.sessions.take(owner)):
                 self.sessions.changed.wait(seconds)
@@ -88,7 +88,7 @@ class Engine:
 
     source: Answered
     answer: Callable[[str], str] = lambda prompt: f"{len(prompt)} letters"
-    asked: list[AskedCall] = field(default_factory=list)
+    asked: list[PendingCall] = field(default_factory=list)
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Engine:
                 self.asked.append(each)
                 self.source.reply(each.key, each.call_number, *self.sampled(each))
 
-    def sampled(self, asked: AskedCall) -> tuple[list[int], list[float], int, str]:
+    def sampled(self, asked: PendingCall) -> tuple[list[int], list[float], int, str]:
         """Return token ids, log-probs, the step and the ending."""
         text = self.answer(TOKENIZER.decode(asked.prompt_ids))
         ids = [*letters(text), END]

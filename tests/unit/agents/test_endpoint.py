@@ -250,7 +250,7 @@ def test_other_sampling_than_that_of_the_run_is_named_in_a_header(served: Served
     raw = served.client.chat.completions.with_raw_response
     found = raw.create(model="policy", messages=[ASKED], temperature=0.2, top_p=0.9, seed=3)  # type: ignore[list-item]
     assert found.headers[IGNORED_HEADER] == (
-        "ignored: temperature=0.2, seed=3; the run samples with its own values"
+        "ignored: seed=3, temperature=0.2; the run samples with its own values"
     )
     found = raw.create(model="policy", messages=[ASKED], temperature=1.0, top_p=0.9)  # type: ignore[list-item]
     assert IGNORED_HEADER not in found.headers

@@ -14,7 +14,7 @@ class Call:
     logprobs: tuple[float, ...]
     """Log-prob of each sampled token, in nats."""
     step: int
-    """Training step whose weights sampled the tokens."""
+    """Training step of the weights that sampled the tokens."""
     ending: str
     """`stop`, `length`, or what else ended it."""
 

@@ -14,7 +14,7 @@ from mindrl.agents.record import Call
 from mindrl.environments.host import Key
 
 _REMEMBERED = 10_000
-"""Number of ended sessions whose calls are answered by 410 instead of 404."""
+"""Number of ended sessions that answer calls by 410 instead of 404."""
 
 
 class RefusedError(Exception):

@@ -1,4 +1,4 @@
-"""Conversations whose response is several sequences, seen as one response each.
+"""Conversations with several sequences, seen as one response each.
 
 A conversation has several sequences if its prompt was rendered anew in between. Rewards,
 advantages and token weights count conversations, not sequences.

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from mindrl.agents.chat import RunSampling
 from mindrl.agents.host import AgentHost
-from mindrl.agents.routes import AgentCallLimits, PolicyText, Routes
+from mindrl.agents.routes import AgentCallLimits, AgentRoutes, PolicyText
 from mindrl.agents.runner_process import AgentSpec
 from mindrl.agents.sessions import Sessions
 from mindrl.config.environment import EnvironmentConfig
@@ -15,8 +15,6 @@ from mindrl.data.agent_chat import AgentChat
 from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost, Limits
 from mindrl.environments.process import EnvironmentSpec
-
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @contextmanager
@@ -62,7 +60,7 @@ def _agents(config: RunConfig, section: EnvironmentConfig, data: RunData) -> Age
         vocabulary=len(data.tokenizer),
         calls=section.max_turns,
     )
-    routes = Routes(
+    routes = AgentRoutes(
         sessions=Sessions(limits.calls),
         text=PolicyText(
             render=chat.render,
@@ -72,7 +70,7 @@ def _agents(config: RunConfig, section: EnvironmentConfig, data: RunData) -> Age
             end=chat.end,
         ),
         sampling=RunSampling(
-            values={name: getattr(sampling, name) for name in _SAMPLING},
+            values={"temperature": sampling.temperature, **sampling.truncation()},
             stop_token_ids=data.stop_token_ids,
         ),
         limits=limits,

@@ -16,7 +16,7 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class Gymnasium:
-    """A text game from an environment whose actions are texts or numbers."""
+    """A text game from an environment with actions that are texts or numbers."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mindrl.agents.host import AgentEnding, AgentHost
-from mindrl.agents.sessions import AskedCall
+from mindrl.agents.sessions import PendingCall
 from mindrl.batch.conversations import ConversationEnding, Dialogue, Restart, Turn
 from mindrl.batch.prompts import Prompt
 from mindrl.environments.host import Key
@@ -25,9 +25,9 @@ class _Agent:
 
     answered: int = 0
     """Number of turns that it has."""
-    asked: AskedCall | None = None
-    """The call whose answer the policy samples."""
-    queued: deque[AskedCall] = field(default_factory=deque)
+    pending: PendingCall | None = None
+    """The call that the policy answers."""
+    queued: deque[PendingCall] = field(default_factory=deque)
     """Further calls."""
     ending: AgentEnding | None = None
     """Arrived while an answer was sampled."""
@@ -60,11 +60,11 @@ class AgentTurns(ConversationTurns):
 
     def tokens_left(self, row: ResponseKey, sequence: OpenSequence) -> int:
         """Return the most tokens that the answer to the current call may still have."""
-        left, asked = super().tokens_left(row, sequence), self._agents[row].asked
-        if asked is None:
+        left, call = super().tokens_left(row, sequence), self._agents[row].pending
+        if call is None:
             return left
         drawn = len(sequence.tokens_N) - dialogue_of(sequence).next_start
-        return min(left, asked.max_tokens - drawn)
+        return min(left, call.max_tokens - drawn)
 
     def drawn(
         self,
@@ -93,16 +93,16 @@ class AgentTurns(ConversationTurns):
         rows = [Key(self.owner, *row) for row in self.waiting]
         return self.host.is_busy(self.owner, rows)
 
-    def answers(self, seconds: float) -> list[tuple[ResponseKey, AskedCall | AgentEnding]]:
+    def answers(self, seconds: float) -> list[tuple[ResponseKey, PendingCall | AgentEnding]]:
         """Return the calls and endings that arrive within `seconds`."""
-        found: list[tuple[ResponseKey, AskedCall | AgentEnding]] = []
-        for asked in self.host.requests(self.owner, seconds) if self.waiting else ():
-            row = (asked.key.group, asked.key.response)
+        found: list[tuple[ResponseKey, PendingCall | AgentEnding]] = []
+        for call in self.host.requests(self.owner, seconds) if self.waiting else ():
+            row = (call.key.group, call.key.response)
             if row in self.waiting:
                 self.waiting.discard(row)
-                found.append((row, asked))
+                found.append((row, call))
             else:
-                self._agents[row].queued.append(asked)
+                self._agents[row].queued.append(call)
         for ending in self.host.endings(self.owner):
             row = (ending.key.group, ending.key.response)
             self._agents[row].queued.clear()
@@ -118,7 +118,7 @@ class AgentTurns(ConversationTurns):
         row: ResponseKey,
         sequence: OpenSequence,
         prompt: Prompt,  # noqa: ARG002
-        answer: AskedCall | AgentEnding,
+        answer: PendingCall | AgentEnding,
     ) -> OpenSequence:
         """Let the policy answer a call, or end the conversation."""
         if isinstance(answer, AgentEnding):
@@ -130,19 +130,19 @@ class AgentTurns(ConversationTurns):
         found, self.host.lost = self.host.lost, 0
         return found
 
-    def _called(self, row: ResponseKey, sequence: OpenSequence, asked: AskedCall) -> OpenSequence:
+    def _called(self, row: ResponseKey, sequence: OpenSequence, call: PendingCall) -> OpenSequence:
         conversation, agent = dialogue_of(sequence), self._agents[row]
-        length, asked_ids = len(sequence.tokens_N), asked.prompt_ids
-        agent.asked = asked
+        length, prompt_ids = len(sequence.tokens_N), call.prompt_ids
+        agent.pending = call
         if agent.answered < len(conversation.turns):
             return self._repeated(row, sequence, conversation.turns[agent.answered])
         if _is_called(conversation, length):
             # It was called before the run was resumed.
-            return self._checked(row, sequence, conversation.next_start, asked_ids)
-        given, conversation = self._continued(sequence, conversation, asked_ids)
+            return self._checked(row, sequence, conversation.next_start, prompt_ids)
+        given, conversation = self._continued(sequence, conversation, prompt_ids)
         if conversation.turns:
             # For people: what the agent has sent, or all of it if it begins anew.
-            text = self.decode([*(given or asked_ids)])
+            text = self.decode([*(given or prompt_ids)])
             last = self._with_seconds(row, conversation.turns[-1])
             last = replace(last, role="user", messages=(("user", text),))
             conversation = replace(conversation, turns=(*conversation.turns[:-1], last))
@@ -152,31 +152,31 @@ class AgentTurns(ConversationTurns):
         return replace(more, conversation=conversation)
 
     def _continued(
-        self, sequence: OpenSequence, conversation: Dialogue, asked_ids: tuple[int, ...]
+        self, sequence: OpenSequence, conversation: Dialogue, prompt_ids: tuple[int, ...]
     ) -> tuple[tuple[int, ...], Dialogue]:
         """Return the tokens between two turns, and the conversation with them or at its end."""
         length, first = len(sequence.tokens_N), not conversation.prompt_ids
         segment = conversation.segments(length)[-1]
         whole = (*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist())
-        is_prefix = not first and asked_ids[: len(whole)] == whole
-        given = asked_ids[len(whole) :] if is_prefix else ()
-        is_full = len(asked_ids) >= self.longest_prompt + self.longest
+        is_prefix = not first and prompt_ids[: len(whole)] == whole
+        given = prompt_ids[len(whole) :] if is_prefix else ()
+        is_full = len(prompt_ids) >= self.longest_prompt + self.longest
         if is_full or length + len(given) >= self.longest:
             return (), replace(conversation, ending="tokens")
         if len(conversation.turns) == self.config.max_turns:
             return (), replace(conversation, ending="turns")
         if first:
-            return (), replace(conversation, prompt_ids=asked_ids)
+            return (), replace(conversation, prompt_ids=prompt_ids)
         if not is_prefix:
-            restart = Restart(start=length, prompt_ids=asked_ids)
+            restart = Restart(start=length, prompt_ids=prompt_ids)
             conversation = replace(conversation, restarts=(*conversation.restarts, restart))
         return given, replace(conversation, next_start=length + len(given))
 
     def _repeated(self, row: ResponseKey, sequence: OpenSequence, turn: Turn) -> OpenSequence:
         """Give the answer of an earlier process of the run again."""
-        asked = self._agents[row].asked
-        assert asked is not None, "it has called"
-        sequence = self._checked(row, sequence, turn.start, asked.prompt_ids)
+        call = self._agents[row].pending
+        assert call is not None, "it has called"
+        sequence = self._checked(row, sequence, turn.start, call.prompt_ids)
         if dialogue_of(sequence).ending is None:
             last = int(sequence.tokens_N[turn.end - 1])
             self._reply(row, sequence, turn, is_cut=last != self.template.end)
@@ -184,33 +184,33 @@ class AgentTurns(ConversationTurns):
         return sequence
 
     def _checked(
-        self, row: ResponseKey, sequence: OpenSequence, start: int, asked_ids: Sequence[int]
+        self, row: ResponseKey, sequence: OpenSequence, start: int, prompt_ids: Sequence[int]
     ) -> OpenSequence:
-        """Let a conversation fail whose agent asks otherwise than before the run was resumed."""
+        """Let a conversation fail if its agent makes another call than before the resume."""
         segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
         segment = next(each for each in reversed(segments) if each.start <= start)
         before = (*segment.prompt_ids, *sequence.tokens_N[segment.start : start].tolist())
-        if tuple(asked_ids) == before:
+        if tuple(prompt_ids) == before:
             return sequence
         self._close(row)
         return self._failed(sequence, "an agent made another call when the run was resumed")
 
     def _reply(self, row: ResponseKey, sequence: OpenSequence, turn: Turn, *, is_cut: bool) -> None:
         agent, chosen = self._agents[row], slice(turn.start, turn.end)
-        assert agent.asked is not None, "it has called"
+        assert agent.pending is not None, "it has called"
         self.host.reply(
-            agent.asked.key,
-            agent.asked.call_number,
+            agent.pending.key,
+            agent.pending.call_number,
             sequence.tokens_N[chosen].tolist(),
             sequence.logprobs_N[chosen].tolist(),
             int(sequence.steps_N[turn.end - 1]),
             "length" if is_cut else "stop",
         )
-        agent.asked, agent.since = None, time.monotonic()
+        agent.pending, agent.since = None, time.monotonic()
         agent.answered += 1
 
     def _ended(self, row: ResponseKey, sequence: OpenSequence, ending: AgentEnding) -> OpenSequence:
-        """End a conversation with its agent, whose reward belongs to the last turn."""
+        """End a conversation with its agent; the reward belongs to the last turn."""
         conversation = dialogue_of(sequence)
         error = ending.error or ("" if conversation.turns else "an agent ended without a call")
         if not error and self._agents[row].answered < len(conversation.turns):

@@ -49,7 +49,7 @@ def stored_rollouts(config: RunConfig) -> RolloutFiles:
             found = len(files.read(step).rewarded.responses)
         except DataError as error:
             raise ConfigError(f"{_KEY}={config.rl_config.debug_rollouts}: {error}") from error
-        # Conversations whose environments failed are not stored.
+        # Conversations with failed environments are not stored.
         is_less = config.environment_config is not None and 0 < found < needed
         if found != needed and not is_less:
             raise ConfigError(

@@ -61,7 +61,14 @@ RUNS = {
     ),
     "archon": ("train_grpo", "grpo_tiny_cpu", ("actor_config.backend=archon:d2",)),
 }
-UNTIMED = ("seconds/", "throughput/", "memory/", "idle/", "turns/environment_seconds")
+UNTIMED = (
+    "seconds/",
+    "throughput/",
+    "memory/",
+    "idle/",
+    "turns/environment_seconds",
+    "turns/idle_seconds",
+)
 SAMPLE_KEYS = ("step", "prompt", "response", "reward", "parts", "finished", "response_tokens")
 
 

@@ -7,7 +7,14 @@ from typing import TypeVar
 Metrics = dict[str, float]
 ValueT = TypeVar("ValueT")
 
-_OF_CARRYING_OUT = ("seconds/", "bytes/", "memory/", "throughput/", "turns/environment_seconds")
+_OF_CARRYING_OUT = (
+    "seconds/",
+    "bytes/",
+    "memory/",
+    "throughput/",
+    "turns/environment_seconds",
+    "turns/idle_seconds",
+)
 
 
 def computed(metrics: Mapping[str, ValueT]) -> dict[str, ValueT]:

@@ -108,10 +108,11 @@ class RolloutEngine(Protocol):
     def forget(self) -> None:
         """Invalidate the KV cache, because new weights follow. No request may be open."""
 
-    def flush_preemptions(self) -> float:
-        """Return how often a sequence was preempted for lack of KV cache since the last call.
+    def flush_counts(self) -> dict[str, float]:
+        """Return, by metric, the engine's steps and its preemptions for lack of KV cache.
 
-        Each rank of a replica returns its share: the sum over all ranks counts each once.
+        Counted since the last call. Each rank of a replica returns its share: the sum over all
+        ranks counts each once.
         """
 
     def weight_sink(self) -> RolloutSink:

@@ -80,7 +80,7 @@ class ActorHybridWorker(TrainingWorker):
             **super().flush_metrics(),
             "seconds/generate": 0.0,
             **self.timer.flush(),
-            "throughput/preemptions": self.inference_model.flush_preemptions(),
+            **self.inference_model.flush_counts(),
         }
 
     def _begin_rollout(self) -> None:

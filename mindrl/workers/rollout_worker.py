@@ -146,7 +146,7 @@ class RolloutWorker:
             **metrics,
             "seconds/generate": 0.0,
             **self.timer.flush(),
-            "throughput/preemptions": self.inference_model.flush_preemptions(),
+            **self.inference_model.flush_counts(),
             "memory/device_peak_bytes": float(self.ledger.flush_peak()),
             "memory/rss_bytes": float(memory.rss_bytes),
             "memory/peak_rss_bytes": float(memory.peak_rss_bytes),

@@ -96,9 +96,12 @@ def full_cache(folder: str, question: Question) -> tuple[list[Responses], list[f
     engine.onload("kv_cache")
     rows = range(len(question.prompts))
     alone = Responses.joined([ask(engine, question.only(row)) for row in rows])
-    counts = [engine.flush_preemptions()]
+    counts = [engine.flush_counts()["throughput/preemptions"]]
     together = ask(engine, question)
-    counts += [engine.flush_preemptions(), engine.flush_preemptions()]
+    counts += [
+        engine.flush_counts()["throughput/preemptions"],
+        engine.flush_counts()["throughput/preemptions"],
+    ]
     return [alone, together], counts
 
 

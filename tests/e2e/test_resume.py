@@ -21,6 +21,7 @@ TRACKERS = CHECKOUT / "tests/unit/tracking/user_trackers.py"
 OF_THIS_START = (
     *("seconds/", "idle/", "memory/", "bytes/", "throughput/"),
     "turns/environment_seconds",
+    "turns/idle_seconds",
 )
 """Metrics that say how a step was carried out."""
 RUNS = {

@@ -1,4 +1,4 @@
-"""Whole runs with a tool: learning, order of answers, and a run that is killed."""
+"""Whole runs with a tool or an agent: learning, order of answers, and runs that are killed."""
 
 import signal
 from pathlib import Path
@@ -20,6 +20,20 @@ SHORT = (
     "rl_config.test_freq=0",
 )
 SLOW = f"environment_config.tools=[{CHECKOUT}/tests/e2e/slow_tools.py:add]"
+KINDS = {
+    "tool": (),
+    "agent": (
+        "environment_config.tools=[]",
+        f"environment_config.agent={CHECKOUT}/tests/e2e/calculator_agent.py:solve",
+        "environment_config.reward_weight=1.0",
+    ),
+}
+FORGETS = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m['role'] + '\\n' -}}"
+    "{{- '' if m['role'] == 'assistant' else m['content'] -}}{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""Drops what earlier turns of the policy contain."""
 OF_THE_ORDER = (*OF_THIS_START, "staleness/rounds")
 
 
@@ -74,11 +88,37 @@ def test_slow_tools_and_lock_step_change_no_bit(tool_user: Path, tmp_path: Path)
     assert rounds[1] > rounds[0]
 
 
+def test_a_history_that_is_rendered_is_trained_on_as_it_was_seen(
+    tool_user: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "forgets.jinja"
+    template.write_text(FORGETS, encoding="utf-8")
+    program = ended(
+        run(
+            tmp_path / "run",
+            tool_user,
+            *SHORT,
+            "environment_config.history=rendered",
+            f"megatron_training.chat_template={template}",
+        )
+    )
+    steps = program.steps()
+    assert max(step["logprob_gap/mean"] for step in steps) < 1e-6
+    assert min(step["turns/mean"] for step in steps) > 1.1
+    rollouts = RolloutFiles(program.folder / "rollouts").read(4).rollouts
+    assert rollouts.conversation_B is not None
+    # Each turn has its own sequence, of the policy's tokens alone.
+    assert len(rollouts) == 128 * steps[-1]["turns/mean"]
+    assert rollouts.after_prompts().equal(rollouts.response_mask_BT)
+    assert len(rollouts.response_tokens()) == 128
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    partial: bool, tool_user: Path, tmp_path: Path
+    partial: bool, kind: str, tool_user: Path, tmp_path: Path
 ) -> None:
-    more = [*SHORT, "rl_config.rollout_round_steps=16"]
+    more = [*SHORT, *KINDS[kind], "rl_config.rollout_round_steps=16"]
     if partial:
         more += ["rl_config.partial_rollout=true", "rl_config.max_staleness=2"]
     straight = ended(run(tmp_path / "straight", tool_user, *more))
@@ -92,8 +132,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         assert any(step["staleness/open_groups"] for step in straight.steps())
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_replicas_that_run_ahead_hold_conversations_over_steps(
-    tool_user: Path, tmp_path: Path
+    kind: str, tool_user: Path, tmp_path: Path
 ) -> None:
     more = (
         "rl_config.use_integrated_worker=false",
@@ -103,7 +144,7 @@ def test_replicas_that_run_ahead_hold_conversations_over_steps(
         "rl_config.max_staleness=2",
         "rl_config.rollout_round_steps=8",
     )
-    program = ended(run(tmp_path / "run", tool_user, *SHORT, *more))
+    program = ended(run(tmp_path / "run", tool_user, *SHORT, *KINDS[kind], *more))
     steps = program.steps()
     assert len(steps) == 4
     assert max(step["turns/calls_mean"] for step in steps) > 0.2

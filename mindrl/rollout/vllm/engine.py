@@ -34,8 +34,8 @@ from mindrl.platform.device_memory import finish_device_work, free_bytes, give_b
 from mindrl.platform.leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
+from mindrl.rollout.vllm.engine_counts import EngineCounts
 from mindrl.rollout.vllm.options import rollout_options
-from mindrl.rollout.vllm.preemptions import Preemptions
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.shards import EngineShards
 from mindrl.rollout.vllm.whole_tensors import WholeTensors
@@ -102,9 +102,9 @@ class VllmEngine:
         """Number of pipeline stages."""
         if self.stages > 1:
             allocate_stage_inputs(self._worker.model_runner)
-        self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
         ranks = generate.infer_tensor_parallel_size * self.stages
-        self._preemptions = Preemptions(self.llm.llm_engine, ranks)
+        self._counts = EngineCounts(self.llm.llm_engine, ranks)
+        self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step, self._counts)
         self._leftovers = Leftovers.of(self._worker.model_runner.get_model(), platform)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
@@ -260,9 +260,9 @@ class VllmEngine:
         if self._rounds is not None or not self.llm.reset_prefix_cache():
             raise RuntimeError("new weights arrived while the engine has unfinished requests")
 
-    def flush_preemptions(self) -> float:
-        """Return the number of preemptions: see `RolloutEngine`."""
-        return self._preemptions.flush()
+    def flush_counts(self) -> dict[str, float]:
+        """Return the number of steps and preemptions: see `RolloutEngine`."""
+        return self._counts.flush()
 
     def _must_be_awake(self) -> None:
         if self.awake != {"weights", "kv_cache"}:
@@ -284,11 +284,12 @@ def allocate_stage_inputs(runner: Any) -> None:
         )
 
 
-def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:
+def _ticking(step: Callable[[], Any], counts: EngineCounts) -> Callable[[], Any]:
     """Return a function that counts progress with each step of the engine."""
 
     def ticking_step() -> Any:
         tick()
+        counts.count_step()
         with span("engine step"):
             return step()
 

@@ -1,5 +1,6 @@
 """Turns of a pool's conversations, each requested as soon as its environment has answered."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -68,10 +69,13 @@ class Conversing:
 
     def _hear(self, *, waits: bool) -> None:
         """Take the answers that are there; wait for one, or for all in lock step."""
+        began, turns = time.perf_counter(), self.pool.turns
         while self.pool.hear(_HEAR_SECONDS if waits else 0.0) and waits:
             self.check_interrupt()
             if not self.lock_step and self._ready():
-                return
+                break
+        if waits and turns is not None:
+            turns.idle_seconds += time.perf_counter() - began
 
     def _ready(self) -> list[ResponseNumber]:
         return [row for row in self.pool.incomplete() if row not in self.engaged]

@@ -37,6 +37,8 @@ class ConversationTurns(ABC):
     """Conversations that wait for an answer."""
     failures: Counter[str] = field(default_factory=Counter, init=False)
     """Failed conversations since the last look, by reason."""
+    idle_seconds: float = field(default=0.0, init=False)
+    """Time since the last look in which engines waited because no turn could begin."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -79,9 +81,11 @@ class ConversationTurns(ABC):
         reasons, self.failures = self.failures, Counter()
         for line in check_failures(groups, reasons, self.config.max_failed_fraction):
             self.warn(line)
+        idle, self.idle_seconds = self.idle_seconds, 0.0
         return {
             **conversation_metrics(groups),
             "turns/lost_processes": float(self.lost_processes()),
+            "turns/idle_seconds": idle,
         }
 
     def tokens_left(self, row: ResponseKey, sequence: OpenSequence) -> int:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Agents' calls as turns of a response; the policy is the test, the agents and HTTP are real.
 
-Whole runs: tests/e2e/test_agent_run.py.
+Whole runs: tests/e2e/test_tools_run.py.
 """
 
 from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ _IMPORTS = " imports"
 _PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
 
 _SECTION = "environment_config"
-_TURNS = tuple(f"{_SECTION}.{name}" for name in ("environment", "environments", "tools"))
+_TURNS = tuple(f"{_SECTION}.{name}" for name in ("environment", "environments", "tools", "agent"))
 
 
 def input_prints(config: RunConfig) -> Prints:
@@ -96,10 +96,14 @@ def _user_functions(config: RunConfig) -> dict[str, list[str]]:
 def _source_files(key: str, name: str) -> Iterator[str]:
     """Yield the file of a name, and the file that defines the object of that name."""
     place = name.rpartition(":")[0]
+    # Only its own interpreter may have the packages of an agent.
+    is_foreign = key == f"{_SECTION}.agent"
     if place.endswith(".py"):
         yield str(Path(place).expanduser().resolve())
-    elif (spec := find_spec(place)) is not None and spec.origin is not None:
+    elif not is_foreign and (spec := find_spec(place)) is not None and spec.origin is not None:
         yield spec.origin
+    if is_foreign:
+        return
     with suppress(TypeError):
         if (file := inspect.getsourcefile(inspect.unwrap(named_object(key, name)))) is not None:  # type: ignore[arg-type]
             yield str(Path(file).resolve())

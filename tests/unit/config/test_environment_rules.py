@@ -37,3 +37,18 @@ def test_the_files_of_named_environments_are_inputs_of_a_run(run_config: MakeCon
     prints = input_prints(run_config(Path("model"), named("a")))
     ((file, *_),) = prints["environment_config.environments"]
     assert file == "games.py"
+
+
+def test_an_agent_whose_packages_are_elsewhere_is_an_input_of_a_run(
+    run_config: MakeConfig, tmp_path: Path
+) -> None:
+    agent = tmp_path / "my_agent.py"
+    agent.write_text("import a_package_of_another_interpreter\n\ndef solve(**_): ...\n")
+    keys = {"environment_config.agent": f"{agent}:solve", "rl_config.use_dynamic_bsz": True}
+    config = run_config(Path("model"), keys)
+    assert of_section(config) == []
+    before = input_prints(config)["environment_config.agent"]
+    agent.write_text(f"{agent.read_text()}\n# changed\n")
+    ((file, *_),) = after = input_prints(config)["environment_config.agent"]
+    assert file == "my_agent.py"
+    assert after != before

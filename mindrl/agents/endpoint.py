@@ -17,6 +17,7 @@ from threading import Thread
 from typing import Any
 
 from mindrl.agents.answers import error_body
+from mindrl.agents.record import training_trace
 from mindrl.agents.routes import AgentRoutes, in_form, parameters_of
 from mindrl.agents.sessions import RefusedError, Session
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 IGNORED_HEADER = "X-Mindrl-Ignored"
 """Header of an answer about values of the request that were not used."""
-_PATH = re.compile(r"/sessions/([0-9a-f]{1,64})(/[a-z0-9/]+)")
+_PATH = re.compile(r"/sessions/([0-9a-f]{1,64})(/[a-z0-9/_]+)")
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _GENERATE = "/inference/v1/generate"
@@ -70,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_SECONDS
 
     def do_GET(self) -> None:
-        """Answer with the list of models."""
+        """Answer with the list of models, or the calls so far."""
         self._answer(self._get)
 
     def do_POST(self) -> None:
@@ -78,10 +79,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def _get(self) -> None:
-        _, path = self._session()
-        if path != "/v1/models":
+        session, path = self._session()
+        if path == "/training_trace":
+            self._send(200, training_trace(session.name, session.calls()))
+        elif path == "/v1/models":
+            self._send(200, self.server.routes.models())
+        else:
             raise RefusedError(404, f"no route GET {path}", code="not_found")
-        self._send(200, self.server.routes.models())
 
     def _post(self) -> None:
         # Read first: an unread body would be taken for the next request.

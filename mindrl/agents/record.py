@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,26 @@ class Segment:
             logprobs=(*self.logprobs, *(0.0,) * between, *call.logprobs),
             steps=(*self.steps, *(last,) * between, *(call.step,) * drawn),
         )
+
+
+def training_trace(name: str, calls: Sequence[Call]) -> dict[str, Any]:
+    """Return the calls of a session as JSON values in OpenEnv's form `TrainingTrace`, version 1.
+
+    Turns are named by the session and their number. The loss mask spans prompt and answer.
+    """
+    turns = [
+        {
+            "node_id": f"{name}-{number}",
+            "prompt_token_ids": [*call.prompt_ids],
+            "completion_token_ids": [*call.token_ids],
+            "per_token_logps": [*call.logprobs],
+            "loss_mask": [0] * len(call.prompt_ids) + [1] * len(call.token_ids),
+            "metadata": {"step": call.step, "finish_reason": call.ending},
+        }
+        for number, call in enumerate(calls)
+        if call.token_ids
+    ]
+    return {"schema_version": 1, "turns": turns}
 
 
 def segments_of(calls: Sequence[Call]) -> tuple[Segment, ...]:

@@ -60,7 +60,7 @@ def killed(program: Program, kind: str, rng: random.Random) -> bool:
     return False
 
 
-def test_random_kills_change_nothing_that_is_learned(tool_user: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_random_kills_change_nothing_that_is_learned(tool_user: Path, tmp_path: Path) -> None:
     straight = ended(run(tmp_path / "straight", tool_user, *MORE))
     rng, count = random.Random(SEED), Counter[str]()
     left = rng.sample(VICTIMS, len(VICTIMS))

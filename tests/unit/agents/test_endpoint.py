@@ -385,3 +385,20 @@ def test_an_answer_that_its_client_did_not_wait_for_is_not_recorded(served: Serv
     again.stop()
     assert [each.call_number for each in again.asked] == [0, 1]
     assert [*served.session.recorded] == [1]
+
+
+def test_the_calls_so_far_are_given_in_the_form_of_openenv(served: Served) -> None:
+    served.engine.answers = lambda _: "four"
+    served.chat([ASKED])
+    root = served.endpoint.base_url(served.session).removesuffix("/v1")
+    key = {"Authorization": f"Bearer {served.session.secret}"}
+    trace = httpx.get(f"{root}/training_trace", headers=key).json()
+    assert httpx.get(f"{root}/training_trace").status_code == 401
+    (turn,) = trace["turns"]
+    (call,) = served.session.calls()
+    assert turn["prompt_token_ids"] == [*call.prompt_ids]
+    assert turn["completion_token_ids"] == [*call.token_ids]
+    assert turn["per_token_logps"] == [*call.logprobs]
+    assert turn["loss_mask"] == [0] * len(call.prompt_ids) + [1] * len(call.token_ids)
+    assert turn["metadata"] == {"step": STEP, "finish_reason": "stop"}
+    assert (trace["schema_version"], turn["node_id"]) == (1, f"{served.session.name}-0")

@@ -140,10 +140,14 @@ class EnvironmentHost:
             why = (reply or {}).get("error", "the process of the environments did not start")
             raise ConfigError(f"environment_config: {why}")
 
-    def begin(self, key: Key, seed: int, row: Mapping[str, Any], past: Past = ()) -> None:
-        """Begin a conversation; its `Opening` is among the answers, unless it has a past."""
+    def begin(self, key: Key, seed: int, row: Mapping[str, Any], past: Past | None = None) -> None:
+        """Begin a conversation; its `Opening` is among the answers, unless it has a past.
+
+        A past may be empty: then its `Opening` is known.
+        """
         assert key not in self._open, "a conversation begins once"
-        found = _Conversation(key=key, seed=seed, row=row, past=[*past], has_opened=bool(past))
+        turns, has_opened = [*(past or ())], past is not None
+        found = _Conversation(key=key, seed=seed, row=row, past=turns, has_opened=has_opened)
         self._open[key] = found
         self._waiting.append(found)
 

@@ -34,9 +34,13 @@ class EnvironmentTurns(ConversationTurns):
 
     def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
         """Let the environment of a new conversation begin; that of another is begun with a turn."""
-        if not dialogue_of(sequence).prompt_ids:
+        conversation = dialogue_of(sequence)
+        if not conversation.prompt_ids:
             self.host.begin(Key(self.owner, *row), seed, _row(prompt))
             self.waiting.add(row)
+        elif sequence.finished and len(sequence.tokens_N) > conversation.next_start:
+            # The turn had no answer when the run was saved.
+            self.drawn(row, sequence, prompt, seed)
 
     def drawn(
         self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int

@@ -324,21 +324,13 @@ def test_what_the_run_cannot_do_is_refused_in_words(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        (b"{", 400),
-        (b"[]", 400),
-        (b'{"messages": NaN}', 400),
-        (b'{"a":' + b"[" * 200_000, 400),
-        (b"\xff\xfe\x00", 400),
-    ],
+    "content",
+    [b"{", b"[]", b'{"messages": NaN}', b'{"a":' + b"[" * 200_000, b"\xff\xfe\x00"],
 )
-def test_a_body_that_is_no_object_is_refused(served: Served, content: bytes, status: int) -> None:
+def test_a_body_that_is_no_object_is_refused(served: Served, content: bytes) -> None:
     response = served.post(CHAT_PATH, content=content)
-    assert (response.status_code, response.json()["error"]["type"]) == (
-        status,
-        "invalid_request_error",
-    )
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_a_large_body_and_one_without_length_are_not_read() -> None:

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 from built_wheel import ROOT, built_wheel, copied_sources, installed, outside
 
-SHIPPED = re.compile(r"\.(py|pyi|yaml|json|js|css|html|lock)$|/py\.typed$")
+SHIPPED = re.compile(r"\.(py|pyi|yaml|json|js|css|html|lock|sh)$|/py\.typed$")
 
 
 @pytest.fixture(scope="module")

@@ -368,3 +368,24 @@ def test_a_history_that_fills_the_model_ends_a_conversation(make_pool: MakePool)
     assert found.response_mask_BT.sum(dim=1).tolist() == [*drawn, 0]
     assert drawn == [2] * (len(drawn) - 1) + [1]
     assert int(found.lengths_B.max()) == 64 + LONGEST
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_conversation_is_restored_in_its_first_turn(
+    is_answered: bool, make_pool: MakePool
+) -> None:
+    pool, later = begun(make_pool()), make_pool()
+    row = pool.incomplete()[0]
+    drawn = torch.tensor([*ids("2"), *([END] if is_answered else [])])
+    pool.extend(row, (drawn, torch.zeros(len(drawn))), step=1, finished=is_answered)
+    # Of a turn that has ended the environment has not answered yet.
+    state = PoolState(next_prompt=1, groups=tuple(pool.groups.values()))
+    later.load(PoolState.of_json(json.loads(json.dumps(state.to_json()))))
+    for each in (pool, later):
+        listen(each)
+        assert row in each.incomplete()
+        write(each, 0, "3")
+    one, other = (each.groups[row.group].sequences[0] for each in (pool, later))
+    assert one.conversation == other.conversation
+    assert len(one.conversation.turns if one.conversation else ()) == 1 + is_answered
+    assert one.tokens_N.equal(other.tokens_N)

@@ -16,6 +16,8 @@ from mindrl.platform.device_engine import engine_options
 from mindrl.rollout.vllm.options import command_of, rollout_options
 
 EXTENSION = "mindrl.launch.server_extension.InwardWeights"
+_OF_DEVICE = ("additional_config", "attention_config")
+"""Options of a run's engine that depend on the device and that a server needs too."""
 
 
 def server_command(config: RunConfig, platform: Platform, address: str) -> list[str]:
@@ -43,12 +45,8 @@ def server_command(config: RunConfig, platform: Platform, address: str) -> list[
         options["gpu_memory_utilization"] = generate.gpu_memory_utilization
     else:
         options["kv_cache_memory_bytes"] = generate.kv_cache_mib << 20
-    if (
-        config_of_plugin := engine_options(platform, batch_invariant=generate.batch_invariant).get(
-            "additional_config"
-        )
-    ) is not None:
-        options["additional_config"] = json.dumps(config_of_plugin)
+    of_device = engine_options(platform, batch_invariant=generate.batch_invariant)
+    options |= {name: of_device.get(name) for name in _OF_DEVICE}
     of_server = {
         "host": listens.hostname,
         "port": listens.port or 80,

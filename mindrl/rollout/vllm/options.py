@@ -3,6 +3,7 @@
 Imports no vLLM: a server has them in its command.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,8 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
         match value:
             case None:
                 continue
+            case Mapping():
+                command += [f"--{flag}", json.dumps(value)]
             case bool():
                 command.append(f"--{flag}" if value else f"--no-{flag}")
             case _:

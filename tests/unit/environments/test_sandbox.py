@@ -198,10 +198,11 @@ def test_a_program_has_no_privileges() -> None:
 def test_a_program_ends_with_all_its_processes(program: str) -> None:
     seen: set[psutil.Process] = set()
     ended = threading.Event()
+    before = set(psutil.Process().children(recursive=True))
 
     def watch() -> None:
         while not ended.wait(0.02):
-            seen.update(psutil.Process().children(recursive=True))
+            seen.update(set(psutil.Process().children(recursive=True)) - before)
 
     watcher = threading.Thread(target=watch)
     watcher.start()

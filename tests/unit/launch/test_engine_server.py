@@ -47,6 +47,7 @@ def test_a_server_has_the_engine_of_the_run_at_its_own_address(config: RunConfig
     switches = {"--enforce-eager", "--enable-prefix-caching", "--skip-tokenizer-init"}
     assert switches | {"--no-enable-expert-parallel", "--no-trust-remote-code"} < {*command}
     assert "--gpu-memory-utilization" not in command
+    assert json.loads(given["--attention-config"]) == {"backend": "CPU_MLA"}
 
 
 def test_a_server_is_told_that_its_weights_will_change_where_the_plugin_asks_for_it(

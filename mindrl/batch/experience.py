@@ -40,6 +40,14 @@ class WeightedSequences(Sequences):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlopedSequences(WeightedSequences):
+    """Answers of one optimizer step on preferences."""
+
+    slopes_BT: Tensor
+    """float32; derivative of the loss by each token's log-prob, divided by the token's weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Minibatch(WeightedSequences):
     """Sequences of one optimizer step of a policy."""
 

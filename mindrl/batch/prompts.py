@@ -54,6 +54,21 @@ class Demonstration(Prompt):
     true for the first."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledAnswer(Demonstration):
+    """An answer that is desirable or not; its answer follows the last question."""
+
+    is_desirable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferencePair(Prompt):
+    """Two answers to a prompt; its token ids are those of the longer one, its text the chosen."""
+
+    chosen: Demonstration
+    rejected: Demonstration
+
+
 def sample_numbers(uids: Iterable[int]) -> list[int]:
     """Number the responses to each prompt from 0; `uids` are the prompts of the responses.
 

@@ -59,5 +59,6 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
     if config.is_apart and rl.step_order == "in_turns":
         need = f"has no turns on separate devices; {_SECTION} needs another order there"
         yield broken("rl_config.step_order", rl.step_order, need, "one_step_off")
-    if config.sft_config is not None:
-        yield Finding(f"{_SECTION} has no effect with sft_config; remove it", _SECTION)
+    if config.reads_answers:
+        section = "sft_config" if config.sft_config is not None else "preference_config"
+        yield Finding(f"{_SECTION} has no effect with {section}; remove it", _SECTION)

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS
+from mindrl.config.preference import PreferenceConfig
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 from mindrl.config.sft import SFTConfig
@@ -18,6 +19,7 @@ NAME = "mindrl_defaults"
 _OPTIONAL = {
     "critic": CriticConfig,
     "environment": EnvironmentConfig,
+    "preference": PreferenceConfig,
     "reward": RewardConfig,
     "sft": SFTConfig,
 }

@@ -13,7 +13,7 @@ from mindrl.config.server_address import unfit_server
 _APART = "rl_config.use_integrated_worker"
 _ORDER = "rl_config.step_order"
 _BRINGS: dict[Role, str] = {
-    "ref": "rl_config.init_kl_coef above 0 adds it",
+    "ref": "rl_config.init_kl_coef above 0 or preference_config adds it",
     "critic": "rl_config.adv_estimator=gae adds it",
     "reward": "reward_config adds it",
 }

@@ -348,6 +348,10 @@ class RLConfig:
     """Longest time from the first Ctrl-C or SIGTERM until the run stops finishing the current work,
     and ends with its last checkpoint. None has no limit."""
 
+    def overlong_tokens(self, longest: int) -> int:
+        """Return the number of tokens over which the length penalty grows."""
+        return longest // 5 if self.overlong_buffer is None else self.overlong_buffer
+
     @property
     def aggregation(self) -> Literal["token_mean", "sequence_mean", "sequence_sum"]:
         """`loss_aggregation`, or the equivalent of `token_level_loss`."""

@@ -19,6 +19,7 @@ from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.preference import PreferenceConfig
 from mindrl.config.profiler import ProfilerConfig
 from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
@@ -59,6 +60,8 @@ class RunConfig:
     """The shared folder of a train job and rollout jobs."""
     sft_config: SFTConfig | None = None
     """Supervised fine-tuning: its targets. None trains on rewards."""
+    preference_config: PreferenceConfig | None = None
+    """Preferences: form of the loss, columns of the rows. None trains on something else."""
     profiler_config: ProfilerConfig = ProfilerConfig()
     """Timelines of steps, and profiles of workers."""
 
@@ -197,7 +200,12 @@ class RunConfig:
     def rolls_out(self) -> bool:
         """Whether this run has an engine; otherwise it trains on existing data."""
         stored = self.rl_config.debug == "train_only" or self.spool_config.job == "train"
-        return not stored and self.sft_config is None
+        return not stored and not self.reads_answers
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether rows contain the answers to train on: demonstrations or preferences."""
+        return self.sft_config is not None or self.preference_config is not None
 
     @property
     def learns(self) -> bool:
@@ -335,12 +343,6 @@ class RunConfig:
         return ", ".join(reason for reason, holds in reasons.items() if holds)
 
     @property
-    def overlong_buffer(self) -> int:
-        """Number of tokens over which the length penalty grows."""
-        asked = self.rl_config.overlong_buffer
-        return self.generate_config.sampling_config.max_tokens // 5 if asked is None else asked
-
-    @property
     def max_staleness(self) -> int:
         """Maximum number of steps between the one that starts a group and the one that uses it."""
         rl, job = self.rl_config, self.spool_config.job
@@ -361,7 +363,8 @@ class RunConfig:
     @property
     def uses_reference(self) -> bool:
         """Whether a reference model is loaded."""
-        return self.rl_config.init_kl_coef > 0
+        given = self.preference_config
+        return self.rl_config.init_kl_coef > 0 if given is None else not given.reference_free
 
     @property
     def reference_is_base(self) -> bool:
@@ -373,8 +376,7 @@ class RunConfig:
     @property
     def reads_actor(self) -> bool:
         """Whether a step or an evaluation has a forward pass of the actor outside the update."""
-        is_passed = self.old_log_probs == "recompute" or self.reference_is_base
-        return is_passed or self.sft_config is not None
+        return any((self.old_log_probs == "recompute", self.reference_is_base, self.reads_answers))
 
     @property
     def changing_roles(self) -> tuple[Role, ...]:

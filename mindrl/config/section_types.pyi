@@ -382,6 +382,18 @@ class SFTKeys(TypedDict, total=False):
     turns: Literal["all", "last"]
     epochs: int | None
 
+class PreferenceKeys(TypedDict, total=False):
+    loss: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto"]
+    beta: float
+    label_smoothing: float
+    reference_free: bool
+    desirable_weight: float
+    undesirable_weight: float
+    chosen_column: str
+    rejected_column: str
+    completion_column: str
+    label_column: str
+
 class ProfilerKeys(TypedDict, total=False):
     trace_steps: int
     profile: bool
@@ -423,4 +435,5 @@ class SectionArguments(TypedDict, total=False):
     environment_config: EnvironmentKeys | None
     spool_config: SpoolKeys
     sft_config: SFTKeys | None
+    preference_config: PreferenceKeys | None
     profiler_config: ProfilerKeys

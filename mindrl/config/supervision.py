@@ -9,12 +9,12 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 
-_LEARNS = "supervised fine-tuning trains on the answers of the rows"
-_LOSS = "the loss is the mean negative log-prob of the target tokens of an update"
+_LEARNS = "the run trains on the answers of the rows"
+_LOSS = "the loss is that of the answers"
 _NO_ROLLOUT = "no responses are generated"
 _NO_REWARD = "nothing is rated"
 _ALONE = {
-    "n_samples_per_prompt": "each row has one answer",
+    "n_samples_per_prompt": "rows have their answers",
     "epochs": "passes over the rows are sft_config.epochs",
     "adv_estimator": "there are no advantages",
     "policy_loss": _LOSS,
@@ -23,7 +23,7 @@ _ALONE = {
     "token_level_loss": _LOSS,
     "entropy_coeff": _LOSS,
     "entropy_target": _LOSS,
-    "init_kl_coef": "there is no reference",
+    "init_kl_coef": "it weighs no reference in the loss",
     "shuffle_mini_batch": "rows are shuffled by data_config.order",
     "verifier_function": _NO_REWARD,
     "verifier_weight": _NO_REWARD,
@@ -49,10 +49,10 @@ def supervised(config: RunConfig) -> RunConfig:
 
     Keys of the rollout are ignored. Contradicting keys are kept, and `sft_findings` reports them.
     """
-    if config.sft_config is None:
+    if not config.reads_answers:
         return config
     rl, longest, unset = config.rl_config, config.megatron_training.seq_length, _defaults()
-    own = {key: value for key, value in _OWN.items() if getattr(rl, key) == unset[key]}
+    own = {key: value for key, value in _own(config).items() if getattr(rl, key) == unset[key]}
     return replace(
         config,
         rl_config=replace(
@@ -80,15 +80,20 @@ def supervised(config: RunConfig) -> RunConfig:
 
 def sft_findings(config: RunConfig) -> Iterator[Finding]:
     """Yield keys that contradict supervised fine-tuning."""
-    if config.sft_config is None:
+    if not config.reads_answers:
         return
-    unset = _defaults()
+    yield from _preference_findings(config)
+    unset, own = _defaults(), _own(config)
     for key, why in _ALONE.items():
         value = getattr(config.rl_config, key)
-        if value not in (unset[key], _OWN.get(key, unset[key])):
+        if value not in (unset[key], own.get(key, unset[key])):
             yield broken(f"rl_config.{key}", value, f": {_LEARNS}: {why}; remove it", unset[key])
-    if config.megatron_training.takes_plain_text and config.sft_config.response_column is None:
-        key, what = "sft_config.response_column", "megatron_training.chat_template=plain"
+    key, what = "sft_config.response_column", "megatron_training.chat_template=plain"
+    if (
+        config.megatron_training.takes_plain_text
+        and config.value_of(key) is None
+        and config.sft_config
+    ):
         yield Finding(f"{key} is missing: {what} has no turns; name the column of the answer", key)
     given = {
         "critic_config": config.critic_config is not None,
@@ -98,6 +103,32 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
     }
     for key in (key for key, is_given in given.items() if is_given):
         yield Finding(f"{key} is given: {_LEARNS} only; remove it", key, "given")
+
+
+def _preference_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield keys of preferences that contradict each other, or make their gradient inexact."""
+    section = config.preference_config
+    if section is None:
+        return
+    key, is_kto = "preference_config", section.loss == "kto"
+    if config.sft_config is not None:
+        yield Finding(f"{key} is given with sft_config: a run has one loss; remove one", key)
+    smooth, loss = section.label_smoothing, section.loss
+    if smooth and loss not in ("sigmoid", "sigmoid_norm"):
+        need = f"needs preference_config.loss=sigmoid or sigmoid_norm, found {loss}"
+        yield broken(f"{key}.label_smoothing", smooth, need, 0.0)
+    for name in () if is_kto else ("desirable_weight", "undesirable_weight"):
+        if getattr(section, name) != 1.0:
+            need = f"has an effect only with preference_config.loss=kto, found {loss}"
+            yield broken(f"{key}.{name}", getattr(section, name), need, 1.0)
+    if dropout := config.actor_config.lora.dropout:
+        need = "must be 0 with preference_config: its slopes come from another forward pass"
+        yield broken("actor_config.lora.dropout", dropout, need, 0.0)
+
+
+def _own(config: RunConfig) -> dict[str, Any]:
+    section = config.preference_config
+    return _OWN | ({} if section is None else {"n_samples_per_prompt": section.sequences_per_row})
 
 
 def in_epochs(config: RunConfig, rows: int) -> RunConfig:

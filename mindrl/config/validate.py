@@ -52,7 +52,7 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return all findings of a configuration; empty if it is valid."""
-    learned = (_advantages, _rewards) if config.sft_config is None else (sft_findings,)
+    learned = (_advantages, _rewards) if not config.reads_answers else (sft_findings,)
     rules = (_shares, _lengths, _learning, *learned, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
     alone = (adapter_findings, debug_findings, spool_findings, tracking_findings, profiler_findings)
@@ -209,7 +209,7 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
         config,
         (
             # The penalty must grow over a part of the response's tokens, not over all.
-            rl.overlong_buffer_enable and not 0 < config.overlong_buffer < response,
+            rl.overlong_buffer_enable and not 0 < rl.overlong_tokens(response) < response,
             "rl_config.overlong_buffer",
             f"{some} with rl_config.overlong_buffer_enable=true",
             *((max(1, response // 5),) if response > 1 else ()),

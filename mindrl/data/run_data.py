@@ -15,6 +15,7 @@ from mindrl.config.reward_signature import RewardSignature
 from mindrl.config.run import RunConfig
 from mindrl.data.demonstrations import load_demonstrations
 from mindrl.data.held_out import hold_out, without_tests
+from mindrl.data.preferences import load_preferences
 from mindrl.data.prompts import PromptSet, joined, load_prompts
 from mindrl.data.reading import Reading
 from mindrl.data.rows import shown
@@ -86,6 +87,8 @@ def read_data(config: RunConfig) -> RunData:
         tools = row_tools(config)
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
+            if config.preference_config is not None:
+                return load_preferences(paths, config, tokenizer, stops, reading)
             if config.sft_config is not None:
                 return load_demonstrations(paths, config, tokenizer, stops, reading)
             chosen = replace(reading, rewards=rewards)

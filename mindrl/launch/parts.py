@@ -15,6 +15,7 @@ from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.engines import ColocatedEngines, Engines
 from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.preference_trainer import PreferenceTrainer
 from mindrl.trainer.ranks import Ranks
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunLog
@@ -38,9 +39,11 @@ def loop_of(
     raters: Raters,
     run_log: RunLog,
 ) -> TrainingLoop[Any, Any]:
-    """Return the loop of a run: a policy trainer, or supervised fine-tuning."""
+    """Return the loop of a run: a policy trainer, or one of the answers in rows."""
     if plan.config.sft_config is not None:
         return SupervisedTrainer(plan.config, data, actor, run_log)
+    if plan.config.preference_config is not None:
+        return PreferenceTrainer(plan.config, data, actor, run_log)
     return trainer_of(plan, data, actor, raters, run_log)
 
 
@@ -57,9 +60,10 @@ def trainer_of(
     # With two jobs, the train job adds the other scores.
     only_rules = config.spool_config.job == "rollout"
     if rl.overlong_buffer_enable and not only_rules:
+        longest = config.generate_config.sampling_config.max_tokens
         penalty = LengthPenalty(
-            longest=config.generate_config.sampling_config.max_tokens,
-            buffer=config.overlong_buffer,
+            longest=longest,
+            buffer=rl.overlong_tokens(longest),
             factor=rl.overlong_buffer_penalty_factor,
         )
     rewards = RewardSources(

@@ -59,10 +59,10 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
         CheckpointError: The checkpoint is damaged.
         DataError: The file of the responses cannot be read.
     """
-    if config.sft_config is not None:
+    if config.reads_answers:
         raise ConfigError(
-            f"--step {step}: {folder.root} is a run of supervised fine-tuning, which generates no "
-            "responses; repeat the run with the same seed to get the same numbers"
+            f"--step {step}: {folder.root} trains on the answers of rows and generates no responses"
+            "; repeat the run with the same seed to get the same numbers"
         )
     lines, files = _lines(folder.metrics), RolloutFiles(folder.rollouts)
     commits = Commits(folder.checkpoints)

@@ -38,14 +38,14 @@ def warn_of_data(config: RunConfig, data: RunData) -> None:
 def try_all_rewards(config: RunConfig, data: RunData) -> list[Finding]:
     """Call each of the user's reward functions for the first row of each `data_source`.
 
-    In supervised fine-tuning none is called. Returns warnings that do not refuse the run.
+    In a run on answers in rows none is called. Returns warnings that do not refuse the run.
 
     Raises:
         ConfigError: A function fails for an empty response, unless failures get the worst score, or
             leaves its declared range.
         RewardError: The process that calls them is lost.
     """
-    if config.sft_config is not None:
+    if config.reads_answers:
         return []
     takes_failures = config.rl_config.on_reward_failure == "worst"
     refused: list[Finding] = []

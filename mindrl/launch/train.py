@@ -15,7 +15,12 @@ from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped, trace_requests
 from mindrl.launch.reward_trials import warn_of_data
-from mindrl.observability.console import COLUMNS, SUPERVISED_COLUMNS, StepConsole
+from mindrl.observability.console import (
+    COLUMNS,
+    PREFERENCE_COLUMNS,
+    SUPERVISED_COLUMNS,
+    StepConsole,
+)
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.summary import render_summary
@@ -64,6 +69,8 @@ def train(
     warn_of_data(config, data)
     print_rows(derived_numbers(config, platform).items())
     columns = COLUMNS if config.sft_config is None else SUPERVISED_COLUMNS
+    if config.preference_config is not None:
+        columns = PREFERENCE_COLUMNS
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
     traces = step_traces(config, folder, console)
     files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces, inputs)

@@ -44,6 +44,15 @@ SUPERVISED_COLUMNS = (
     ("step s", "seconds/step", ".1f"),
 )
 """Columns for supervised fine-tuning."""
+PREFERENCE_COLUMNS = (
+    ("loss", "preference/loss", ".4f"),
+    ("accuracy", "preference/accuracy", ".3f"),
+    ("margin", "preference/margin", ".3f"),
+    ("norm", "update/grad_norm", ".3f"),
+    ("tok/s", "throughput/tokens_per_second", ".0f"),
+    ("step s", "seconds/step", ".1f"),
+)
+"""Columns for training on preferences."""
 
 
 class StepConsole:

@@ -24,7 +24,7 @@ _THEIR_KEYS = {
 def part_findings(config: RunConfig) -> Iterator[Finding]:
     """Check the names, and try the user's own parts and the loss's options, which import torch."""
     rl, losses = config.rl_config, policy_loss_names()
-    if config.sft_config is None:
+    if not config.reads_answers:
         yield from _unknown_part(_ESTIMATOR, rl.adv_estimator, ESTIMATORS)
     yield from _unknown_part(_LOSS, rl.policy_loss, losses)
     if ":" in rl.adv_estimator:

@@ -61,7 +61,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "rewards": _rewards(config),
         **({"metrics go to": places} if (places := tracking_text(config)) else {}),
     }
-    if config.sft_config is None:
+    if not config.reads_answers:
         return found
     # Without rollouts and rewards these numbers have no meaning.
     kept = {name: text for name, text in found.items() if name not in _OF_REWARDS}
@@ -71,8 +71,10 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
 
 
 def _lesson(config: RunConfig) -> dict[str, str]:
-    """Return the targets of supervised fine-tuning."""
-    sft = config.sft_config
+    """Return what a run on the answers of rows learns."""
+    sft, preference = config.sft_config, config.preference_config
+    if preference is not None:
+        return {"learns": f"preferences ({preference.loss})", "reference": _reference(config)}
     assert sft is not None, "the run is supervised"
     column = sft.response_column
     answers = "each answer of a conversation" if sft.turns == "all" else "its last answer"

@@ -65,7 +65,7 @@ def _swapped(question: Question) -> Question:
 def write_questions(
     folder: Path, *, seed: int, train: int = TRAINING_ROWS, test: int = TEST_ROWS
 ) -> Iterator[str]:
-    """Write train.jsonl and test.jsonl; yields a line about each.
+    """Write train.jsonl and test.jsonl, and pairs of answers; yields a line about each.
 
     Raises:
         ConfigError: More questions are asked for than there are.
@@ -74,8 +74,18 @@ def write_questions(
     splits = draw_splits(train=train, test=test, seed=seed)
     for name, questions in zip(("train", "test"), splits, strict=True):
         path = folder / f"{name}.jsonl"
-        written = write_if_changed(path, "".join(_rows(questions)).encode())
-        yield f"{path}: {len(questions)} rows, {'written' if written else 'up to date'}"
+        pairs = folder / f"{name}_pairs.jsonl"
+        for file, rows in ((path, _rows(questions)), (pairs, _pair_rows(questions))):
+            written = write_if_changed(file, "".join(rows).encode())
+            yield f"{file}: {len(questions)} rows, {'written' if written else 'up to date'}"
+
+
+def _pair_rows(questions: list[Question]) -> Iterator[str]:
+    """Yield one JSON line per question: the sum is chosen, that with the wrong carry rejected."""
+    for question in questions:
+        wrong = question.sum + (-10 if question.needs_carry else 10)
+        row = {"prompt": question.prompt, "chosen": str(question.sum), "rejected": str(wrong)}
+        yield json.dumps(row) + "\n"
 
 
 def _rows(questions: list[Question]) -> Iterator[str]:

@@ -280,7 +280,16 @@ class RunLog:
 
     def held_out_loss(self, step: int, name: str | None, loss: float) -> None:
         """Record the loss on a named set, None for the held-out file; step 0 is before training."""
-        found = {"loss": loss, "perplexity": math.exp(min(loss, _LARGEST_LOSS))}
+        perplexity = math.exp(min(loss, _LARGEST_LOSS))
+        self._held_out(step, name, {"loss": loss, "perplexity": perplexity})
+
+    def held_out_preferences(
+        self, step: int, name: str | None, *, loss: float, accuracy: float
+    ) -> None:
+        """Record loss and accuracy on preferences of a set, as `held_out_loss`."""
+        self._held_out(step, name, {"loss": loss, "accuracy": accuracy})
+
+    def _held_out(self, step: int, name: str | None, found: Metrics) -> None:
         when, label = "after" if step else "before", name or "held-out"
         self.summary.evaluations.setdefault(label, {})[when] = found
         place = "evaluation" if name is None else f"eval/{name}"

@@ -1,0 +1,100 @@
+"""Losses of preferences, and their slopes with regard to the log-prob of each answer.
+
+A pair couples two sequences, which micro-batches and ranks separate. The trainer therefore computes
+the slopes from a forward pass, and the update is a sum of log-probs weighted by them: its gradient
+is that of the loss.
+
+Shapes: P pairs, B answers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from mindrl.algorithms.losses import LossInputs, LossTerms, weighted_sums
+from mindrl.batch.experience import SlopedSequences
+from mindrl.config.preference import PreferenceConfig
+
+SURROGATE = "preference_surrogate"
+"""Name of the update's own loss, which has the gradient of the loss but not its value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Judged:
+    """A loss of preferences, of one update."""
+
+    losses_B: Tensor
+    """float64; of each pair, or of each answer for KTO."""
+    rewards_B: Tensor
+    """float64; beta times the log-ratio of each answer."""
+    slopes_B: Tensor
+    """float64; derivative of the mean loss by the log-prob of each answer."""
+
+
+def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) -> Judged:
+    """Return the losses of pairs; all chosen answers come before all rejected ones.
+
+    `sigmoid` is DPO (arXiv 2305.18290) eq. 7, smoothed as conservative DPO; `ipo` is arXiv
+    2310.12036 eq. 17 on mean log-probs; `hinge` is SLiC (arXiv 2305.10425).
+
+    Args:
+        config: Form and constants.
+        ratios_B: float64; log-prob of each answer less that of the reference, in nats.
+        tokens_B: Target tokens of each answer.
+    """
+    with torch.enable_grad():
+        leaf_B = ratios_B.detach().requires_grad_()
+        scores_B = leaf_B / tokens_B if config.loss in ("ipo", "sigmoid_norm") else leaf_B
+        chosen_P, rejected_P = scores_B.chunk(2)
+        losses_P = _of_margins(config, chosen_P - rejected_P)
+        (slopes_B,) = torch.autograd.grad(losses_P.mean(), leaf_B)
+    return Judged(losses_B=losses_P.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B)
+
+
+def _of_margins(config: PreferenceConfig, margins_P: Tensor) -> Tensor:
+    beta, wrong = config.beta, config.label_smoothing
+    if config.loss == "ipo":
+        return (margins_P - 1 / (2 * beta)) ** 2
+    if config.loss == "hinge":
+        return (1 - beta * margins_P).relu()
+    return -(1 - wrong) * logsigmoid(beta * margins_P) - wrong * logsigmoid(-beta * margins_P)
+
+
+def label_losses(
+    config: PreferenceConfig, ratios_B: Tensor, desirable_B: Tensor, kl: Tensor
+) -> Judged:
+    """Return the losses of labelled answers: KTO (arXiv 2402.01306) eq. 8.
+
+    Args:
+        config: Constants.
+        ratios_B: As for `pair_losses`.
+        desirable_B: bool; the label of each answer.
+        kl: 0-dim, 0 or more; the reference point, without gradient.
+    """
+    with torch.enable_grad():
+        leaf_B = ratios_B.detach().requires_grad_()
+        gains_B = torch.where(desirable_B, leaf_B - kl, kl - leaf_B)
+        good, bad = config.desirable_weight, config.undesirable_weight
+        weights_B = torch.where(desirable_B, good, bad).to(leaf_B.dtype)
+        losses_B = weights_B * (1 - (config.beta * gains_B).sigmoid())
+        (slopes_B,) = torch.autograd.grad(losses_B.mean(), leaf_B)
+    return Judged(losses_B=losses_B.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B)
+
+
+def kl_of_mismatched(ratios_B: Tensor) -> Tensor:
+    """Return KTO's estimate of the KL: the mean log-ratio of other prompts' answers, at least 0."""
+    return ratios_B.mean().clamp(min=0)
+
+
+def sloped_loss(inputs: LossInputs[SlopedSequences]) -> LossTerms:
+    """Return the sum of log-probs weighted by the slopes, and the mean entropy."""
+    logprobs_BT, entropy_BT = inputs.outputs
+    terms_BT = {
+        SURROGATE: inputs.used("slopes_BT", inputs.batch.slopes_BT)
+        * inputs.used("logprobs_BT", logprobs_BT),
+        "entropy": inputs.used("entropy_BT", entropy_BT),
+    }
+    sums = weighted_sums(terms_BT, inputs.weights_BT)
+    return LossTerms.of(sums[SURROGATE], sums)

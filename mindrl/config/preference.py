@@ -1,0 +1,42 @@
+"""Section `preference_config`: training on preferences in the data, DPO and KTO."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.section import SECTION
+
+PreferenceForm = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto"]
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class PreferenceConfig:
+    """Rows and loss of a run on preferences."""
+
+    loss: PreferenceForm = "sigmoid"
+    """Form of the loss: `sigmoid` (DPO), `sigmoid_norm` (DPO on mean log-probs), `ipo`, `hinge`, or
+    `kto`, whose rows are single answers with a label."""
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of the log-ratio to the reference: higher values stay closer to it."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Probability that a preference is wrong, for `sigmoid` and `sigmoid_norm`."""
+    reference_free: bool = False
+    """Whether the reference is uniform, so that no model is loaded for it."""
+    desirable_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of desirable answers, for `kto`."""
+    undesirable_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of undesirable answers, for `kto`."""
+    chosen_column: str = "chosen"
+    """Column of the preferred answer: text, messages, or with no prompt column a conversation."""
+    rejected_column: str = "rejected"
+    """Column of the other answer, in the same form."""
+    completion_column: str = "completion"
+    """Column of the answer, for `kto`."""
+    label_column: str = "label"
+    """Column that is true for desirable answers, for `kto`."""
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Sequences that an update trains on for each row."""
+        return 1 if self.loss == "kto" else 2

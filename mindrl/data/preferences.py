@@ -1,0 +1,140 @@
+"""Convert rows to preferences: pairs of answers, or single answers with a label."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from mindrl.batch.prompts import (
+    ChatMessage,
+    Demonstration,
+    LabelledAnswer,
+    PreferencePair,
+    Prompt,
+)
+from mindrl.config.data import DataPath
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.preference import PreferenceConfig
+from mindrl.config.run import RunConfig
+from mindrl.data.columns import Columns
+from mindrl.data.demonstrations import Lesson
+from mindrl.data.prompts import (
+    Longest,
+    PromptSet,
+    answer_of,
+    conversation_of,
+    load_set,
+    question_of,
+)
+from mindrl.data.reading import Reading
+from mindrl.data.rows import Row, column_of, shown
+from mindrl.errors import DataError
+
+_LABELS = {True: True, False: False, "true": True, "false": False, "True": True, "False": False}
+
+
+def load_preferences(
+    paths: DataPath,
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_token_ids: Collection[int],
+    reading: Reading,
+) -> PromptSet:
+    """Read data files of TRL's form, and render each answer after its prompt.
+
+    Raises:
+        DataError: The file or one of its rows breaks the stated format, the answers of a pair are
+            equal, or a conversation is too long and the policy is "error".
+    """
+    training, section = config.megatron_training, config.preference_config
+    assert section is not None, "the run is trained on preferences"
+    lesson = Lesson(
+        tokenizer=tokenizer,
+        stop_token_ids=stop_token_ids,
+        turns="last",
+        is_plain=training.takes_plain_text,
+    )
+
+    def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
+        def shown_answer(column: str, key: str) -> Demonstration:
+            messages = _conversation(row, training, columns.prompt, column, key)
+            return lesson.demonstration(messages, row.place, uid=uid, source=source)
+
+        if section.loss == "kto":
+            found = shown_answer(section.completion_column, "preference_config.completion_column")
+            return _labelled(found, _label_of(row, section))
+        chosen = shown_answer(section.chosen_column, "preference_config.chosen_column")
+        return _pair(
+            chosen,
+            shown_answer(section.rejected_column, "preference_config.rejected_column"),
+            row.place,
+        )
+
+    def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
+        return tuple(
+            of_row(row, columns, reading.first_uid + place, reading.source_of(row))
+            for place, row in chosen.items()
+        )
+
+    longest = Longest(
+        what="conversation",
+        key="megatron_training.seq_length",
+        tokens=training.seq_length,
+        drops=config.rl_config.overlong_prompt_policy == "drop",
+    )
+    return load_set(paths, training, reading, longest, make)
+
+
+def _conversation(
+    row: Row, training: MegatronTrainingConfig, prompt: str, column: str, key: str
+) -> list[ChatMessage]:
+    """Return an answer after its prompt; without a prompt column it is a whole conversation."""
+    where, value = column_of(row, column, key)
+    if isinstance(value, list) and prompt not in row.values:
+        return conversation_of(row, training, column)
+    asked = question_of(row, training, prompt)
+    if not isinstance(value, list):
+        return [*asked, {"role": "assistant", "content": answer_of(row, column, key)}]
+    answers = conversation_of(row, replace(training, system_prompt=None), column)
+    if len(answers) != 1:
+        need = f"needed one message of the assistant after {prompt!r}"
+        raise DataError(f"{where} holds {len(answers)} messages; {need}")
+    return [*asked, *answers]
+
+
+def _pair(chosen: Demonstration, rejected: Demonstration, place: str) -> PreferencePair:
+    if chosen.token_ids == rejected.token_ids:
+        need = "a pair needs two different answers; remove the row"
+        raise DataError(f"{place}: the chosen and the rejected answer are equal; {need}")
+    # The longer one must fit.
+    longer = max(chosen, rejected, key=lambda each: len(each.token_ids))
+    return PreferencePair(
+        uid=chosen.uid,
+        token_ids=longer.token_ids,
+        text=chosen.text,
+        answer="",
+        source=chosen.source,
+        chosen=chosen,
+        rejected=rejected,
+    )
+
+
+def _labelled(found: Demonstration, is_desirable: bool) -> LabelledAnswer:
+    return LabelledAnswer(
+        uid=found.uid,
+        token_ids=found.token_ids,
+        text=found.text,
+        answer="",
+        source=found.source,
+        targets=found.targets,
+        is_desirable=is_desirable,
+    )
+
+
+def _label_of(row: Row, section: PreferenceConfig) -> bool:
+    value: Any
+    where, value = column_of(row, section.label_column, "preference_config.label_column")
+    if not isinstance(value, bool | str) or value not in _LABELS:
+        raise DataError(f"{where} holds {shown(value)}; needed true or false")
+    return _LABELS[value]

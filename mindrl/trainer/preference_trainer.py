@@ -1,0 +1,190 @@
+"""The loop of training on preferences in the data: DPO and its forms, and KTO.
+
+Shapes: B sequences, T positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mindrl.algorithms.preference_losses import (
+    SURROGATE,
+    Judged,
+    kl_of_mismatched,
+    label_losses,
+    pair_losses,
+)
+from mindrl.algorithms.token_weights import sequence_mean_weights
+from mindrl.batch.experience import SlopedSequences
+from mindrl.batch.prompts import Demonstration, LabelledAnswer, PreferencePair, Prompt
+from mindrl.batch.sequences import Sequences
+from mindrl.config.run import RunConfig
+from mindrl.data.order import prompt_order
+from mindrl.data.prompts import PromptSet
+from mindrl.data.run_data import RunData
+from mindrl.observability.metrics import Metrics, merge, update_metrics
+from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.source.demonstrations import Demonstrations
+from mindrl.trainer.supervised_trainer import sequences_of
+from mindrl.trainer.training_loop import TrainingLoop
+from mindrl.trainer.worker_handle import WorkerHandle
+
+
+class PreferenceTrainer(TrainingLoop[Sequence[Prompt], None]):
+    """Makes preferred answers more probable than others, compared with a reference."""
+
+    throughput = ("throughput/tokens_per_second", "preference/tokens")
+
+    def __init__(
+        self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog
+    ) -> None:
+        """Set all parts of a run."""
+        super().__init__(config, workers, run_log, max_logprob_gap=None)
+        assert config.preference_config is not None, "the run is trained on preferences"
+        self.section = config.preference_config
+        self.data = data
+        self.source = Demonstrations(
+            prompts=data.train.prompts,
+            order=prompt_order(config, data.train_sets),
+            per_step=self.training.global_batch_size,
+        )
+
+    def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
+        """Train on rows: each update needs the log-probs of its answers before it."""
+        judged: list[Metrics] = []
+        size = self.rl.mini_batch_size
+
+        def minibatches() -> Iterator[SlopedSequences]:
+            for first in range(0, len(data), size):
+                batch, found, metrics = self._judged(data[first : first + size])
+                judged.append(metrics)
+                yield minibatch_of(batch, found.slopes_B)
+
+        updates = self.taken(self._update, minibatches())
+        found = update_metrics("update", updates)
+        found.pop(f"update/{SURROGATE}", None)
+        lengths = [len(each.token_ids) for row in data for each in answers_of([row])]
+        own = {
+            "preference/epoch": step * len(data) / len(self.data.train.prompts),
+            "preference/tokens": float(sum(lengths)),
+        }
+        return merge(found, _mean(judged), own), None
+
+    def _update(self, minibatch: SlopedSequences) -> Metrics:
+        with self.timer("update"):
+            return self.workers.update(minibatch).metrics
+
+    def record(self, step: int, metrics: Metrics, result: None) -> None:  # noqa: ARG002
+        """Write the metrics: there are no samples."""
+        self.run_log.step(step, metrics, [])
+
+    def evaluate(self, step: int) -> float | None:
+        """Measure loss and accuracy on held-out rows; return the accuracy that the best has.
+
+        It is that of the held-out file, or of the set named by `data_config.best_by`.
+        """
+        sets: list[tuple[str | None, PromptSet]] = [*self.data.eval_sets.items()]
+        if self.data.test is not None:
+            sets.insert(0, (None, self.data.test))
+        found = {name: self._measured(each.prompts) for name, each in sets}
+        for name, (loss, accuracy) in found.items():
+            self.run_log.held_out_preferences(step, name, loss=loss, accuracy=accuracy)
+        if not found:
+            return None
+        # The cost of an evaluation's switches belongs to no step.
+        self.workers.flush_metrics()
+        best_by = self.config.data_config.best_by
+        return (found[best_by] if best_by in found else next(iter(found.values())))[1]
+
+    def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
+        """Return the mean loss and the accuracy on rows."""
+        size, losses, right = self.rl.mini_batch_size, 0.0, 0.0
+        for first in range(0, len(prompts), size):
+            rows = prompts[first : first + size]
+            metrics = self._judged(rows)[2]
+            losses += metrics["preference/loss"] * len(rows)
+            right += metrics["preference/accuracy"] * len(rows)
+        return losses / len(prompts), right / len(prompts)
+
+    def _judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, Judged, Metrics]:
+        """Return the answers of rows as a batch, their loss, and its metrics."""
+        batch = sequences_of(answers_of(rows))
+        ratios_B = self._ratios(batch)
+        if self.section.loss != "kto":
+            judged = pair_losses(self.section, ratios_B, batch.response_mask_BT.sum(dim=1))
+            chosen_B, rejected_B = judged.rewards_B.chunk(2)
+            # Before the first update all rewards are 0: a tie is half right.
+            right_B, kl = ((chosen_B - rejected_B).sign() + 1) / 2, None
+        else:
+            labels_B = torch.tensor([_labelled(each).is_desirable for each in rows])
+            longest = self.training.seq_length
+            shifted = sequences_of(mismatched([_labelled(each) for each in rows], longest))
+            kl = kl_of_mismatched(self._ratios(shifted))
+            judged = label_losses(self.section, ratios_B, labels_B, kl)
+            chosen_B, rejected_B = judged.rewards_B[labels_B], judged.rewards_B[~labels_B]
+            right_B = (ratios_B > kl) == labels_B
+        metrics = {
+            "preference/loss": judged.losses_B.mean().item(),
+            "preference/accuracy": right_B.double().mean().item(),
+        }
+        if len(chosen_B):
+            metrics["preference/chosen_reward"] = chosen_B.mean().item()
+        if len(rejected_B):
+            metrics["preference/rejected_reward"] = rejected_B.mean().item()
+        if len(chosen_B) and len(rejected_B):
+            metrics["preference/margin"] = (chosen_B.mean() - rejected_B.mean()).item()
+        if kl is not None:
+            metrics["preference/kl"] = kl.item()
+        return batch, judged, metrics
+
+    def _ratios(self, batch: Sequences) -> Tensor:
+        """Return the log-prob of each answer less that of the reference, [B], float64."""
+        sums_B = torch.zeros(len(batch), dtype=torch.float64)
+        if self.config.uses_reference:
+            with self.timer("ref_log_prob"):
+                sums_B -= self.workers.compute_ref_log_prob(batch).logprobs_BT.double().sum(dim=1)
+        # The policy runs last, because the update needs its weights.
+        with self.timer("log_prob"):
+            return sums_B + self.workers.compute_log_prob(batch).logprobs_BT.double().sum(dim=1)
+
+
+def answers_of(rows: Sequence[Prompt]) -> list[Demonstration]:
+    """Return the answers of rows; of pairs, all chosen ones before all rejected ones."""
+    pairs = [each for each in rows if isinstance(each, PreferencePair)]
+    if pairs:
+        assert len(pairs) == len(rows), "all rows of a run have one form"
+        return [*(each.chosen for each in pairs), *(each.rejected for each in pairs)]
+    return [_labelled(each) for each in rows]
+
+
+def mismatched(rows: Sequence[Demonstration], longest: int) -> list[Demonstration]:
+    """Return each prompt with the answer to the prompt before it, cut to `longest` tokens."""
+    made = []
+    for own, other in zip(rows, (rows[-1], *rows[:-1]), strict=True):
+        asked, start = own.targets.index(True), other.targets.index(True)
+        targets = ((False,) * asked + other.targets[start:])[:longest]
+        token_ids = (own.token_ids[:asked] + other.token_ids[start:])[:longest]
+        made.append(replace(own, token_ids=token_ids, targets=targets))
+    return made
+
+
+def minibatch_of(batch: Sequences, slopes_B: Tensor) -> SlopedSequences:
+    """Return an update whose gradient is that of a loss with these slopes."""
+    weights_BT = sequence_mean_weights(batch.response_mask_BT)
+    slopes_BT = slopes_B[:, None] / weights_BT.double().where(weights_BT > 0, 1.0)
+    slopes_BT = slopes_BT.float() * batch.response_mask_BT
+    return batch.into(SlopedSequences, token_weights_BT=weights_BT, slopes_BT=slopes_BT)
+
+
+def _labelled(row: Prompt) -> LabelledAnswer:
+    assert isinstance(row, LabelledAnswer), "the data of the run has been read"
+    return row
+
+
+def _mean(judged: Sequence[Metrics]) -> Metrics:
+    """Return the mean of each metric over the updates that have it."""
+    names = dict.fromkeys(name for each in judged for name in each)
+    values = {name: [each[name] for each in judged if name in each] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}

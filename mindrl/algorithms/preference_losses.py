@@ -22,7 +22,7 @@ SURROGATE = "preference_surrogate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Judged:
+class PreferenceLosses:
     """A loss of preferences, of one update."""
 
     losses_B: Tensor
@@ -33,7 +33,7 @@ class Judged:
     """float64; derivative of the mean loss by the log-prob of each answer."""
 
 
-def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) -> Judged:
+def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) -> PreferenceLosses:
     """Return the losses of pairs; all chosen answers come before all rejected ones.
 
     `sigmoid` is DPO (arXiv 2305.18290) eq. 7, smoothed as conservative DPO; `ipo` is arXiv
@@ -50,7 +50,9 @@ def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) ->
         chosen_P, rejected_P = scores_B.chunk(2)
         losses_P = _of_margins(config, chosen_P - rejected_P)
         (slopes_B,) = torch.autograd.grad(losses_P.mean(), leaf_B)
-    return Judged(losses_B=losses_P.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B)
+    return PreferenceLosses(
+        losses_B=losses_P.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B
+    )
 
 
 def _of_margins(config: PreferenceConfig, margins_P: Tensor) -> Tensor:
@@ -64,7 +66,7 @@ def _of_margins(config: PreferenceConfig, margins_P: Tensor) -> Tensor:
 
 def label_losses(
     config: PreferenceConfig, ratios_B: Tensor, desirable_B: Tensor, kl: Tensor
-) -> Judged:
+) -> PreferenceLosses:
     """Return the losses of labelled answers: KTO (arXiv 2402.01306) eq. 8.
 
     Args:
@@ -80,7 +82,9 @@ def label_losses(
         weights_B = torch.where(desirable_B, good, bad).to(leaf_B.dtype)
         losses_B = weights_B * (1 - (config.beta * gains_B).sigmoid())
         (slopes_B,) = torch.autograd.grad(losses_B.mean(), leaf_B)
-    return Judged(losses_B=losses_B.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B)
+    return PreferenceLosses(
+        losses_B=losses_B.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B
+    )
 
 
 def kl_of_mismatched(ratios_B: Tensor) -> Tensor:

@@ -17,15 +17,15 @@ class PreferenceConfig:
     loss: PreferenceForm = "sigmoid"
     """Form of the loss: `sigmoid` (DPO), `sigmoid_norm` (DPO on mean log-probs), `ipo`, `hinge`, or
     `kto`, whose rows are single answers with a label."""
-    beta: Annotated[float, Field(gt=0)] = 0.1
+    beta: Annotated[float, Field(gt=0, le=1000)] = 0.1
     """Weight of the log-ratio to the reference: higher values stay closer to it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Probability that a preference is wrong, for `sigmoid` and `sigmoid_norm`."""
     reference_free: bool = False
     """Whether the reference is uniform, so that no model is loaded for it."""
-    desirable_weight: Annotated[float, Field(ge=0)] = 1.0
+    desirable_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Weight of desirable answers, for `kto`."""
-    undesirable_weight: Annotated[float, Field(ge=0)] = 1.0
+    undesirable_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Weight of undesirable answers, for `kto`."""
     chosen_column: str = "chosen"
     """Column of the preferred answer: text, messages, or with no prompt column a conversation."""

@@ -22,6 +22,7 @@ from mindrl.tiny.recipe import Family
 
 _SEED = 1
 FAMILIES: Mapping[str, Family] = {
+    "dpo_tiny_cpu": "qwen2",
     "grpo_tiny_cpu": "qwen2",
     "grpo_tiny_moe_cpu": "qwen3_moe",
     "ppo_tiny_cpu": "qwen2",
@@ -42,7 +43,7 @@ examples:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    run = "the run: GRPO, with experts or a tool, PPO, fine-tuning (default: grpo_tiny_cpu)"
+    run = "the run: GRPO, with experts or a tool, PPO, DPO, fine-tuning (default: grpo_tiny_cpu)"
     add("--config-name", choices=FAMILIES, default="grpo_tiny_cpu", help=run)
     add("--dry-run", action="store_true", help="make model and data, but only check the run")
     add_overrides(parser)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mindrl.algorithms.preference_losses import (
     SURROGATE,
-    Judged,
+    PreferenceLosses,
     kl_of_mismatched,
     label_losses,
     pair_losses,
@@ -108,7 +108,7 @@ class PreferenceTrainer(TrainingLoop[Sequence[Prompt], None]):
             right += metrics["preference/accuracy"] * len(rows)
         return losses / len(prompts), right / len(prompts)
 
-    def _judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, Judged, Metrics]:
+    def _judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
         """Return the answers of rows as a batch, their loss, and its metrics."""
         batch = sequences_of(answers_of(rows))
         ratios_B = self._ratios(batch)

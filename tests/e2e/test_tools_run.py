@@ -19,6 +19,7 @@ SHORT = (
     "megatron_training.keep_rollouts=4",
     "rl_config.test_freq=0",
 )
+LOCK_STEP = "environment_config.lock_step=true"
 SLOW = f"environment_config.tools=[{CHECKOUT}/tests/e2e/slow_tools.py:add]"
 KINDS = {
     "tool": (),
@@ -79,13 +80,12 @@ def test_the_policy_learns_to_call_the_tool_and_is_trained_on_what_it_wrote(
 def test_slow_tools_and_lock_step_change_no_bit(tool_user: Path, tmp_path: Path) -> None:
     plain = ended(run(tmp_path / "plain", tool_user, *SHORT))
     slow = ended(run(tmp_path / "slow", tool_user, *SHORT, SLOW))
-    lock = ended(run(tmp_path / "lock", tool_user, *SHORT, "environment_config.lock_step=true"))
+    lock = ended(run(tmp_path / "lock", tool_user, *SHORT, LOCK_STEP))
     blocks = ended(
         run(tmp_path / "blocks", tool_user, *SHORT, "generate_config.kv_block_tokens=32")
     )
     assert of_results(plain) == of_results(slow) == of_results(lock) == of_results(blocks)
-    rounds = [sum(step["seconds/rollout"] for step in each.steps()) for each in (plain, slow)]
-    assert rounds[1] > rounds[0]
+    assert max(step["turns/environment_seconds_max"] for step in slow.steps()) > 0.2
 
 
 def test_a_history_that_is_rendered_is_trained_on_as_it_was_seen(
@@ -120,7 +120,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 ) -> None:
     more = [*SHORT, *KINDS[kind], "rl_config.rollout_round_steps=16"]
     if partial:
-        more += ["rl_config.partial_rollout=true", "rl_config.max_staleness=2"]
+        # Without lock step the tokens of a round depend on how quickly the environments answer.
+        more += ["rl_config.partial_rollout=true", "rl_config.max_staleness=2", LOCK_STEP]
     straight = ended(run(tmp_path / "straight", tool_user, *more))
     killed = run(tmp_path / "killed", tool_user, *more)
     killed.wait_for_steps(2)

@@ -93,7 +93,7 @@ def test_a_configuration_is_built_once_unless_a_string_sets_its_sizes(
 
 def test_each_key_of_the_dataclasses_is_known_to_hydra_with_its_default() -> None:
     values = composed("grpo_tiny_cpu", [])
-    for section in ("critic", "environment", "reward", "sft"):
+    for section in ("critic", "environment", "preference", "reward", "sft"):
         values |= composed(f"mindrl_{section}_defaults", [])
     # Required keys are left out of what nobody set.
     values["reward_config"]["load"] = "model"

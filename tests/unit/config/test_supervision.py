@@ -40,9 +40,9 @@ def test_a_row_is_one_sequence_and_may_be_as_long_as_the_trainer_takes(
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("rl_config.n_samples_per_prompt", 4, "each row has one answer"),
-        ("rl_config.policy_loss", "gspo", "the loss is the mean negative log-prob"),
-        ("rl_config.init_kl_coef", 0.1, "there is no reference"),
+        ("rl_config.n_samples_per_prompt", 4, "rows have their answers"),
+        ("rl_config.policy_loss", "gspo", "the loss is that of the answers"),
+        ("rl_config.init_kl_coef", 0.1, "it weighs no reference in the loss"),
         ("rl_config.epochs", 2, "passes over the rows are sft_config.epochs"),
         ("rl_config.verifier_function", ["exact"], "nothing is rated"),
         ("rl_config.partial_rollout", True, "no responses are generated"),

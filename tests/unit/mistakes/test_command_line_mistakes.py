@@ -192,11 +192,12 @@ def test_supervised_fine_tuning_and_learning_from_rewards_have_programs_of_their
     assert user.is_told(["--config-name", "sft_tiny_cpu", "--dry-run", "--elsewhere"]) == [
         "error: sft_config is set, but train-grpo needs rewards; use train-sft"
     ]
-    learns = "supervised fine-tuning trains on the answers of the rows"
+    learns = "the run trains on the answers of the rows"
+    weighs = "it weighs no reference in the loss"
     options = ["--dry-run", "--elsewhere"]
     assert user.is_told(["--config-name", "ppo_tiny_cpu", *options], program="train-sft") == [
         f"error: rl_config.adv_estimator=gae: {learns}: there are no advantages; remove it",
-        f"error: rl_config.init_kl_coef=0.001: {learns}: there is no reference; remove it",
+        f"error: rl_config.init_kl_coef=0.001: {learns}: {weighs}; remove it",
         f"error: critic_config is given: {learns} only; remove it",
     ]
 
@@ -233,7 +234,7 @@ def test_a_configuration_may_be_named_by_its_path(name: str, user: NewUser) -> N
 
 def test_a_path_that_is_not_there_is_answered_with_the_names_there_are(user: NewUser) -> None:
     [line] = user.is_told(["--config-name", "my/grpo_tiny_cp.yaml", "--dry-run"])
-    meant = "grpo_tiny_cpu, ppo_tiny_cpu or grpo_tiny_moe_cpu"
+    meant = "grpo_tiny_cpu, ppo_tiny_cpu or dpo_tiny_cpu"
     assert f"has no configuration my/grpo_tiny_cp; did you mean {meant}? known: " in line
 
 

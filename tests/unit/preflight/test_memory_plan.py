@@ -309,7 +309,7 @@ def test_overrides_may_stand_before_and_behind_the_options(
         (("actor_config.load=nowhere",), "model folder nowhere does not exist"),
         (
             ("--config-name", "none"),
-            "has no configuration none; known: grpo_deepseek_r1_",
+            "has no configuration none; known: dpo_tiny_cpu, grpo_deepseek_r1_",
         ),
         (
             ("generate_config.infer_tensor_parallel_size=8",),

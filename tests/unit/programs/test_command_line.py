@@ -174,7 +174,13 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
 
 
 def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
-    for name in ("grpo_tiny_cpu", "ppo_tiny_cpu", "sft_tiny_cpu", "grpo_tiny_moe_cpu"):
+    for name in (
+        "dpo_tiny_cpu",
+        "grpo_tiny_cpu",
+        "grpo_tiny_moe_cpu",
+        "ppo_tiny_cpu",
+        "sft_tiny_cpu",
+    ):
         ended = python(
             *(str(PROGRAM.with_name("train.py")), "--config-name", name, "--dry-run"),
             "--elsewhere",
@@ -184,7 +190,9 @@ def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
         assert "the configuration is valid, except for missing files" in ended.stdout
     nameless = python(str(PROGRAM.with_name("train.py")), "--dry-run", folder=tmp_path)
     assert nameless.returncode == 2
-    assert nameless.stderr.startswith("error: --config-name is missing; name one of grpo_")
+    assert nameless.stderr.startswith(
+        "error: --config-name is missing; name one of dpo_tiny_cpu, grpo_"
+    )
     assert not [*tmp_path.iterdir()]
 
 

@@ -43,7 +43,9 @@ def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
     *lines, command = capsys.readouterr().out.splitlines()
     assert lines == [
         f"{folder}/data/train.jsonl: 4096 rows, up to date",
+        f"{folder}/data/train_pairs.jsonl: 4096 rows, up to date",
         f"{folder}/data/test.jsonl: 256 rows, up to date",
+        f"{folder}/data/test_pairs.jsonl: 256 rows, up to date",
         f"{folder}/model: up to date",
         "train it:",
     ]

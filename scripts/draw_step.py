@@ -22,6 +22,8 @@ _REGIONS = {
     "rollout": "rollout_weights",
     "ref_log_prob": "reference_weights",
     "reference": "reference_weights",
+    "teacher_log_prob": "teacher_weights",
+    "teacher": "teacher_weights",
     "values": "critic_weights",
     "critic_forward": "critic_weights",
     "update_critic": "critic_gradients",

@@ -176,6 +176,11 @@ def gae(rated: RatedResponses) -> Estimate:
     return Estimate(advantages_BT=whitened_BT, returns_BT=returns_BT, metrics=metrics)
 
 
+def teacher(rated: RatedResponses) -> Tensor:
+    """Ignore the rewards: the advantages are those of `teacher_config` alone."""
+    return torch.zeros_like(rated.rewards_B)
+
+
 ESTIMATORS: Mapping[str, Estimator] = {name: globals()[name] for name in rl.ESTIMATORS}
 """Estimators by their names in `rl_config.adv_estimator`: each is the function of that name."""
 

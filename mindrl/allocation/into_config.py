@@ -27,11 +27,9 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
 ENGINES = ("rollout", "actor", "critic", "ref", "reward", "teacher")
-SECTIONS = {"rollout": "generate_config"} | {
-    role: f"{role}_config" for role in ("actor", "critic", "ref", "reward")
-}
+SECTIONS = {"rollout": "generate_config"} | {role: f"{role}_config" for role in ENGINES[1:]}
 """Configuration section with the engine's `backend`."""
-FOLLOWERS = frozenset({"critic", "ref"})
+FOLLOWERS = frozenset({"critic", "ref", "teacher"})
 """Engines that use the actor's string if their own is empty."""
 _MODE = "rl_config.allocation_mode"
 _BACKEND = "backend"
@@ -108,7 +106,7 @@ def read_engines(
 ) -> Mapping[str, ModelAllocation]:
     """Parse the backend field of each engine of a run, in the order of `ENGINES`.
 
-    Those of critic and ref may be empty. `sections` maps engines to section names in errors; by
+    Those of `FOLLOWERS` may be empty. `sections` maps engines to section names in errors; by
     default the engine's name is used.
 
     Raises:

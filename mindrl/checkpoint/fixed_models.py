@@ -5,17 +5,16 @@ from pathlib import Path
 
 import xxhash
 
-from mindrl.config.layout_keys import Role
+from mindrl.config.layout_keys import FROZEN
 from mindrl.config.run import RunConfig
 
-_FIXED: tuple[Role, ...] = ("ref", "reward")
 _BLOCKS, _BLOCK_BYTES = 64, 64 << 10
 
 
 def fixed_models(config: RunConfig) -> dict[str, str]:
     """Return the fingerprint of each such role's model, by the key of its folder."""
     # With adapters, the actor's own weights are in no checkpoint.
-    fixed = (*_FIXED, *(("actor",) if config.actor_config.lora.r else ()))
+    fixed = (*FROZEN, *(("actor",) if config.actor_config.lora.r else ()))
     roles = (role for role in config.roles if role in fixed)
     return {config.model_key(role): fingerprint(Path(config.model_path(role))) for role in roles}
 

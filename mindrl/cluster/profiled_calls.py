@@ -13,6 +13,7 @@ _STAGE_OF: Mapping[str, Stage | None] = {
     "advance_sequences": "actor_generate",
     "compute_log_prob": "actor_compute_log_prob",
     "compute_ref_log_prob": "reference_compute_log_prob",
+    "compute_teacher_log_prob": "teacher_compute_log_prob",
     "compute_values": "critic_compute_values",
     "compute_rewards": None,
     "update": "actor_update",

@@ -14,6 +14,7 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     yield from _rollout_correction(config)
     rl = config.rl_config
     yield from _reference(config)
+    yield from _teacher(config)
     if rl.clip_cov_lb > rl.clip_cov_ub:
         need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
         yield broken("rl_config.clip_cov_lb", rl.clip_cov_lb, need, rl.clip_cov_ub)
@@ -79,3 +80,17 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         own = "rl_config.reference_resource has devices" if elsewhere else "ref_config has a layout"
         need = f"needs a reference with the actor's layout; {own} of its own"
         yield broken(field, interval, need, 0)
+
+
+def _teacher(config: RunConfig) -> Iterator[Finding]:
+    """An estimator without rewards needs a teacher, and a teacher must have an effect."""
+    name, section = config.rl_config.adv_estimator, config.teacher_config
+    if section is None and name == "teacher":
+        text = (
+            "teacher_config is missing: rl_config.adv_estimator=teacher has no other advantages; "
+            "write `teacher_config: {load: FOLDER}`"
+        )
+        yield Finding(text, "teacher_config")
+    if section is not None and section.advantage_coef == 0:
+        need = "gives the teacher no effect; use a weight above 0, or remove the section"
+        yield broken("teacher_config.advantage_coef", 0.0, need, 1.0)

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with absolute paths, valid in any worker's folder."""
-    sections = ("actor_config", "ref_config", "critic_config", "reward_config")
-    loads = (f"{section}.load" for section in sections)
+    loads = (f"{role}_config.load" for role in get_args(Role))
     for key in (*loads, OTHER_REFERENCE, "profiler_config.profile_save_path"):
         if (path := config.value_of(key)) is not None:
             config = with_value(config, key, str(Path(path).absolute()))

@@ -12,6 +12,7 @@ from mindrl.config.preference import PreferenceConfig
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 from mindrl.config.sft import SFTConfig
+from mindrl.config.teacher import TeacherConfig
 
 NAME = "mindrl_defaults"
 """First entry of the `defaults` list of a configuration file."""
@@ -22,6 +23,7 @@ _OPTIONAL = {
     "preference": PreferenceConfig,
     "reward": RewardConfig,
     "sft": SFTConfig,
+    "teacher": TeacherConfig,
 }
 """Optional sections. A file that has one lists its entry, such as `mindrl_critic_defaults`, after
 the first entry: all keys of the section can then be overridden."""

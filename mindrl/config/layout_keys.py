@@ -2,8 +2,10 @@
 
 from typing import Literal
 
-Role = Literal["actor", "ref", "critic", "reward"]
+Role = Literal["actor", "ref", "critic", "reward", "teacher"]
 """A model with a training layout; its section is `<role>_config`."""
+FROZEN: tuple[Role, ...] = ("ref", "reward", "teacher")
+"""Roles with models that are read and never trained."""
 
 SIZE_KEYS = {
     "tp": "tensor_model_parallel_size",
@@ -23,6 +25,7 @@ RESOURCES: dict[Role, str] = {
     "ref": "rl_config.reference_resource",
     "critic": "rl_config.critic_resource",
     "reward": "rl_config.reward_resource",
+    "teacher": "rl_config.teacher_resource",
 }
 """Section of each role's devices."""
 DEVICES = "rl_config.actor_resource.num_npus"

@@ -16,6 +16,7 @@ _BRINGS: dict[Role, str] = {
     "ref": "rl_config.init_kl_coef above 0 or preference_config adds it",
     "critic": "rl_config.adv_estimator=gae adds it",
     "reward": "reward_config adds it",
+    "teacher": "teacher_config adds it",
 }
 """What adds a role to a run."""
 

@@ -16,7 +16,7 @@ class PreferenceConfig:
 
     loss: PreferenceForm = "sigmoid"
     """Form of the loss: `sigmoid` (DPO), `sigmoid_norm` (DPO on mean log-probs), `ipo`, `hinge`, or
-    `kto`, whose rows are single answers with a label."""
+    `kto`, for rows of single answers with a label."""
     beta: Annotated[float, Field(gt=0, le=1000)] = 0.1
     """Weight of the log-ratio to the reference: higher values stay closer to it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0

@@ -10,6 +10,7 @@ Stage = Literal[
     "actor_generate",
     "actor_compute_log_prob",
     "reference_compute_log_prob",
+    "teacher_compute_log_prob",
     "critic_compute_values",
     "actor_update",
     "critic_update",

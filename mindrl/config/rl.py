@@ -38,7 +38,7 @@ GROUP_ESTIMATORS = (
     "reinforce_plus_plus_baseline",
 )
 """Estimators that compare the responses to one prompt with each other."""
-ESTIMATORS = (*GROUP_ESTIMATORS, "remax", "reinforce_plus_plus", "gae")
+ESTIMATORS = (*GROUP_ESTIMATORS, "remax", "reinforce_plus_plus", "gae", "teacher")
 """Names of all functions in `mindrl.algorithms.estimators` that estimate advantages."""
 ACCURACY = "accuracy"
 """Value of `filter_groups_metric`: the scores that measure accuracy."""
@@ -95,6 +95,8 @@ class RLConfig:
     """Devices of the reference, in the same way."""
     reward_resource: RoleResource = RoleResource()
     """Devices of the reward model, in the same way."""
+    teacher_resource: RoleResource = RoleResource()
+    """Devices of the teacher, in the same way."""
     rollout_resource: RolloutResource = RolloutResource()
     """Devices of the rollout, with `use_integrated_worker: false`."""
     integrated_mode_config: IntegratedModeConfig = IntegratedModeConfig()
@@ -155,8 +157,9 @@ class RLConfig:
     adv_estimator: str = "group_norm"
     """Advantage estimator: `group_norm` (GRPO), `group_mean` (Dr. GRPO), `rloo`, `opo`,
     `pass_at_k`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; `remax`, which generates one
-    more greedy answer per prompt; `gae` (PPO), which needs a `critic_config`; or your own function.
-    See [Algorithms](../explanation/algorithms.md) for what each computes."""
+    more greedy answer per prompt; `gae` (PPO), which needs a `critic_config`; `teacher`, which uses
+    no rewards and needs a `teacher_config`; or your own function. See
+    [Algorithms](../explanation/algorithms.md) for what each computes."""
     gamma: Fraction = 1.0
     """Discount per token in the returns, with `gae` and `reinforce_plus_plus`."""
     lam: Fraction = 0.95
@@ -363,6 +366,11 @@ class RLConfig:
     def kl_kind(self) -> KlPenalty:
         """`kl_penalty`, or the default for the place of the KL term."""
         return self.kl_penalty or ("k1" if self.use_kl_in_reward else "low_var_kl")
+
+    def resets_reference(self, step: int) -> bool:
+        """Return whether the reference is set to the actor's weights before this step."""
+        interval = self.ref_update_interval
+        return interval > 0 and step > 1 and (step - 1) % interval == 0
 
     @property
     def has_critic(self) -> bool:

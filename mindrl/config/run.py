@@ -17,7 +17,7 @@ from mindrl.config.backends import (
 from mindrl.config.data import DataConfig
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.generate import GenerateConfig
-from mindrl.config.layout_keys import RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
+from mindrl.config.layout_keys import FROZEN, RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.preference import PreferenceConfig
 from mindrl.config.profiler import ProfilerConfig
@@ -26,6 +26,7 @@ from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefCon
 from mindrl.config.section import SECTION
 from mindrl.config.sft import SFTConfig
 from mindrl.config.spool import SpoolConfig
+from mindrl.config.teacher import TeacherConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.layouts.placement import NodeMap, placed
 
@@ -48,6 +49,8 @@ class RunConfig:
     """The critic of PPO: model folder, layout, optimizer. None without one."""
     reward_config: RewardConfig | None = None
     """The neural reward model: model folder, weight, layout. None without one."""
+    teacher_config: TeacherConfig | None = None
+    """The teacher of a distillation: model folder, weight, layout. None without one."""
     rl_config: RLConfig
     """The algorithm, its rewards, the devices, and monitoring."""
     generate_config: GenerateConfig
@@ -131,6 +134,7 @@ class RunConfig:
             "ref": self.uses_reference and not self.reference_is_base,
             "critic": self.critic_config is not None,
             "reward": self.reward_config is not None,
+            "teacher": self.teacher_config is not None,
         }
         return tuple(role for role in get_args(Role) if there.get(role, True))
 
@@ -269,14 +273,14 @@ class RunConfig:
     def model_key(self, role: Role) -> str:
         """Return the key of the folder of a role's model."""
         own = f"{role}_config.load"
-        if role in ("actor", "reward") or self.value_of(own):
+        if role in ("actor", "reward", "teacher") or self.value_of(own):
             return own
         if role == "ref" and self.value_of(OTHER_REFERENCE):
             return OTHER_REFERENCE
         return "actor_config.load"
 
     def model_path(self, role: Role) -> str:
-        """Return the folder of a role's model; `reward` needs its section."""
+        """Return the folder of a role's model; `reward` and `teacher` need their sections."""
         path = self.value_of(self.model_key(role))
         assert isinstance(path, str), role
         return path
@@ -299,7 +303,7 @@ class RunConfig:
             return self.actor_config
         # Models without backward passes need no recomputation.
         actor = self.actor_config
-        grouped = role == "ref" and actor.moe_grouped_gemm
+        grouped = role in ("ref", "teacher") and actor.moe_grouped_gemm
         alike = self._stages_are_the_actors(role)
         schedule = actor.archon.pp_schedule if alike else None
         return LearningConfig(
@@ -336,6 +340,7 @@ class RunConfig:
         reasons = {
             f"{self.updates_per_step} updates a step": self.updates_per_step > 1,
             "rl_config.use_kl_in_reward=true": self.reward_kl_coef > 0,
+            "teacher_config": self.teacher_config is not None,
             f"rl_config.critic_warmup={rl.critic_warmup}": rl.critic_warmup > 0,
             f"rl_config.policy_loss={rl.policy_loss}": rl.policy_loss in COVARIANCE_LOSSES,
             f"actor_config.lora.dropout={dropout:g}": dropout > 0,
@@ -381,13 +386,8 @@ class RunConfig:
     @property
     def changing_roles(self) -> tuple[Role, ...]:
         """Models that a step may change, which a checkpoint must contain."""
-        changes = {"ref": self.rl_config.ref_update_interval > 0, "reward": False}
+        changes = dict.fromkeys(FROZEN, False) | {"ref": self.rl_config.ref_update_interval > 0}
         return tuple(role for role in self.roles if changes.get(role, True))
-
-    def resets_reference(self, step: int) -> bool:
-        """Return whether the reference is set to the actor's weights before this step."""
-        interval = self.rl_config.ref_update_interval
-        return interval > 0 and step > 1 and (step - 1) % interval == 0
 
     @property
     def loss_kl_coef(self) -> float:

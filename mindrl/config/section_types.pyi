@@ -132,6 +132,12 @@ class RewardKeys(RoleLayoutKeys, total=False):
     micro_batch_size: int | None
     offload_param: bool
 
+class TeacherKeys(RoleLayoutKeys, total=False):
+    load: str
+    advantage_coef: float
+    micro_batch_size: int | None
+    offload_param: bool
+
 class ActorResourceKeys(TypedDict, total=False):
     num_npus: int
     first_npu: int
@@ -175,6 +181,7 @@ class RLKeys(TypedDict, total=False):
     critic_resource: RoleResourceKeys
     reference_resource: RoleResourceKeys
     reward_resource: RoleResourceKeys
+    teacher_resource: RoleResourceKeys
     rollout_resource: RolloutResourceKeys
     integrated_mode_config: IntegratedModeKeys
     n_samples_per_prompt: int
@@ -406,6 +413,7 @@ class ProfilerKeys(TypedDict, total=False):
                 "actor_generate",
                 "actor_compute_log_prob",
                 "reference_compute_log_prob",
+                "teacher_compute_log_prob",
                 "critic_compute_values",
                 "actor_update",
                 "critic_update",
@@ -429,6 +437,7 @@ class SectionArguments(TypedDict, total=False):
     ref_config: RefKeys
     critic_config: CriticKeys | None
     reward_config: RewardKeys | None
+    teacher_config: TeacherKeys | None
     rl_config: RLKeys
     generate_config: GenerateKeys
     data_config: DataKeys

@@ -98,6 +98,7 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
     given = {
         "critic_config": config.critic_config is not None,
         "reward_config": config.reward_config is not None,
+        "teacher_config": config.teacher_config is not None,
         "data_config.rewards": bool(config.data_config.rewards),
         "spool_config.job": config.spool_config.job is not None,
     }

@@ -44,7 +44,7 @@ from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 if TYPE_CHECKING:
     from mindrl.training.megatron.parallel import ParallelGroups
 
-_IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
+_IN_TURN: tuple[Role, ...] = ("teacher", "reward", "critic", "ref", "actor")
 """Order of building the models: each is offloaded before the next, if movable."""
 
 

@@ -29,6 +29,7 @@ class Region(Enum):
     CRITIC_GRADIENTS = "critic_gradients"
     CRITIC_OPTIMIZER = "critic_optimizer"
     REWARD_WEIGHTS = "reward_weights"
+    TEACHER_WEIGHTS = "teacher_weights"
     STAGING = "staging"
     """Messages in flight while the weights are resharded."""
 
@@ -44,6 +45,7 @@ ROLE_REGIONS: Mapping[Role, tuple[Region, ...]] = {
     "critic": (Region.CRITIC_WEIGHTS, Region.CRITIC_GRADIENTS, Region.CRITIC_OPTIMIZER),
     "ref": (Region.REFERENCE_WEIGHTS,),
     "reward": (Region.REWARD_WEIGHTS,),
+    "teacher": (Region.TEACHER_WEIGHTS,),
 }
 """Weights and, for a role that learns, gradients and optimizer, in the order of `StatePart`."""
 
@@ -59,6 +61,8 @@ class Phase(Enum):
     """Scores of a neural reward model."""
     REFERENCE = "reference"
     """Log-probs of the reference."""
+    TEACHER = "teacher"
+    """Log-probs of the teacher."""
     FORWARD = "forward"
     """Log-probs of the actor, and exports of its weights."""
     CRITIC_FORWARD = "critic_forward"
@@ -77,6 +81,7 @@ SENDING = "messages in flight"
 PHASE_ROLES: Mapping[Phase, Role] = {
     Phase.REWARD: "reward",
     Phase.REFERENCE: "ref",
+    Phase.TEACHER: "teacher",
     Phase.FORWARD: "actor",
     Phase.CRITIC_FORWARD: "critic",
     Phase.CRITIC_TRAIN: "critic",

@@ -22,6 +22,7 @@ COLOURS = {
     "critic_optimizer": "#f8c9a0",
     "reference_weights": "#7a5ba6",
     "reward_weights": "#b0447f",
+    "teacher_weights": "#c9a227",
     "rollout_weights": "#2e7d4f",
     "kv_cache": "#8fcf9f",
     "staging": "#4d4d4d",

@@ -36,6 +36,7 @@ from mindrl.preflight.machine_checks import (
     attention_findings,
     device_findings,
     host_findings,
+    teacher_findings,
     tokenizer_findings,
 )
 from mindrl.preflight.memory_plan import Capacity, judged_memory
@@ -168,6 +169,7 @@ def checked_run(
 def _of_this_machine(models: RunShardings, platform: Platform) -> Iterator[Finding]:
     """Yield what an otherwise legal run lacks on this machine."""
     yield from tokenizer_findings(models.plan.config)
+    yield from teacher_findings(models.plan.config)
     yield from attention_findings(models, platform)
     yield from lacking_kernels(models.plan.config, platform)
     yield from host_findings(models, platform)

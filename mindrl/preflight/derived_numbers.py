@@ -28,7 +28,8 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     """Return the derived numbers of a configuration, in the order of interest."""
     generate, rl = config.generate_config, config.rl_config
     training, rollout = config.megatron_training, config.rollout_layout
-    further = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
+    others: dict[str, Role] = {"critic": "critic", "teacher": "teacher", "reward model": "reward"}
+    further = {name: _role(config, role) for name, role in others.items()}
     found = {
         "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
         **({"placement": placement_text(config)} if config.is_apart else {}),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import DEVICES
 from mindrl.config.run import RunConfig
-from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
+from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary, other_token
 from mindrl.errors import MindrlError
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.device import Platform, choose_platform
@@ -58,6 +58,19 @@ def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
             "megatron_training.tokenizer_name_or_path to a folder with one"
         )
         yield broken(key, path, need)
+
+
+def teacher_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield a finding if the teacher reads the policy's tokens as other text."""
+    if config.teacher_config is None:
+        return
+    path = config.teacher_config.load
+    if why := other_token(path, config.tokenizer_path):
+        need = (
+            f"needs the tokenizer in {config.tokenizer_path}: {why}; use a model of the "
+            "policy's family"
+        )
+        yield broken("teacher_config.load", path, need)
 
 
 def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ STAGES = (
     "seconds/reward",
     "seconds/reward_model",
     "seconds/ref_log_prob",
+    "seconds/teacher_log_prob",
     "seconds/log_prob",
     "seconds/values",
     "seconds/update_critic",

@@ -4,6 +4,7 @@ Shapes: B sequences of a step, T positions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,15 @@ from mindrl.observability.timing import StageTimer
 from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.worker_handle import WorkerHandle
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Logprobs:
+    """Log-probs of the sampled tokens in nats, [B, T]; None for a model that is not read."""
+
+    policy_BT: Tensor | None
+    reference_BT: Tensor | None
+    teacher_BT: Tensor | None
 
 
 class Estimation:
@@ -52,7 +62,8 @@ class Estimation:
         talks = rollouts.conversations()
         if config.is_spread:
             self._begin(rollouts)
-        old_logprobs_BT, ref_logprobs_BT = self._logprobs(rollouts)
+        read = self._logprobs(rollouts)
+        old_logprobs_BT, ref_logprobs_BT = read.policy_BT, read.reference_BT
         values_BT = penalty_BT = kl_BT = None
         if config.critic_config is not None:
             with self.timer("values"):
@@ -76,14 +87,14 @@ class Estimation:
                 lam=rl.lam,
             ),
         )
-        advantages_BT = talks.spread(estimate.advantages_BT)
+        advantages_BT, metrics = self._taught(talks.spread(estimate.advantages_BT), read, mask_BT)
         columns: dict[str, Tensor | None] = {
             "old_logprobs_BT": old_logprobs_BT,
             "advantages_BT": advantages_BT,
             "ref_logprobs_BT": ref_logprobs_BT,
         }
-        zero = (estimate.advantages_BT == 0).all(dim=1).double().mean().item()
-        metrics = {"advantage/zero_fraction": zero, **estimate.metrics}
+        zero = (talks.joined(advantages_BT) == 0).all(dim=1).double().mean().item()
+        metrics |= {"advantage/zero_fraction": zero, **estimate.metrics}
         if old_logprobs_BT is not None and config.old_log_probs == "recompute":
             metrics |= mismatch(rollouts, old_logprobs_BT, config.rollout_correction)
         if baseline_B is not None:
@@ -97,6 +108,24 @@ class Estimation:
         columns |= {"old_values_BT": values_BT, "returns_BT": returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
 
+    def _taught(
+        self, advantages_BT: Tensor, read: _Logprobs, mask_BT: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        """Add log p(teacher) - log p(policy) of each token; return also the teacher's metrics.
+
+        It is the reward of a token for its own KL(policy || teacher), without those of later ones.
+        """
+        section = self.config.teacher_config
+        if section is None or read.teacher_BT is None:
+            return advantages_BT, {}
+        assert read.policy_BT is not None, "a teacher requires log-probs of the policy"
+        kl_BT = kl_estimate(read.policy_BT, read.teacher_BT, "k1").masked_fill(~mask_BT, 0.0)
+        metrics = {
+            "teacher/kl": kl_BT[mask_BT].mean().item(),
+            "teacher/logprob": read.teacher_BT[mask_BT].mean().item(),
+        }
+        return advantages_BT - section.advantage_coef * kl_BT, metrics
+
     def _turn_rewards(self, rollouts: Rollouts) -> Tensor | None:
         section, given_BT = self.config.environment_config, rollouts.turn_rewards_BT
         if section is None or given_BT is None:
@@ -108,24 +137,29 @@ class Estimation:
         config, sequences = self.config, rollouts.sequences()
         reads: dict[str, tuple[Role, bool]] = {
             "compute_ref_log_prob": ("ref", "ref" in config.roles),
+            "compute_teacher_log_prob": ("teacher", "teacher" in config.roles),
             "compute_log_prob": ("actor", config.old_log_probs == "recompute"),
             "compute_values": ("critic", config.critic_config is not None),
         }
         for method, (role, is_needed) in reads.items():
             self.workers.begin(method, role, [sequences] if is_needed else [])
 
-    def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
-        """Return the log-probs of the policy, and of the reference if there is one.
+    def _logprobs(self, rollouts: Rollouts) -> _Logprobs:
+        """Return the log-probs of each model of the run.
 
         None for a policy whose update computes its own. The policy runs last, because the next call
         most likely needs its weights.
         """
-        sequences, ref_logprobs_BT = rollouts.sequences(), None
+        sequences, reference_BT, teacher_BT = rollouts.sequences(), None, None
         if self.config.uses_reference:
             with self.timer("ref_log_prob"):
-                ref_logprobs_BT = self.workers.compute_ref_log_prob(sequences).logprobs_BT
+                reference_BT = self.workers.compute_ref_log_prob(sequences).logprobs_BT
+        if self.config.teacher_config is not None:
+            with self.timer("teacher_log_prob"):
+                teacher_BT = self.workers.compute_teacher_log_prob(sequences).logprobs_BT
+        by_engine = self.config.old_log_probs == "from_rollout"
+        policy_BT = rollouts.rollout_logprobs_BT if by_engine else None
         if self.config.old_log_probs == "recompute":
             with self.timer("log_prob"):
-                return self.workers.compute_log_prob(sequences).logprobs_BT, ref_logprobs_BT
-        by_engine = self.config.old_log_probs == "from_rollout"
-        return rollouts.rollout_logprobs_BT if by_engine else None, ref_logprobs_BT
+                policy_BT = self.workers.compute_log_prob(sequences).logprobs_BT
+        return _Logprobs(policy_BT=policy_BT, reference_BT=reference_BT, teacher_BT=teacher_BT)

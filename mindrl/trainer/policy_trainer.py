@@ -144,7 +144,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         if self.rl.has_baseline:
             baseline_B = self._greedy_rewards(step, gathered.prompts)[rollouts.group_B]
         with gathered.rating as rewarded:
-            if self.config.resets_reference(step):
+            if self.rl.resets_reference(step):
                 # The actor's weights, unchanged since the update, were offloaded for the rollout.
                 with self.timer("ref_log_prob"):
                     self.workers.reset_reference()

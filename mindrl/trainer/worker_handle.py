@@ -129,6 +129,10 @@ class WorkerHandle:
         role: Role = "ref" if "ref" in self.layouts else "actor"
         return self._forward("compute_ref_log_prob", role, sequences, Logprobs)
 
+    def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs:
+        """Compute log-probs with the teacher."""
+        return self._forward("compute_teacher_log_prob", "teacher", sequences, Logprobs)
+
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference."""
         self._call_ranks("reset_reference", "ref")

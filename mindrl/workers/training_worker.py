@@ -123,6 +123,10 @@ class TrainingWorker:
         own = Region.REFERENCE_WEIGHTS in self.device.held
         return self._logprobs("ref", Phase.REFERENCE if own else Phase.FORWARD, sequences)
 
+    def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs | None:
+        """Return log-probs under the teacher."""
+        return self._logprobs("teacher", Phase.TEACHER, sequences)
+
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference.
 

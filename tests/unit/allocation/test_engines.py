@@ -15,6 +15,11 @@ def test_an_empty_critic_or_reference_takes_the_actors_backend() -> None:
     ]
 
 
+def test_an_empty_teacher_takes_the_actors_backend_too() -> None:
+    engines = read_engines({"actor": "megatron:d4t2", "teacher": ""})
+    assert str(engines["teacher"]) == "megatron:d4t2"
+
+
 def test_a_run_without_a_critic_has_none() -> None:
     assert list(read_engines({"actor": "fsdp:d8", "rollout": "vllm:d8"})) == ["rollout", "actor"]
 

@@ -69,6 +69,10 @@ def test_a_reference_that_is_reset_is_there_and_laid_out_as_the_actor(
     there = interval | {"rl_config.init_kl_coef": 0.1, "rl_config.actor_resource.num_npus": 2}
     config = run_config(Path("model"), there)
     assert (found(run_config, there), config.changing_roles) == ([], ("actor", "ref"))
-    assert [step for step in range(1, 303) if config.resets_reference(step)] == [101, 201, 301]
+    assert [step for step in range(1, 303) if config.rl_config.resets_reference(step)] == [
+        101,
+        201,
+        301,
+    ]
     own = there | {"ref_config.tensor_model_parallel_size": 2}
     assert found(run_config, own) == [field]

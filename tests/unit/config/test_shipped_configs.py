@@ -93,10 +93,10 @@ def test_a_configuration_is_built_once_unless_a_string_sets_its_sizes(
 
 def test_each_key_of_the_dataclasses_is_known_to_hydra_with_its_default() -> None:
     values = composed("grpo_tiny_cpu", [])
-    for section in ("critic", "environment", "preference", "reward", "sft"):
+    for section in ("critic", "environment", "preference", "reward", "sft", "teacher"):
         values |= composed(f"mindrl_{section}_defaults", [])
     # Required keys are left out of what nobody set.
-    values["reward_config"]["load"] = "model"
+    values["reward_config"]["load"] = values["teacher_config"]["load"] = "model"
     for path, section in sections():
         there = values
         for part in path.split(".")[:-1]:

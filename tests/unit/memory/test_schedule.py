@@ -61,11 +61,12 @@ def test_the_way_out_of_a_rollout_puts_the_whole_engine_to_sleep_first() -> None
     ]
 
 
-def test_a_step_of_every_role_takes_seven_phases_and_one_of_grpo_three() -> None:
+def test_a_step_of_every_role_takes_eight_phases_and_one_of_grpo_three() -> None:
     assert [phase.value for phase in step_phases(EVERY_ROLE)] == [
         "rollout",
         "reward",
         "reference",
+        "teacher",
         "forward",
         "critic_forward",
         "critic_train",
@@ -139,6 +140,7 @@ def test_a_second_step_copies_what_updates_changed_out_and_each_weight_back_once
         "critic_weights",
         "reference_weights",
         "reward_weights",
+        "teacher_weights",
     ]
     assert not {*out, *back} & DEAD_AFTER_USE
 

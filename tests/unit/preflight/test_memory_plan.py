@@ -12,6 +12,7 @@ from user_programs import without_torch
 
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
+from mindrl.config.teacher import TeacherConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Region
@@ -217,6 +218,30 @@ def test_critic_and_reward_model_have_layouts_and_switches_of_their_own() -> Non
     assert all(gradients_stay)
 
 
+def test_a_larger_teacher_takes_turns_on_the_device_in_a_layout_of_its_own() -> None:
+    larger = str(MODELS / "Qwen2.5-32B")
+    grpo = config_of("generate_config.kv_cache_mib=4096")
+    teacher = TeacherConfig(load=larger, tensor_model_parallel_size=8)
+    memory = memory_plan(unordered_shardings(replace(grpo, teacher_config=teacher)).ordered, None)
+    # 32,763,876,352 weights of 2 bytes; the 129 norms of 5120 are whole on each of the 8 ranks.
+    norms = 129 * 5120
+    eighth = (32_763_876_352 - norms) / 8 + norms
+    assert of_any(memory, Region.TEACHER_WEIGHTS) == pytest.approx(2 * eighth, rel=1e-6)
+    assert Region.TEACHER_WEIGHTS in memory.movable
+    there = [each.phase.value for each in memory.course.instants if each.move is None]
+    assert there.count("teacher") == 1
+    with_it = [each for each in memory.course.instants if Region.TEACHER_WEIGHTS in each.resident]
+    assert {each.label for each in with_it if each.move is None} == {"teacher"}
+    stays = replace(teacher, offload_param=False)
+    kept = memory_plan(unordered_shardings(replace(grpo, teacher_config=stays)).ordered, None)
+    always = [Region.TEACHER_WEIGHTS in each.resident for each in kept.course.instants]
+    assert all(always)
+    # The host keeps what leaves the device.
+    weights = int(memory.regions[Region.TEACHER_WEIGHTS][0])
+    moved = int((memory.host_bytes - kept.host_bytes).max())
+    assert moved == pytest.approx(weights, rel=1e-3)
+
+
 def started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, list[str]]:
@@ -309,7 +334,7 @@ def test_overrides_may_stand_before_and_behind_the_options(
         (("actor_config.load=nowhere",), "model folder nowhere does not exist"),
         (
             ("--config-name", "none"),
-            "has no configuration none; known: dpo_tiny_cpu, grpo_deepseek_r1_",
+            "has no configuration none; known: distill_tiny_cpu, dpo_tiny_cpu, ",
         ),
         (
             ("generate_config.infer_tensor_parallel_size=8",),

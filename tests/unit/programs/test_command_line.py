@@ -191,7 +191,7 @@ def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
     nameless = python(str(PROGRAM.with_name("train.py")), "--dry-run", folder=tmp_path)
     assert nameless.returncode == 2
     assert nameless.stderr.startswith(
-        "error: --config-name is missing; name one of dpo_tiny_cpu, grpo_"
+        "error: --config-name is missing; name one of distill_tiny_cpu, dpo_"
     )
     assert not [*tmp_path.iterdir()]
 

@@ -42,7 +42,9 @@ def test_without_torch_it_names_what_to_install(tmp_path: Path) -> None:
 
 
 def test_every_tiny_configuration_has_a_model_of_its_family() -> None:
-    assert {*FAMILIES} == {name for name in run_names(config_folder()) if "tiny" in name}
+    # The teacher of a distillation is trained first, by the same program.
+    tiny = {name for name in run_names(config_folder()) if "tiny" in name}
+    assert {*FAMILIES} == tiny - {"distill_tiny_cpu"}
     for name, family in FAMILIES.items():
         text = (config_folder() / f"{name}.yaml").read_text("utf-8")
         load = yaml.safe_load(text).get("actor_config", {}).get("load")

@@ -15,6 +15,7 @@ BYTES = {
     Region.CRITIC_GRADIENTS: 100,
     Region.CRITIC_OPTIMIZER: 300,
     Region.REWARD_WEIGHTS: 70,
+    Region.TEACHER_WEIGHTS: 80,
 }
 IN_FLIGHT = 10
 ALL = frozenset(BYTES)

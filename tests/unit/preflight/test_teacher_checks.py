@@ -1,0 +1,111 @@
+"""A teacher that does not fit the policy is refused before a cluster is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from checked_runs import CPU, DEVICES, MakeConfig, model_folder, overrides, refused
+
+from mindrl.config.run import RunConfig
+from mindrl.preflight.checks import check
+from mindrl.preflight.machine_checks import teacher_findings
+
+WORDS = {"a": 0, "b": 1, "c": 2}
+
+
+def with_tokenizer(
+    folder: Path, vocabulary: Any = WORDS, added: tuple[tuple[str, int], ...] = ()
+) -> Path:
+    more = [{"content": token, "id": number} for token, number in added]
+    values = {"model": {"vocab": vocabulary}, "added_tokens": more}
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+def taught(make: MakeConfig, policy: Path, teacher: Path, **changes: Any) -> RunConfig:
+    given = {"teacher_config.load": str(teacher), "rl_config.adv_estimator": "teacher"}
+    return make(policy, overrides(policy.parent) | given | changes)
+
+
+def test_a_teacher_of_another_size_with_a_padded_vocabulary_fits(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy, larger = model_folder(tmp_path / "policy"), tmp_path / "larger"
+    model_folder(larger, num_hidden_layers=3, hidden_size=56, vocab_size=128)
+    plan = check(taught(run_config, policy, larger), CPU)
+    assert plan.models["teacher"].num_hidden_layers == 3
+    assert plan.models["actor"].num_hidden_layers == 1
+
+
+def test_a_teacher_with_fewer_tokens_or_in_an_impossible_layout_is_refused(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy, small = model_folder(tmp_path / "policy"), model_folder(tmp_path / "s", vocab_size=64)
+    assert refused(taught(run_config, policy, small)) == [
+        f"teacher_config.load={small} has a vocabulary of 64 tokens; the actor's has 96"
+    ]
+    own = {DEVICES: 8, "teacher_config.tensor_model_parallel_size": 8}
+    assert refused(taught(run_config, policy, policy, **own))[0] == (
+        "teacher_config.tensor_model_parallel_size=8 must divide num_attention_heads=28; "
+        "nearest: 7, 14"
+    )
+
+
+def test_an_estimator_without_rewards_needs_a_teacher_and_a_teacher_a_weight(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy")
+    alone = overrides(tmp_path) | {"rl_config.adv_estimator": "teacher"}
+    assert refused(run_config(policy, alone)) == [
+        (
+            "teacher_config is missing: rl_config.adv_estimator=teacher has no other advantages; "
+            "write `teacher_config: {load: FOLDER}`"
+        )
+    ]
+    unused = taught(run_config, policy, policy, **{"teacher_config.advantage_coef": 0.0})
+    assert refused(unused) == [
+        (
+            "teacher_config.advantage_coef=0 gives the teacher no effect; use a weight above 0, "
+            "or remove the section"
+        )
+    ]
+
+
+def test_another_tokenizer_is_refused_with_the_first_token_that_differs(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = with_tokenizer(tmp_path / "policy", added=(("<end>", 3),))
+
+    def found(teacher: Path) -> list[str]:
+        return [str(each) for each in teacher_findings(taught(run_config, policy, teacher))]
+
+    start, rest = "teacher_config.load={} needs the tokenizer in {}: {}", "; use a model of the "
+    cases = {
+        "'b' is token 1 of the policy, and 2 of the teacher": {"a": 0, "b": 2, "c": 1, "<end>": 3},
+        "'<end>' is token 3 of the policy, and None of the teacher": WORDS,
+    }
+    for number, (why, vocabulary) in enumerate(cases.items()):
+        other = with_tokenizer(tmp_path / f"other{number}", vocabulary)
+        said = start.format(other, policy, why) + rest + "policy's family"
+        assert found(other) == [said]
+    assert found(with_tokenizer(tmp_path / "more", WORDS | {"<end>": 3, "d": 4})) == []
+    # As unigram tokenizers write it: pairs of token and score.
+    pairs = [[token, 0.0] for token in (*WORDS, "<end>")]
+    assert found(with_tokenizer(tmp_path / "unigram", pairs)) == []
+
+
+def test_tokenizers_without_a_json_file_are_compared_by_their_files(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folders = {name: tmp_path / name for name in ("policy", "same", "other", "none")}
+    contents = {"policy": b"one", "same": b"one", "other": b"two"}
+    for name, folder in folders.items():
+        folder.mkdir()
+        if name in contents:
+            (folder / "tokenizer.model").write_bytes(contents[name])
+    fits = {
+        name: not [*teacher_findings(taught(run_config, folders["policy"], folder))]
+        for name, folder in folders.items()
+    }
+    assert fits == {"policy": True, "same": True, "other": False, "none": False}

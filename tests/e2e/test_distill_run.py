@@ -39,6 +39,7 @@ def taught(folder: Path, student: Path, teacher: Path, *overrides: str) -> Progr
     )
 
 
+@pytest.mark.nightly
 def test_the_policy_approaches_its_teacher_without_rewards(
     tmp_path: Path, tiny_model: Path, teacher: Path
 ) -> None:

@@ -115,7 +115,7 @@ def test_long_texts_of_a_conversation_share_a_bound(tmp_path: Path) -> None:
     assert len(sizes) == 400
     assert max(sizes) < 500
     # Texts of conversations count for the size of a page.
-    texts = 20 * MOST_CHARACTERS * "c"
+    texts = 2 * MOST_CHARACTERS * "c"
     talk["pieces"] = talk["pieces"][:4] + [{**talk["pieces"][2], "text": texts}] * 4
     many = (sample(step, conversation=talk) for step in range(1, MOST_SAMPLES + 1))
     kept = samples_of(make_run(tmp_path / "large", samples=many))

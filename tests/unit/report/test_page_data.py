@@ -109,6 +109,7 @@ def test_long_texts_of_a_conversation_share_a_bound(tmp_path: Path) -> None:
         *talk["pieces"][:2],
         talk["pieces"][3],
     ]
+    talk = conversation(10_000 * "ab")
     talk["pieces"] *= 100
     (row,) = samples_of(make_run(tmp_path / "many", samples=[sample(1, conversation=talk)]))
     sizes = [len(each["text"]) for each in row["conversation"]["pieces"]]

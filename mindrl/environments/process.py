@@ -126,19 +126,27 @@ def serve(descriptor: int, socket_descriptor: int) -> None:
 def _kill(pid: int, alive: set[int]) -> None:
     """Kill a process and those that it has started, unless it was reaped."""
     if pid in alive:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            # It may not have made its group yet.
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _end(pid)
         alive.discard(pid)
 
 
+def _end(pid: int) -> None:
+    """Kill a process that is not reaped, and those that it has started, even if it has ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        # It may not have made its group yet.
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def _reap(alive: set[int]) -> None:
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with suppress(ChildProcessError):
-        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            alive.discard(pid)
+        while (found := os.waitid(os.P_ALL, 0, ended)) is not None:
+            # Only then: until it is reaped, no other group has its number.
+            _end(found.si_pid)
+            alive.discard(found.si_pid)
 
 
 def _run(

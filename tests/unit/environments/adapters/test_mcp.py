@@ -71,7 +71,8 @@ def test_a_server_that_ends_fails_its_conversation() -> None:
         host.close()
 
 
-def test_a_conversation_ends_with_its_server_and_what_the_server_started() -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_ended: bool) -> None:
     before = {*psutil.Process().children(recursive=True)}
     command = [*SERVER, "--with-child"]
     host = EnvironmentHost(
@@ -84,6 +85,10 @@ def test_a_conversation_ends_with_its_server_and_what_the_server_started() -> No
         assert isinstance(host.answers(KEY.owner, 60.0)[0][1], EnvironmentAnswer)
         started = {*psutil.Process().children(recursive=True)} - imported
         assert len(started) == 3, "the conversation, its server, and the server's child"
+        if has_ended:
+            (conversation,) = (each for each in started if each.parent() not in started)
+            while conversation.status() != "zombie":
+                conversation.kill()
         host.end(KEY)
         deadline = time.monotonic() + 30
         while any(each.is_running() for each in started) and time.monotonic() < deadline:

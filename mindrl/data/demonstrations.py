@@ -1,7 +1,7 @@
 """Convert rows to conversations for supervised training, and mark the target tokens."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -64,17 +64,32 @@ def load_demonstrations(
         answer = answer_of(row, sft.response_column, _FIELD)
         return [*question, {"role": "assistant", "content": answer}]
 
+    def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
+        return lesson.demonstration(messages_of(row, columns), row.place, uid=uid, source=source)
+
+    return load_lessons(paths, config, reading, of_row)
+
+
+def load_lessons(
+    paths: DataPath,
+    config: RunConfig,
+    reading: Reading,
+    of_row: Callable[[Row, Columns, int, str], Prompt],
+) -> PromptSet:
+    """Read data files; `of_row` converts a row, given the columns, its uid and its source.
+
+    Raises:
+        DataError: The file or one of its rows breaks the stated format, or a conversation is too
+            long and the policy is "error".
+    """
+
     def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
         return tuple(
-            lesson.demonstration(
-                messages_of(row, columns),
-                row.place,
-                uid=reading.first_uid + place,
-                source=reading.source_of(row),
-            )
+            of_row(row, columns, reading.first_uid + place, reading.source_of(row))
             for place, row in chosen.items()
         )
 
+    training = config.megatron_training
     longest = Longest(
         what="conversation",
         key="megatron_training.seq_length",

@@ -1,6 +1,6 @@
 """Convert rows to preferences: pairs of answers, or single answers with a label."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,8 @@ from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.preference import PreferenceConfig
 from mindrl.config.run import RunConfig
 from mindrl.data.columns import Columns
-from mindrl.data.demonstrations import Lesson
-from mindrl.data.prompts import (
-    Longest,
-    PromptSet,
-    answer_of,
-    conversation_of,
-    load_set,
-    question_of,
-)
+from mindrl.data.demonstrations import Lesson, load_lessons
+from mindrl.data.prompts import PromptSet, answer_of, conversation_of, question_of
 from mindrl.data.reading import Reading
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
@@ -71,19 +64,7 @@ def load_preferences(
             row.place,
         )
 
-    def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
-        return tuple(
-            of_row(row, columns, reading.first_uid + place, reading.source_of(row))
-            for place, row in chosen.items()
-        )
-
-    longest = Longest(
-        what="conversation",
-        key="megatron_training.seq_length",
-        tokens=training.seq_length,
-        drops=config.rl_config.overlong_prompt_policy == "drop",
-    )
-    return load_set(paths, training, reading, longest, make)
+    return load_lessons(paths, config, reading, of_row)
 
 
 def _conversation(

@@ -21,18 +21,14 @@ from mindrl.batch.experience import SlopedSequences
 from mindrl.batch.prompts import Demonstration, LabelledAnswer, PreferencePair, Prompt
 from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
-from mindrl.data.order import prompt_order
-from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.source.demonstrations import Demonstrations
-from mindrl.trainer.supervised_trainer import sequences_of
-from mindrl.trainer.training_loop import TrainingLoop
+from mindrl.trainer.supervised_trainer import AnswerTrainer, sequences_of
 from mindrl.trainer.worker_handle import WorkerHandle
 
 
-class PreferenceTrainer(TrainingLoop[Sequence[Prompt], None]):
+class PreferenceTrainer(AnswerTrainer):
     """Makes preferred answers more probable than others, compared with a reference."""
 
     throughput = ("throughput/tokens_per_second", "preference/tokens")
@@ -41,15 +37,9 @@ class PreferenceTrainer(TrainingLoop[Sequence[Prompt], None]):
         self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog
     ) -> None:
         """Set all parts of a run."""
-        super().__init__(config, workers, run_log, max_logprob_gap=None)
+        super().__init__(config, data, workers, run_log)
         assert config.preference_config is not None, "the run is trained on preferences"
         self.section = config.preference_config
-        self.data = data
-        self.source = Demonstrations(
-            prompts=data.train.prompts,
-            order=prompt_order(config, data.train_sets),
-            per_step=self.training.global_batch_size,
-        )
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows: each update needs the log-probs of its answers before it."""
@@ -76,27 +66,19 @@ class PreferenceTrainer(TrainingLoop[Sequence[Prompt], None]):
         with self.timer("update"):
             return self.workers.update(minibatch).metrics
 
-    def record(self, step: int, metrics: Metrics, result: None) -> None:  # noqa: ARG002
-        """Write the metrics: there are no samples."""
-        self.run_log.step(step, metrics, [])
-
     def evaluate(self, step: int) -> float | None:
         """Measure loss and accuracy on held-out rows; return the accuracy that the best has.
 
         It is that of the held-out file, or of the set named by `data_config.best_by`.
         """
-        sets: list[tuple[str | None, PromptSet]] = [*self.data.eval_sets.items()]
-        if self.data.test is not None:
-            sets.insert(0, (None, self.data.test))
-        found = {name: self._measured(each.prompts) for name, each in sets}
+        found = {name: self._measured(each.prompts) for name, each in self.held_out().items()}
         for name, (loss, accuracy) in found.items():
             self.run_log.held_out_preferences(step, name, loss=loss, accuracy=accuracy)
         if not found:
             return None
         # The cost of an evaluation's switches belongs to no step.
         self.workers.flush_metrics()
-        best_by = self.config.data_config.best_by
-        return (found[best_by] if best_by in found else next(iter(found.values())))[1]
+        return found[self.best_set(found)][1]
 
     def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
         """Return the mean loss and the accuracy on rows."""

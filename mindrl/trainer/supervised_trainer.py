@@ -3,7 +3,7 @@
 Shapes: B sequences, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,10 +27,8 @@ from mindrl.trainer.worker_handle import WorkerHandle
 _LOSS = f"update/{ANSWER_LOSS}"
 
 
-class SupervisedTrainer(TrainingLoop[Sequence[Prompt], None]):
-    """Increases the probability of given answers."""
-
-    throughput = ("throughput/tokens_per_second", "sft/tokens")
+class AnswerTrainer(TrainingLoop[Sequence[Prompt], None]):
+    """Trains on answers in rows: a step's after another, without samples to record."""
 
     def __init__(
         self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog
@@ -43,6 +41,28 @@ class SupervisedTrainer(TrainingLoop[Sequence[Prompt], None]):
             order=prompt_order(config, data.train_sets),
             per_step=self.training.global_batch_size,
         )
+
+    def record(self, step: int, metrics: Metrics, result: None) -> None:  # noqa: ARG002
+        """Write the metrics: there are no samples."""
+        self.run_log.step(step, metrics, [])
+
+    def held_out(self) -> dict[str | None, PromptSet]:
+        """Return the held-out sets by their names; None for the held-out file, which is first."""
+        sets: dict[str | None, PromptSet] = {}
+        if self.data.test is not None:
+            sets[None] = self.data.test
+        return sets | dict(self.data.eval_sets.items())
+
+    def best_set(self, measured: Iterable[str | None]) -> str | None:
+        """Return the name of the measured set that determines the best model."""
+        names, best_by = [*measured], self.config.data_config.best_by
+        return best_by if best_by in names else names[0]
+
+
+class SupervisedTrainer(AnswerTrainer):
+    """Increases the probability of given answers."""
+
+    throughput = ("throughput/tokens_per_second", "sft/tokens")
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows."""
@@ -62,10 +82,6 @@ class SupervisedTrainer(TrainingLoop[Sequence[Prompt], None]):
         }
         return merge(found, own), None
 
-    def record(self, step: int, metrics: Metrics, result: None) -> None:  # noqa: ARG002
-        """Write the metrics: there are no samples."""
-        self.run_log.step(step, metrics, [])
-
     def _update(self, minibatch: WeightedSequences) -> Metrics:
         return self.workers.update(minibatch).metrics
 
@@ -74,18 +90,14 @@ class SupervisedTrainer(TrainingLoop[Sequence[Prompt], None]):
 
         It is the negative loss on the held-out file, or on the set named by `data_config.best_by`.
         """
-        sets: list[tuple[str | None, PromptSet]] = [*self.data.eval_sets.items()]
-        if self.data.test is not None:
-            sets.insert(0, (None, self.data.test))
-        losses = {name: self._loss(each.prompts) for name, each in sets}
+        losses = {name: self._loss(each.prompts) for name, each in self.held_out().items()}
         for name, loss in losses.items():
             self.run_log.held_out_loss(step, name, loss)
         if not losses:
             return None
         # The cost of an evaluation's switches belongs to no step.
         self.workers.flush_metrics()
-        best_by = self.config.data_config.best_by
-        return -(losses[best_by] if best_by in losses else next(iter(losses.values())))
+        return -losses[self.best_set(losses)]
 
     def _keep_best(self, accuracy: float | None) -> None:
         """Keep no best export: the best is defined by accuracy, which is not measured."""

@@ -56,7 +56,7 @@ class Demonstration(Prompt):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledAnswer(Demonstration):
-    """An answer that is desirable or not; its answer follows the last question."""
+    """A conversation with a label: whether its last answer is desirable."""
 
     is_desirable: bool
 

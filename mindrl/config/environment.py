@@ -73,7 +73,8 @@ class EnvironmentConfig:
     """Most tokens of one tool result or message of the environment; longer ones are cut."""
     lock_step: bool = False
     """Whether all conversations wait for each other after each turn. Slower; on devices where the
-    composition of a batch changes bits, the order of tools then changes none."""
+    composition of a batch changes bits, the order of tools then changes none. A run whose
+    conversations stay open over steps repeats to the bit only with it."""
     processes: _ProcessCount = 64
     """Most processes of environments at a time, one for each open conversation; as many again while
     the model is evaluated."""

@@ -151,10 +151,6 @@ class EnvironmentHost:
         self._open[key] = found
         self._waiting.append(found)
 
-    def is_open(self, key: Key) -> bool:
-        """Return whether a conversation has begun and not ended."""
-        return key in self._open
-
     def is_busy(self, owner: str) -> bool:
         """Return whether answers to an owner will come without another turn or end of its own."""
         if any(each.is_busy for key, each in self._open.items() if key.owner == owner):

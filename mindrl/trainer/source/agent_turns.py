@@ -71,7 +71,6 @@ class AgentTurns(ConversationTurns):
         row: ResponseKey,
         sequence: OpenSequence,
         prompt: Prompt,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
     ) -> OpenSequence:
         """Answer the call if the turn has ended; take the next one."""
         conversation, length = dialogue_of(sequence), len(sequence.tokens_N)

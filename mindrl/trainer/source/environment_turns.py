@@ -4,7 +4,7 @@ Shapes: N tokens of a response.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mindrl.batch.conversations import (
     ConversationEnding,
@@ -26,35 +26,41 @@ class EnvironmentTurns(ConversationTurns):
     """The environments of a pool's conversations."""
 
     host: EnvironmentHost
+    failed_in_turn: dict[ResponseKey, Failed] = field(default_factory=dict, init=False)
+    """Conversations whose environment has failed while the policy has the turn."""
 
     def forget(self) -> None:
         """End all environments."""
         self.host.end_all(self.owner)
         self.waiting.clear()
+        self.failed_in_turn.clear()
 
     def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
-        """Let the environment of a new conversation begin; that of another is begun with a turn."""
-        conversation = dialogue_of(sequence)
-        if not conversation.prompt_ids:
-            self.host.begin(Key(self.owner, *row), seed, _row(prompt))
-            self.waiting.add(row)
-        elif sequence.finished and len(sequence.tokens_N) > conversation.next_start:
-            # The turn had no answer when the run was saved.
-            self.drawn(row, sequence, prompt, seed)
+        """Let the environment of a conversation begin, or come back with the turns that it had.
 
-    def drawn(
-        self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int
-    ) -> OpenSequence:
+        One that comes back takes its place among the processes at once, so that as many others can
+        begin as if the run had not been interrupted.
+        """
+        conversation, key = dialogue_of(sequence), Key(self.owner, *row)
+        if not conversation.prompt_ids:
+            self.host.begin(key, seed, _row(prompt))
+            self.waiting.add(row)
+            return
+        past = [
+            (self._action(sequence, turn.start, turn.end), turn.answer)
+            for turn in conversation.turns
+        ]
+        self.host.begin(key, seed, _row(prompt), past)
+        if sequence.finished and len(sequence.tokens_N) > conversation.next_start:
+            # The turn had no answer when the run was saved.
+            self.drawn(row, sequence, prompt)
+
+    def drawn(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt) -> OpenSequence:
         """Ask the environment if a turn has ended; end the conversation at a limit of tokens."""
         conversation, length = dialogue_of(sequence), len(sequence.tokens_N)
+        if (failed := self.failed_in_turn.pop(row, None)) is not None:
+            return self.answered(row, sequence, prompt, failed)
         if sequence.finished:
-            if not self.host.is_open(Key(self.owner, *row)):
-                # Begun by an earlier process of the run: the same turns bring it back.
-                past = [
-                    (self._action(sequence, turn.start, turn.end), turn.answer)
-                    for turn in conversation.turns
-                ]
-                self.host.begin(Key(self.owner, *row), seed, _row(prompt), past)
             self.host.act(
                 Key(self.owner, *row), self._action(sequence, conversation.next_start, length)
             )
@@ -77,9 +83,15 @@ class EnvironmentTurns(ConversationTurns):
     ) -> list[tuple[ResponseKey, Opening | EnvironmentAnswer | Failed]]:
         """Return the answers that arrive within `seconds`, at least one if there is any."""
         found = []
-        for key, answer in self.host.answers(self.owner, seconds) if self.waiting else ():
-            self.waiting.discard((key.group, key.response))
-            found.append(((key.group, key.response), answer))
+        # Environments that come back have no answer, but are read.
+        is_read = self.waiting or self.host.is_busy(self.owner)
+        for key, answer in self.host.answers(self.owner, seconds) if is_read else ():
+            row = (key.group, key.response)
+            if row in self.waiting:
+                self.waiting.discard(row)
+                found.append((row, answer))
+            elif isinstance(answer, Failed):
+                self.failed_in_turn[row] = answer
         return found
 
     def answered(

@@ -128,8 +128,7 @@ class GroupPool:
         )
         if self.turns is not None:
             turns, prompt = self.turns, self.prompt(row.group)
-            drawn = turns.drawn(row, self._sequence(row), prompt, self._seed(row))
-            self._replace(row, drawn)
+            self._replace(row, turns.drawn(row, self._sequence(row), prompt))
 
     def hear(self, seconds: float = 0.0) -> bool:
         """Add what environments answer within `seconds`; return whether others will."""

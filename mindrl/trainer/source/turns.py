@@ -49,9 +49,7 @@ class ConversationTurns(ABC):
         """Let a conversation begin, or continue one that is not known here."""
 
     @abstractmethod
-    def drawn(
-        self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int
-    ) -> OpenSequence:
+    def drawn(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt) -> OpenSequence:
         """Pass on a turn of the policy if it has ended; end the conversation at a limit."""
 
     @abstractmethod

@@ -73,7 +73,7 @@ def written(
     more = sequence.with_more(
         tokens_N, torch.full((len(tokens_N),), -0.5), step=step, finished=True
     )
-    return heard(turns, turns.drawn(ROW, more, asked, 0), asked)
+    return heard(turns, turns.drawn(ROW, more, asked), asked)
 
 
 def held(turns: AgentTurns, sequence: OpenSequence, *texts: str) -> OpenSequence:

@@ -166,7 +166,9 @@ def test_answers_are_those_of_their_owner(start: Start) -> None:
     assert [key for key, _ in host.answers("evaluation", 60.0)] == [test]
     assert [key for key, _ in host.answers("training", 60.0)] == [KEY]
     host.end_all("evaluation")
-    assert (host.is_open(test), host.is_open(KEY)) == (False, True)
+    host.begin(test, 7, {})
+    with pytest.raises(AssertionError, match="begins once"):
+        host.begin(KEY, 7, {})
 
 
 def test_a_closed_host_leaves_no_process(start: Start) -> None:

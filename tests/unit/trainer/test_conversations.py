@@ -52,14 +52,14 @@ def make_pool(tmp_path: Path) -> Iterator[MakePool]:
     row = PromptRow(columns={"low": 5}, messages=messages, is_chat=True)
     prompt = Prompt(uid=0, token_ids=tuple(ids(text)), text=text, answer="", row=row)
 
-    def make(template: str | None = None, **keys: object) -> GroupPool:
+    def make(template: str | None = None, processes: int = 8, **keys: object) -> GroupPool:
         tokenizer = build_tokenizer()
         tokenizer.chat_template = template or tokenizer.chat_template
         section = EnvironmentConfig(environment=f"{GAMES}:Guess", **keys)  # type: ignore[arg-type]
         spec = EnvironmentSpec(
             environment=section.environment, arguments={"marker": str(tmp_path / "marker")}
         )
-        limits = Limits(processes=8, start_seconds=60.0, call_seconds=60.0)
+        limits = Limits(processes=processes, start_seconds=60.0, call_seconds=60.0)
         hosts.append(EnvironmentHost(spec=spec, limits=limits))
         turns = EnvironmentTurns(
             owner="training",
@@ -371,10 +371,11 @@ def test_a_history_that_fills_the_model_ends_a_conversation(make_pool: MakePool)
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
+@pytest.mark.parametrize("processes", [1, 8])
 def test_a_conversation_is_restored_in_its_first_turn(
-    is_answered: bool, make_pool: MakePool
+    processes: int, is_answered: bool, make_pool: MakePool
 ) -> None:
-    pool, later = begun(make_pool()), make_pool()
+    pool, later = begun(make_pool(processes=processes)), make_pool(processes=processes)
     row = pool.incomplete()[0]
     drawn = torch.tensor([*ids("2"), *([END] if is_answered else [])])
     pool.extend(row, (drawn, torch.zeros(len(drawn))), step=1, finished=is_answered)
@@ -383,7 +384,9 @@ def test_a_conversation_is_restored_in_its_first_turn(
     later.load(PoolState.of_json(json.loads(json.dumps(state.to_json()))))
     for each in (pool, later):
         listen(each)
+        # The environment of the other response begins only if there is a process for it.
         assert row in each.incomplete()
+        assert len(each.incomplete()) == min(2, processes)
         write(each, 0, "3")
     one, other = (each.groups[row.group].sequences[0] for each in (pool, later))
     assert one.conversation == other.conversation

@@ -28,10 +28,12 @@ def config_text(
     """Return a YAML file with the values of dotted keys, in the order of the reference.
 
     The header comes first, each comment above its key. With a critic all of the critic's keys can
-    be overridden.
+    be overridden, and with preferences all of theirs.
     """
-    critic = ["mindrl_critic_defaults"] if has_critic else []
-    defaults = [f"  - {name}" for name in ("mindrl_defaults", *critic, "program", "_self_")]
+    named = ["mindrl_critic_defaults"] if has_critic else []
+    if "preference_config" in nested(values):
+        named.append("mindrl_preference_defaults")
+    defaults = [f"  - {name}" for name in ("mindrl_defaults", *named, "program", "_self_")]
     lines = [*(line for text in header for line in _comment(text, "")), "defaults:", *defaults]
     return "\n".join([*lines, *_section(nested(values), (), comments), ""])
 
@@ -92,7 +94,7 @@ def _section(
         if isinstance(value, dict):
             if not path:
                 yield ""
-            yield f"{indent}{name}:"
+            yield f"{indent}{name}:{'' if value else ' {}'}"
             yield from _section(value, (*path, name), comments)
         else:
             yield from _comment(comments.get(".".join((*path, name)), ""), indent)

@@ -21,6 +21,7 @@ from mindrl.migrate.mapped import (
     same_of_model,
 )
 from mindrl.migrate.models import model_rules
+from mindrl.migrate.preferences import STAGE, preference_rules
 from mindrl.migrate.trackers import tracker_rules
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
@@ -32,9 +33,13 @@ def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
     """Return the entry of each key; the file does not contain the number of devices per node.
 
     Raises:
-        ConfigError: The file is not for GRPO, DAPO or PPO.
+        ConfigError: The file is not for GRPO, DAPO, PPO or DPO.
     """
-    found = [*_run_rules(theirs, devices_per_node), *algorithm_rules(theirs)]
+    found = [*_run_rules(theirs, devices_per_node)]
+    if theirs.stage == STAGE:
+        found += preference_rules(theirs)
+    else:
+        found += [*_data(theirs), *_rollout_rules(theirs), *algorithm_rules(theirs)]
     for model in theirs.learners:
         found += model_rules(model)
     found += adapter_rules(theirs)
@@ -59,22 +64,25 @@ def _why_ignored(theirs: TheirRun, key: str) -> str:
 
 
 def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
-    """Yield the entries for the keys of the run and of the rollout."""
-    for key in SAME:
-        yield from same(theirs, key)
+    """Yield the entries for the keys that all runs have."""
     for key in SAME_OF_RUN:
         yield from same_of_model(theirs.actor, key.removeprefix("role."), "megatron_training")
     yield from _of_releases(theirs)
     yield from _saving(theirs)
-    yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)
+    yield from tracker_rules(theirs)
+    yield from _profiler(theirs)
+
+
+def _rollout_rules(theirs: TheirRun) -> Iterator[Mapped]:
+    """Yield the entries for the keys of runs that sample responses."""
+    for key in SAME:
+        yield from same(theirs, key)
     yield from _lengths(theirs)
     yield from _packing(theirs)
     yield from _optimizer_state(theirs)
     yield from _rollout_layout(theirs)
     yield from _sequences(theirs)
-    yield from tracker_rules(theirs)
-    yield from _profiler(theirs)
 
 
 def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:

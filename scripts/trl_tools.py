@@ -82,27 +82,7 @@ def trained(work: dict[str, Any]) -> dict[str, Any]:
             reward_funcs=[note],
             environment_factory=Adder,
             callbacks=[clock],
-            args=trl.GRPOConfig(
-                output_dir=folder,
-                model_init_kwargs={"dtype": "float32"},
-                use_cpu=True,
-                bf16=False,
-                max_steps=work["steps"],
-                # One update on all conversations of the step, as in mindrl's run.
-                per_device_train_batch_size=work["prompts"] * work["samples"],
-                num_generations=work["samples"],
-                steps_per_generation=1,
-                gradient_checkpointing=False,
-                max_completion_length=work["max_tokens"],
-                max_tool_calling_iterations=work["turns"] - 1,
-                learning_rate=1e-12,
-                beta=0.0,
-                seed=work["seed"],
-                report_to="none",
-                save_strategy="no",
-                logging_strategy="no",
-                disable_tqdm=True,
-            ),
+            args=arguments(folder, work),
         )
         trainer.train()
     size = work["prompts"] * work["samples"]
@@ -112,6 +92,31 @@ def trained(work: dict[str, Any]) -> dict[str, Any]:
     ]
     seconds = [behind - before for before, behind in pairwise(ends)]
     return {"seconds": seconds, "tokens": tokens[1:], "conversations": drawn}
+
+
+def arguments(folder: str, work: dict[str, Any]) -> Any:
+    """Return TRL's arguments."""
+    return import_module("trl").GRPOConfig(
+        output_dir=folder,
+        model_init_kwargs={"dtype": "float32"},
+        use_cpu=True,
+        bf16=False,
+        max_steps=work["steps"],
+        # One update on all conversations of the step, as in mindrl's run.
+        per_device_train_batch_size=work["prompts"] * work["samples"],
+        num_generations=work["samples"],
+        steps_per_generation=1,
+        gradient_checkpointing=False,
+        max_completion_length=work["max_tokens"],
+        max_tool_calling_iterations=work["turns"] - 1,
+        learning_rate=1e-12,
+        beta=0.0,
+        seed=work["seed"],
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Losses of preferences, and their slopes with regard to the log-prob of each answer.
+"""Losses of preferences, and their slopes with regard to the log-prob or score of each answer.
 
 A pair couples two sequences, which micro-batches and ranks separate. The trainer therefore computes
-the slopes from a forward pass, and the update is a sum of log-probs weighted by them: its gradient
-is that of the loss.
+the slopes from a forward pass, and the update is a sum of log-probs, or of scores, weighted by
+them: its gradient is that of the loss.
 
 Shapes: P pairs, B answers.
 """
@@ -28,9 +28,9 @@ class PreferenceLosses:
     losses_B: Tensor
     """float64; of each pair, or of each answer for KTO."""
     rewards_B: Tensor
-    """float64; beta times the log-ratio of each answer."""
+    """float64; beta times the log-ratio of each answer, or its score."""
     slopes_B: Tensor
-    """float64; derivative of the mean loss by the log-prob of each answer."""
+    """float64; derivative of the mean loss by the log-prob, or the score, of each answer."""
 
 
 def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) -> PreferenceLosses:
@@ -87,6 +87,36 @@ def label_losses(
     )
 
 
+def ranking_losses(
+    config: PreferenceConfig, scores_B: Tensor, margins_P: Tensor
+) -> PreferenceLosses:
+    """Return the losses of a reward model on pairs; all chosen answers come before all others.
+
+    Bradley-Terry's (arXiv 2203.02155 eq. 1) with the margin of arXiv 2307.09288 eq. 2, and the
+    centring of arXiv 2312.09244, as in TRL.
+
+    Args:
+        config: Weight of the centring.
+        scores_B: float64.
+        margins_P: float64; least difference of each pair.
+    """
+    with torch.enable_grad():
+        leaf_B = scores_B.detach().requires_grad_()
+        chosen_P, rejected_P = leaf_B.chunk(2)
+        losses_P = -logsigmoid(chosen_P - rejected_P - margins_P)
+        losses_P = losses_P + config.center_rewards_coefficient * (chosen_P + rejected_P).square()
+        (slopes_B,) = torch.autograd.grad(losses_P.mean(), leaf_B)
+    return PreferenceLosses(losses_B=losses_P.detach(), rewards_B=scores_B, slopes_B=slopes_B)
+
+
+def score_losses(scores_B: Tensor, wanted_B: Tensor) -> PreferenceLosses:
+    """Return the squared error of each score, float64."""
+    errors_B = scores_B - wanted_B
+    return PreferenceLosses(
+        losses_B=errors_B.square(), rewards_B=scores_B, slopes_B=2 * errors_B / len(errors_B)
+    )
+
+
 def kl_of_mismatched(ratios_B: Tensor) -> Tensor:
     """Return KTO's estimate of the KL: the mean log-ratio of other prompts' answers, at least 0."""
     return ratios_B.mean().clamp(min=0)
@@ -100,5 +130,13 @@ def sloped_loss(inputs: LossInputs[SlopedSequences]) -> LossTerms:
         * inputs.used("logprobs_BT", logprobs_BT),
         "entropy": inputs.used("entropy_BT", entropy_BT),
     }
+    sums = weighted_sums(terms_BT, inputs.weights_BT)
+    return LossTerms.of(sums[SURROGATE], sums)
+
+
+def sloped_score_loss(inputs: LossInputs[SlopedSequences]) -> LossTerms:
+    """Return the sum of scores weighted by the slopes."""
+    scores_BT = inputs.used("scores_BT", inputs.outputs[0])
+    terms_BT = {SURROGATE: inputs.used("slopes_BT", inputs.batch.slopes_BT) * scores_BT}
     sums = weighted_sums(terms_BT, inputs.weights_BT)
     return LossTerms.of(sums[SURROGATE], sums)

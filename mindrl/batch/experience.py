@@ -44,7 +44,7 @@ class SlopedSequences(WeightedSequences):
     """Answers of one optimizer step on preferences."""
 
     slopes_BT: Tensor
-    """float32; derivative of the loss by each token's log-prob, divided by the token's weight."""
+    """float32; derivative of the loss by each token's log-prob or score, divided by its weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,11 +62,20 @@ class LabelledAnswer(Demonstration):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredAnswer(Demonstration):
+    """A conversation with the reward that its last answer should get."""
+
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PreferencePair(Prompt):
     """Two answers to a prompt; its token ids are those of the longer one, its text the chosen."""
 
     chosen: Demonstration
     rejected: Demonstration
+    margin: float = 0.0
+    """Least difference of their rewards."""
 
 
 def sample_numbers(uids: Iterable[int]) -> list[int]:

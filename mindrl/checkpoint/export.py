@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from mindrl.observability.regular_files import read_regular_text
 
 SHARD_BYTES = 5 << 30
 TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+HeadScope = Literal["token", "sequence"]
+"""What a value head scores: each token, or a sequence at its last token."""
 EXPORT_FILE = "mindrl_export.json"
 """Metadata of an export."""
 _CARRIED_FILES = (
@@ -44,6 +47,7 @@ def new_folder(
     *,
     dtype: DType,
     head: Head = "vocabulary",
+    scores: HeadScope = "token",
     record: Mapping[str, object] | None = None,
 ) -> Iterator[Path]:
     """Create a temporary folder for weights next to the target, and rename it afterwards.
@@ -59,7 +63,7 @@ def new_folder(
             building.mkdir(parents=True)
         yield building
         with writing(target):
-            _carry_over(Path(source), building, dtype, head)
+            _carry_over(Path(source), building, dtype, head, scores)
             if record is not None:
                 write_json(building / EXPORT_FILE, record)
             _take_place(building, target)
@@ -90,19 +94,24 @@ def keep_folder(folder: Path, target: Path) -> None:
         raise OutputError(f"cannot keep {folder} as {target}: {error}") from error
 
 
-def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
+def _carry_over(source: Path, building: Path, dtype: DType, head: Head, scores: HeadScope) -> None:
     values = json.loads(read_regular_text(source / "config.json"))
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
     values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
     if head == "value":
-        # In transformers' format: one number per token, without a bias.
-        names = values.get("architectures") or []
+        # In transformers' format: one number per token or sequence, without a bias.
+        names, kind = values.get("architectures") or [], f"For{scores.title()}Classification"
         values |= {
-            "architectures": [re.sub(r"For\w+$", "ForTokenClassification", name) for name in names],
+            "architectures": [re.sub(r"For\w+$", kind, name) for name in names],
             "id2label": {"0": "value"},
             "label2id": {"value": 0},
-            "token_classification_bias": False,
         }
+        if scores == "token":
+            values["token_classification_bias"] = False
+        elif values.get("pad_token_id") is None:
+            # Without it transformers cannot find the last token of a sequence in a batch.
+            ends = values.get("eos_token_id")
+            values["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
     write_json(building / "config.json", values)
     for name in _CARRIED_FILES:
         if (source / name).is_file():
@@ -217,13 +226,14 @@ class ExportedModel:
 
 
 @contextmanager
-def exported_model(
+def exported_model(  # noqa: PLR0913 - all but three have defaults
     source: str,
     target: Path,
     table: ShardingTable,
     *,
     dtype: DType,
     shard_bytes: int = SHARD_BYTES,
+    scores: HeadScope = "token",
     record: Mapping[str, object] | None = None,
 ) -> Iterator[ExportedModel]:
     """Write a folder of safetensors with `new_folder`, while the context lasts.
@@ -238,7 +248,9 @@ def exported_model(
         yield ExportedModel(target, {})
         return
     head: Head = "value" if VALUE_HEAD in table else "vocabulary"
-    with new_folder(source, target, dtype=dtype, head=head, record=record) as building:
+    with new_folder(
+        source, target, dtype=dtype, head=head, scores=scores, record=record
+    ) as building:
         with writing(target):
             files = _new_files(building, table, dtype, shard_bytes)
         model = ExportedModel(target, files, building)

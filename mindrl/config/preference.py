@@ -1,4 +1,4 @@
-"""Section `preference_config`: training on preferences in the data, DPO and KTO."""
+"""Section `preference_config`: training on preferences in the data: DPO, KTO, reward models."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.config.section import SECTION
 
-PreferenceForm = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto"]
+PreferenceForm = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score"]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -16,7 +16,8 @@ class PreferenceConfig:
 
     loss: PreferenceForm = "sigmoid"
     """Form of the loss: `sigmoid` (DPO), `sigmoid_norm` (DPO on mean log-probs), `ipo`, `hinge`, or
-    `kto`, for rows of single answers with a label."""
+    `kto`, for rows of single answers with a label. `bradley_terry` and `score` train a reward
+    model, on pairs or on rows of single answers with a score."""
     beta: Annotated[float, Field(gt=0, le=1000)] = 0.1
     """Weight of the log-ratio to the reference: higher values stay closer to it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -27,16 +28,33 @@ class PreferenceConfig:
     """Weight of desirable answers, for `kto`."""
     undesirable_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Weight of undesirable answers, for `kto`."""
+    center_rewards_coefficient: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    """Weight of the squared sum of the two rewards of a pair, which keeps rewards near 0, for
+    `bradley_terry`."""
     chosen_column: str = "chosen"
     """Column of the preferred answer: text, messages, or with no prompt column a conversation."""
     rejected_column: str = "rejected"
     """Column of the other answer, in the same form."""
     completion_column: str = "completion"
-    """Column of the answer, for `kto`."""
+    """Column of the answer, for `kto` and `score`."""
     label_column: str = "label"
     """Column that is true for desirable answers, for `kto`."""
+    margin_column: str | None = None
+    """Column of the least difference of the rewards of a pair, for `bradley_terry`. None: 0."""
+    score_column: str = "score"
+    """Column of the reward that an answer should get, for `score`."""
 
     @property
     def sequences_per_row(self) -> int:
         """Sequences that an update trains on for each row."""
-        return 1 if self.loss == "kto" else 2
+        return 1 if self.loss in ("kto", "score") else 2
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the loss needs the log-probs of a reference model."""
+        return not (self.reference_free or self.trains_rewards)
+
+    @property
+    def trains_rewards(self) -> bool:
+        """Whether the run trains a reward model, not a policy."""
+        return self.loss in ("bradley_terry", "score")

@@ -369,7 +369,7 @@ class RunConfig:
     def uses_reference(self) -> bool:
         """Whether a reference model is loaded."""
         given = self.preference_config
-        return self.rl_config.init_kl_coef > 0 if given is None else not given.reference_free
+        return self.rl_config.init_kl_coef > 0 if given is None else given.uses_reference
 
     @property
     def reference_is_base(self) -> bool:

@@ -390,16 +390,19 @@ class SFTKeys(TypedDict, total=False):
     epochs: int | None
 
 class PreferenceKeys(TypedDict, total=False):
-    loss: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto"]
+    loss: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score"]
     beta: float
     label_smoothing: float
     reference_free: bool
     desirable_weight: float
     undesirable_weight: float
+    center_rewards_coefficient: float
     chosen_column: str
     rejected_column: str
     completion_column: str
     label_column: str
+    margin_column: str | None
+    score_column: str
 
 class ProfilerKeys(TypedDict, total=False):
     trace_steps: int

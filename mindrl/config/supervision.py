@@ -106,22 +106,36 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
         yield Finding(f"{key} is given: {_LEARNS} only; remove it", key, "given")
 
 
+_OF_ONE_LOSS = {
+    "desirable_weight": ("kto", 1.0),
+    "undesirable_weight": ("kto", 1.0),
+    "center_rewards_coefficient": ("bradley_terry", 0.0),
+    "margin_column": ("bradley_terry", None),
+}
+"""Keys that one form of the loss has, that form, and the value of other forms."""
+
+
 def _preference_findings(config: RunConfig) -> Iterator[Finding]:
     """Yield keys of preferences that contradict each other, or make their gradient inexact."""
     section = config.preference_config
     if section is None:
         return
-    key, is_kto = "preference_config", section.loss == "kto"
+    key = "preference_config"
     if config.sft_config is not None:
         yield Finding(f"{key} is given with sft_config: a run has one loss; remove one", key)
     smooth, loss = section.label_smoothing, section.loss
     if smooth and loss not in ("sigmoid", "sigmoid_norm"):
         need = f"needs preference_config.loss=sigmoid or sigmoid_norm, found {loss}"
         yield broken(f"{key}.label_smoothing", smooth, need, 0.0)
-    for name in () if is_kto else ("desirable_weight", "undesirable_weight"):
-        if getattr(section, name) != 1.0:
-            need = f"has an effect only with preference_config.loss=kto, found {loss}"
-            yield broken(f"{key}.{name}", getattr(section, name), need, 1.0)
+    for name, (only, unset) in _OF_ONE_LOSS.items():
+        if loss != only and getattr(section, name) != unset:
+            need = f"has an effect only with preference_config.loss={only}, found {loss}"
+            yield broken(f"{key}.{name}", getattr(section, name), need, unset)
+    if section.trains_rewards and config.actor_config.lora.r:
+        need = (
+            f"must be 0 with preference_config.loss={loss}: a reward model's head is trained whole"
+        )
+        yield broken("actor_config.lora.r", config.actor_config.lora.r, need, 0)
     if dropout := config.actor_config.lora.dropout:
         need = "must be 0 with preference_config: its slopes come from another forward pass"
         yield broken("actor_config.lora.dropout", dropout, need, 0.0)

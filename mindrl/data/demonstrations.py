@@ -89,11 +89,13 @@ def load_lessons(
             for place, row in chosen.items()
         )
 
-    training = config.megatron_training
+    training, preferences = config.megatron_training, config.preference_config
+    # A reward model reads the position after the last token.
+    reads_end = preferences is not None and preferences.trains_rewards
     longest = Longest(
         what="conversation",
         key="megatron_training.seq_length",
-        tokens=training.seq_length,
+        tokens=training.seq_length - reads_end,
         drops=config.rl_config.overlong_prompt_policy == "drop",
     )
     return load_set(paths, training, reading, longest, make)

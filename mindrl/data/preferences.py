@@ -1,7 +1,8 @@
-"""Convert rows to preferences: pairs of answers, or single answers with a label."""
+"""Convert rows to preferences: pairs of answers, or single answers with a label or a score."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
+from math import isfinite
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -12,6 +13,7 @@ from mindrl.batch.prompts import (
     LabelledAnswer,
     PreferencePair,
     Prompt,
+    ScoredAnswer,
 )
 from mindrl.config.data import DataPath
 from mindrl.config.megatron_training import MegatronTrainingConfig
@@ -54,15 +56,18 @@ def load_preferences(
             messages = _conversation(row, training, columns.prompt, column, key)
             return lesson.demonstration(messages, row.place, uid=uid, source=source)
 
-        if section.loss == "kto":
+        if section.sequences_per_row == 1:
             found = shown_answer(section.completion_column, "preference_config.completion_column")
-            return _labelled(found, _label_of(row, section))
+            if section.loss == "kto":
+                return LabelledAnswer(**_fields(found), is_desirable=_label_of(row, section))
+            score = _number(row, section.score_column, "preference_config.score_column")
+            return ScoredAnswer(**_fields(found), score=score)
         chosen = shown_answer(section.chosen_column, "preference_config.chosen_column")
-        return _pair(
-            chosen,
-            shown_answer(section.rejected_column, "preference_config.rejected_column"),
-            row.place,
-        )
+        rejected = shown_answer(section.rejected_column, "preference_config.rejected_column")
+        margin = 0.0
+        if section.margin_column is not None:
+            margin = _number(row, section.margin_column, "preference_config.margin_column")
+        return _pair(chosen, rejected, margin, row.place)
 
     return load_lessons(paths, config, reading, of_row)
 
@@ -84,7 +89,9 @@ def _conversation(
     return [*asked, *answers]
 
 
-def _pair(chosen: Demonstration, rejected: Demonstration, place: str) -> PreferencePair:
+def _pair(
+    chosen: Demonstration, rejected: Demonstration, margin: float, place: str
+) -> PreferencePair:
     if chosen.token_ids == rejected.token_ids:
         need = "a pair needs two different answers; remove the row"
         raise DataError(f"{place}: the chosen and the rejected answer are equal; {need}")
@@ -98,19 +105,20 @@ def _pair(chosen: Demonstration, rejected: Demonstration, place: str) -> Prefere
         source=chosen.source,
         chosen=chosen,
         rejected=rejected,
+        margin=margin,
     )
 
 
-def _labelled(found: Demonstration, is_desirable: bool) -> LabelledAnswer:
-    return LabelledAnswer(
-        uid=found.uid,
-        token_ids=found.token_ids,
-        text=found.text,
-        answer="",
-        source=found.source,
-        targets=found.targets,
-        is_desirable=is_desirable,
-    )
+def _fields(found: Demonstration) -> dict[str, Any]:
+    return {each.name: getattr(found, each.name) for each in fields(found)}
+
+
+def _number(row: Row, column: str, key: str) -> float:
+    value: Any
+    where, value = column_of(row, column, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise DataError(f"{where} holds {shown(value)}; needed a finite number")
+    return float(value)
 
 
 def _label_of(row: Row, section: PreferenceConfig) -> bool:

@@ -18,6 +18,7 @@ from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.preference_trainer import PreferenceTrainer
 from mindrl.trainer.ranks import Ranks
 from mindrl.trainer.reward_manager import RewardSources
+from mindrl.trainer.reward_model_trainer import RewardModelTrainer
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.supervised_trainer import SupervisedTrainer
 from mindrl.trainer.training_loop import TrainingLoop
@@ -42,8 +43,9 @@ def loop_of(
     """Return the loop of a run: a policy trainer, or one of the answers in rows."""
     if plan.config.sft_config is not None:
         return SupervisedTrainer(plan.config, data, actor, run_log)
-    if plan.config.preference_config is not None:
-        return PreferenceTrainer(plan.config, data, actor, run_log)
+    if (preferences := plan.config.preference_config) is not None:
+        trainer = RewardModelTrainer if preferences.trains_rewards else PreferenceTrainer
+        return trainer(plan.config, data, actor, run_log)
     return trainer_of(plan, data, actor, raters, run_log)
 
 

@@ -28,7 +28,7 @@ from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_memory import memory_bound
 from mindrl.platform.rendezvous import World
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
-from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
+from mindrl.preflight.run_shardings import RunPlan, RunShardings, draws_head, role_head
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.settings import EngineSettings
@@ -196,6 +196,7 @@ class _Parts:
                 bucket_bytes=plan.bucket_bytes,
                 timeout_seconds=config.generate_config.reshard_timeout_seconds,
                 name=f"export {role}",
+                scores="token" if role == "critic" else "sequence",
             ),
         )
 
@@ -319,7 +320,7 @@ def _engines(
             source = device.contents(Region.REFERENCE_WEIGHTS, weights)
         settings = EngineSettings(
             layout=plan.layouts[role],
-            head=role_head(role),
+            head=role_head(config, role),
             training=config.megatron_training,
             learning=config.learning(role),
             device_type=platform.device_type,
@@ -338,8 +339,7 @@ def _engines(
             config.model_path(role),
             known=(plan.models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
-            # A critic's head is initialised at random if the folder has none.
-            head_seed=config.megatron_training.seed if role == "critic" else None,
+            head_seed=config.megatron_training.seed if draws_head(config, role) else None,
             source=source,
         )
         device.place(role, engines[role])

@@ -207,9 +207,9 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
         )
         found[phase] = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)
         found[phase] += plan.planning(role).borrowed_bytes(
-            model, layout, plan.train_dtype, head=role_head(role), learns=phase in UPDATES
+            model, layout, plan.train_dtype, head=role_head(config, role), learns=phase in UPDATES
         )
-        if role_head(role) == "vocabulary":
+        if role_head(config, role) == "vocabulary":
             chunk = config.actor_config.logprob_chunk_tokens
             found[phase] += logits_estimate(model, layout.tp, chunk)
     return found

@@ -18,7 +18,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.preflight.adapter_checks import adapter_findings_on
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
-from mindrl.preflight.run_shardings import role_head
+from mindrl.preflight.run_shardings import draws_head, role_head
 from mindrl.preflight.shipped import description_of, families_of, sizes_path
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
 from mindrl.training.planning import planning_of
@@ -44,8 +44,7 @@ def describe_models(
                 models[role] = described(sizes_path(config, role), families)
                 continue
             models[role] = described(path, families)
-            # A critic's head is initialised at random if the folder has none.
-            head, draws = role_head(role), role == "critic"
+            head, draws = role_head(config, role), draws_head(config, role)
             check_files(path, models[role], head=head, draws_missing_head=draws)
         except MindrlError as error:
             unread.append(Finding(f"{key}: {error}{hub_hint(path, 'model')}", key, path))

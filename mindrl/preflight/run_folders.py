@@ -162,14 +162,14 @@ def spool_needs(plan: RunPlan) -> Iterator[Need]:
 
 def export_bytes(plan: RunPlan, role: Role) -> int:
     """Return the bytes of an exported model's weights."""
-    model, dtype, head = plan.models[role], plan.train_dtype, role_head(role)
+    model, dtype, head = plan.models[role], plan.train_dtype, role_head(plan.config, role)
     sharding = full_sharding(model, world_size=1, holders=[0], dtype=dtype, head=head)
     return table_bytes(sharding.table(0), sharding.dtype)
 
 
 def state_bytes(plan: RunPlan, role: Role) -> int:
     """Return the float32 bytes of a model in a checkpoint: weights, and moments if trained."""
-    shapes = logical_shapes(plan.models[role], head=role_head(role))
+    shapes = logical_shapes(plan.models[role], head=role_head(plan.config, role))
     if role == "actor" and plan.low_rank is not None:
         shapes = factor_shapes(plan.models[role], plan.low_rank)
     return (1 if role == "ref" else 3) * 4 * sum(map(prod, shapes.values()))

@@ -138,9 +138,16 @@ def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -
     )
 
 
-def role_head(role: Role) -> Head:
+def role_head(config: RunConfig, role: Role) -> Head:
     """Return the head of a role's model."""
-    return "value" if role in ("critic", "reward") else "vocabulary"
+    given = config.preference_config
+    is_value = role in ("critic", "reward") or (given is not None and given.trains_rewards)
+    return "value" if is_value else "vocabulary"
+
+
+def draws_head(config: RunConfig, role: Role) -> bool:
+    """Return whether a role's head is drawn at random if its folder has none."""
+    return role in ("actor", "critic") and role_head(config, role) == "value"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +172,7 @@ class RunShardings:
             planning, learning = plan.planning(role), plan.config.learning(role)
             storage = Storage(
                 dtype=planning.weights_dtype(plan.train_dtype),
-                head=role_head(role),
+                head=role_head(plan.config, role),
                 grouped_experts=learning.moe_grouped_gemm,
                 fsdp_size=learning.archon.fsdp_size,
             )
@@ -216,6 +223,9 @@ class RunShardings:
         if self.unordered is not None:
             return self.unordered.rollout
         plan, dtype = self.plan, self.plan.config.generate_config.dtype
+        if role_head(plan.config, "actor") == "value":
+            # A reward model writes no answers: its weights stay where they are.
+            return self.training["actor"]
         if not plan.config.is_apart:
             return rollout_sharding(plan.models["actor"], plan.rollout, dtype=dtype)
         of_replica = rollout_sharding(plan.models["actor"], plan.replica, dtype=dtype)

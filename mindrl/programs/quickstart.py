@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     "grpo_tiny_cpu": "qwen2",
     "grpo_tiny_moe_cpu": "qwen3_moe",
     "ppo_tiny_cpu": "qwen2",
+    "reward_tiny_cpu": "qwen2",
     "sft_tiny_cpu": "qwen2",
     TOOLS: "qwen2",
 }

@@ -48,7 +48,7 @@ class PreferenceTrainer(AnswerTrainer):
 
         def minibatches() -> Iterator[SlopedSequences]:
             for first in range(0, len(data), size):
-                batch, found, metrics = self._judged(data[first : first + size])
+                batch, found, metrics = self.judged(data[first : first + size])
                 judged.append(metrics)
                 yield minibatch_of(batch, found.slopes_B)
 
@@ -85,20 +85,19 @@ class PreferenceTrainer(AnswerTrainer):
         size, losses, right = self.rl.mini_batch_size, 0.0, 0.0
         for first in range(0, len(prompts), size):
             rows = prompts[first : first + size]
-            metrics = self._judged(rows)[2]
+            metrics = self.judged(rows)[2]
             losses += metrics["preference/loss"] * len(rows)
             right += metrics["preference/accuracy"] * len(rows)
         return losses / len(prompts), right / len(prompts)
 
-    def _judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
+    def judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
         """Return the answers of rows as a batch, their loss, and its metrics."""
         batch = sequences_of(answers_of(rows))
         ratios_B = self._ratios(batch)
         if self.section.loss != "kto":
             judged = pair_losses(self.section, ratios_B, batch.response_mask_BT.sum(dim=1))
             chosen_B, rejected_B = judged.rewards_B.chunk(2)
-            # Before the first update all rewards are 0: a tie is half right.
-            right_B, kl = ((chosen_B - rejected_B).sign() + 1) / 2, None
+            right_B, kl = right_of_pairs(chosen_B, rejected_B), None
         else:
             labels_B = torch.tensor([_labelled(each).is_desirable for each in rows])
             longest = self.training.seq_length
@@ -111,15 +110,9 @@ class PreferenceTrainer(AnswerTrainer):
             "preference/loss": judged.losses_B.mean().item(),
             "preference/accuracy": right_B.double().mean().item(),
         }
-        if len(chosen_B):
-            metrics["preference/chosen_reward"] = chosen_B.mean().item()
-        if len(rejected_B):
-            metrics["preference/rejected_reward"] = rejected_B.mean().item()
-        if len(chosen_B) and len(rejected_B):
-            metrics["preference/margin"] = (chosen_B.mean() - rejected_B.mean()).item()
         if kl is not None:
             metrics["preference/kl"] = kl.item()
-        return batch, judged, metrics
+        return batch, judged, metrics | shown_rewards(chosen_B, rejected_B)
 
     def _ratios(self, batch: Sequences) -> Tensor:
         """Return the log-prob of each answer less that of the reference, [B], float64."""
@@ -132,13 +125,32 @@ class PreferenceTrainer(AnswerTrainer):
             return sums_B + self.workers.compute_log_prob(batch).logprobs_BT.double().sum(dim=1)
 
 
+def right_of_pairs(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+    """Return 1 for each pair in the right order, and 1/2 for a tie, as before the first update."""
+    return ((chosen_P - rejected_P).sign() + 1) / 2
+
+
+def shown_rewards(chosen_B: Tensor, rejected_B: Tensor) -> Metrics:
+    """Return the mean rewards of preferred answers and of others, and their difference."""
+    metrics = {}
+    if len(chosen_B):
+        metrics["preference/chosen_reward"] = chosen_B.mean().item()
+    if len(rejected_B):
+        metrics["preference/rejected_reward"] = rejected_B.mean().item()
+    if len(chosen_B) and len(rejected_B):
+        metrics["preference/margin"] = (chosen_B.mean() - rejected_B.mean()).item()
+    return metrics
+
+
 def answers_of(rows: Sequence[Prompt]) -> list[Demonstration]:
     """Return the answers of rows; of pairs, all chosen ones before all rejected ones."""
     pairs = [each for each in rows if isinstance(each, PreferencePair)]
     if pairs:
         assert len(pairs) == len(rows), "all rows of a run have one form"
         return [*(each.chosen for each in pairs), *(each.rejected for each in pairs)]
-    return [_labelled(each) for each in rows]
+    singles = [each for each in rows if isinstance(each, Demonstration)]
+    assert len(singles) == len(rows), "the data of the run has been read"
+    return singles
 
 
 def mismatched(rows: Sequence[Demonstration], longest: int) -> list[Demonstration]:

@@ -141,6 +141,10 @@ class WorkerHandle:
         """Compute values with the critic's current weights."""
         return self._forward("compute_values", "critic", sequences, Values)
 
+    def compute_scores(self, sequences: Sequences) -> Values:
+        """Compute scores with the reward model that is trained."""
+        return self._forward("compute_scores", "actor", sequences, Values)
+
     def compute_rewards(self, sequences: Sequences) -> SequenceScores:
         """Score whole sequences with the reward model."""
         return self._forward("compute_rewards", "reward", sequences, SequenceScores)

@@ -150,6 +150,14 @@ class TrainingWorker:
         self._note("critic_values", read[0][sequences.response_mask_BT])
         return Values(values_BT=read[0])
 
+    def compute_scores(self, sequences: Sequences) -> Values | None:
+        """Return what the reward model that is trained reads at response positions."""
+        read = self._read("actor", Phase.FORWARD, sequences)
+        if read is None:
+            return None
+        self._note("actor_scores", read[0][sequences.response_mask_BT])
+        return Values(values_BT=read[0])
+
     def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
         """Return the reward of each of this replica's sequences, at its last token."""
         read = self._read("reward", Phase.REWARD, sequences, at_end=True)

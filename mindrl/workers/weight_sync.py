@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindrl.checkpoint.adapter_export import ExportedAdapters
 from mindrl.checkpoint.adapter_folder import adapter_config
-from mindrl.checkpoint.export import exported_model, writing
+from mindrl.checkpoint.export import HeadScope, exported_model, writing
 from mindrl.models.adapters import full_adapters
 from mindrl.models.decoder import DType
 from mindrl.models.placement import Box, index_of
@@ -63,6 +63,8 @@ class WeightExport:
     """Longest wait for a peer."""
     name: str
     """Name of these weights, the same on all ranks and unique."""
+    scores: HeadScope = "token"
+    """What a value head scores; a vocabulary has none."""
     exports: int = 0
 
     def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
@@ -81,7 +83,9 @@ class WeightExport:
         route, model = self._route, self.model
         source, table = TrainingWeights.of(model), route.target.table(dist.get_rank())
         adapters = None if model.adapters is None else self._gathered(model.adapters)
-        with exported_model(model.folder, folder, table, dtype=self.dtype, record=record) as sink:
+        with exported_model(
+            model.folder, folder, table, dtype=self.dtype, scores=self.scores, record=record
+        ) as sink:
             route.open(model.device_type, f"{self.name} {self.exports}").run(source, sink)
             if adapters is not None and sink.folder is not None:
                 with writing(folder):

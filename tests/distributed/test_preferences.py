@@ -32,6 +32,7 @@ from mindrl.observability.trackers import JsonlTracker
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.trainer.preference_trainer import PreferenceTrainer
+from mindrl.trainer.reward_model_trainer import RewardModelTrainer
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 pytestmark = pytest.mark.distributed
@@ -212,22 +213,29 @@ def of_hugging_face(form: str, folder: Path) -> list[tuple[float, float]]:
 
 
 def learned(
-    form: str, root: Path, config: RunConfig, workers: ForkedWorkers, *, from_step_2: bool = False
+    rows: tuple[Prompt, ...],
+    root: Path,
+    config: RunConfig,
+    workers: ForkedWorkers,
+    *,
+    from_step_2: bool = False,
 ) -> list[dict[str, Any]]:
     """Run the loop on workers of its own; return the metrics of its steps."""
     plan, folder = check(config, PLATFORMS["cpu"], goes_on=from_step_2), RunFolder(root=root)
     data = RunData(
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({}))),
         stop_token_ids=(1,),
-        train=PromptSet(path="none", prompts=rows_of(form), dropped=0),
-        test=PromptSet(path="none", prompts=rows_of(form)[:3], dropped=0),
+        train=PromptSet(path="none", prompts=rows, dropped=0),
+        test=PromptSet(path="none", prompts=rows[:3], dropped=0),
     )
     summary = RunSummary(exports={"actor": root / "model"})
     log = RunLog(folder, summary, StepConsole(STEPS, io.StringIO()), [JsonlTracker(folder.metrics)])
     group = workers.start(plan)
     try:
         actor = worker_handle(group, plan)
-        trainer = PreferenceTrainer(config, data, actor, log)
+        assert config.preference_config is not None
+        kind = RewardModelTrainer if config.preference_config.trains_rewards else PreferenceTrainer
+        trainer = kind(config, data, actor, log)
         if from_step_2:
             found = beginning(config, folder, {})
             assert found is not None
@@ -242,6 +250,22 @@ def learned(
     return [computed(line) for line in lines if "preference/loss" in line]
 
 
+def is_the_same_from_step_2(
+    rows: tuple[Prompt, ...],
+    root: Path,
+    config: RunConfig,
+    workers: ForkedWorkers,
+    ours: list[dict[str, Any]],
+) -> None:
+    """Go on from the checkpoint of step 2, and compare metrics and weights to the bit."""
+    weights = (root / "model/model.safetensors").read_bytes()
+    (root / "metrics.jsonl").unlink()
+    for later in ("step-00000004", "step-00000005"):
+        rmtree(root / "checkpoints" / later)
+    assert learned(rows, root, config, workers, from_step_2=True) == ours[2:]
+    assert (root / "model/model.safetensors").read_bytes() == weights
+
+
 @pytest.mark.parametrize(("form", "way"), at_night_but(EVERY_CHANGE, CASES))
 def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_checkpoint(
     form: str,
@@ -251,21 +275,16 @@ def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_check
     run_config: Callable[..., RunConfig],
     tmp_path: Path,
 ) -> None:
-    model, rows = random_model(False), tmp_path / "rows.jsonl"
-    rows.write_text("{}\n")
-    given = KEYS | FORMS[form] | WAYS[way] | {"megatron_training.data_path": str(rows)}
+    model, file = random_model(False), tmp_path / "rows.jsonl"
+    file.write_text("{}\n")
+    given = KEYS | FORMS[form] | WAYS[way] | {"megatron_training.data_path": str(file)}
     config, root = run_config(model, given), tmp_path / "run"
     root.mkdir()
-    ours = learned(form, root, config, forked_workers)
+    ours = learned(rows_of(form), root, config, forked_workers)
     theirs = of_hugging_face(form, model)
     # A margin is a difference of four sums of float32, in another order.
     atol = 2e-6 * theirs[0][0]
     for step, (loss, norm) in zip(ours, theirs, strict=True):
         assert step["preference/loss"] == pytest.approx(loss, abs=atol)
         assert step["update/grad_norm"] == pytest.approx(norm, rel=5e-6)
-    weights = (root / "model/model.safetensors").read_bytes()
-    (root / "metrics.jsonl").unlink()
-    for later in ("step-00000004", "step-00000005"):
-        rmtree(root / "checkpoints" / later)
-    assert learned(form, root, config, forked_workers, from_step_2=True) == ours[2:]
-    assert (root / "model/model.safetensors").read_bytes() == weights
+    is_the_same_from_step_2(rows_of(form), root, config, forked_workers, ours)

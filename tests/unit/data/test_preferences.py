@@ -10,7 +10,7 @@ import pytest
 from checked_runs import MakeConfig, model_folder
 from transformers import PreTrainedTokenizerFast
 
-from mindrl.batch.prompts import LabelledAnswer, PreferencePair, Prompt
+from mindrl.batch.prompts import LabelledAnswer, PreferencePair, Prompt, ScoredAnswer
 from mindrl.data.preferences import load_preferences
 from mindrl.data.reading import Reading
 from mindrl.errors import DataError
@@ -26,11 +26,12 @@ def load(tokenizer: PreTrainedTokenizerFast, run_config: MakeConfig, tmp_path: P
     """Read one row; keys of `preference_config` change how."""
     model = model_folder(tmp_path / "model")
 
-    def read(row: object, **preference: Any) -> Prompt:
+    def read(row: object, longest: int = 64, **preference: Any) -> Prompt:
         path = tmp_path / "rows.jsonl"
         path.write_text(json.dumps(row) + "\n", "utf-8")
         given = {
             "megatron_training.prompt_column": "prompt",
+            "megatron_training.seq_length": longest,
             "preference_config": preference,
         }
         config = run_config(model, given)
@@ -90,3 +91,59 @@ def test_a_wrong_row_is_refused_in_one_line(
         load(row, **preference)
     assert wrong in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rows_of_a_reward_model_have_a_margin_or_a_score(load: Load) -> None:
+    pair = load(
+        {"prompt": "1+1=?", "chosen": "2", "rejected": "33", "by": 2},
+        loss="bradley_terry",
+        margin_column="by",
+    )
+    assert isinstance(pair, PreferencePair)
+    assert pair.margin == 2.0
+    scored = load({"prompt": "1+1=?", "completion": "2", "score": -0.5}, loss="score")
+    assert isinstance(scored, ScoredAnswer)
+    assert scored.score == -0.5
+    assert [*compress(scored.token_ids, scored.targets)][-1] == END
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "reason"),
+    [
+        ({"score": float("nan")}, {"loss": "score"}, "NaN is not a JSON number"),
+        ({"score": "good"}, {"loss": "score"}, "'score' holds \"good\"; needed a finite number"),
+        ({}, {"loss": "score"}, "no column preference_config.score_column='score'"),
+        (
+            {"chosen": "2", "rejected": "3", "margin": True},
+            {"loss": "bradley_terry", "margin_column": "margin"},
+            "'margin' holds true; needed a finite number",
+        ),
+        (
+            {"chosen": "2", "rejected": "2"},
+            {"loss": "bradley_terry"},
+            "the chosen and the rejected answer are equal",
+        ),
+        (
+            {"completion": "2"},
+            {"loss": "bradley_terry"},
+            "no column preference_config.chosen_column",
+        ),
+    ],
+)
+def test_a_row_that_no_reward_model_learns_from_is_refused(
+    row: dict[str, Any], keys: dict[str, Any], reason: str, load: Load
+) -> None:
+    answer = {} if "chosen" in row else {"completion": "2"}
+    with pytest.raises(DataError) as refusal:
+        load({"prompt": "1+1=?"} | answer | row, **keys)
+    assert reason in str(refusal.value)
+
+
+def test_a_sequence_leaves_a_position_for_its_score(load: Load) -> None:
+    # One token more than the answer: the policy of a DPO run may fill the longest sequence.
+    row = {"prompt": "1+1=?", "chosen": "2", "rejected": "3"}
+    pair = load(row, loss="sigmoid")
+    length = len(pair.token_ids)
+    assert load(row, longest=length, loss="sigmoid").token_ids == pair.token_ids
+    with pytest.raises(DataError, match=f"{length} tokens"):
+        load(row, longest=length, loss="bradley_terry")

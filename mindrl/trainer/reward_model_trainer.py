@@ -1,0 +1,88 @@
+"""The loop that trains a reward model on preferences or scores in the data.
+
+Shapes: B sequences, T positions, P pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mindrl.algorithms.preference_losses import PreferenceLosses, ranking_losses, score_losses
+from mindrl.batch.prompts import PreferencePair, Prompt, ScoredAnswer
+from mindrl.batch.sequences import Sequences
+from mindrl.observability.metrics import Metrics
+from mindrl.trainer.preference_trainer import (
+    PreferenceTrainer,
+    answers_of,
+    right_of_pairs,
+    shown_rewards,
+)
+from mindrl.trainer.supervised_trainer import sequences_of
+
+
+class RewardModelTrainer(PreferenceTrainer):
+    """Gives preferred answers higher scores than others, or answers the scores in the data."""
+
+    def judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
+        """Return the answers of rows as a batch, their loss, and its metrics."""
+        batch = with_ends(sequences_of(answers_of(rows)))
+        with self.timer("log_prob"):
+            scores_B = self.workers.compute_scores(batch).values_BT.double().sum(dim=1)
+        if self.section.loss == "score":
+            wanted_B = torch.tensor([_wanted(row) for row in rows], dtype=torch.float64)
+            found = score_losses(scores_B, wanted_B)
+            return batch, found, self._metrics(found, concordance(scores_B, wanted_B))
+        margins_P = torch.tensor([_margin(row) for row in rows], dtype=torch.float64)
+        found = ranking_losses(self.section, scores_B, margins_P)
+        chosen_P, rejected_P = scores_B.chunk(2)
+        accuracy = right_of_pairs(chosen_P, rejected_P).mean().item()
+        metrics = self._metrics(found, accuracy) | shown_rewards(chosen_P, rejected_P)
+        return batch, found, metrics
+
+    def _metrics(self, found: PreferenceLosses, accuracy: float) -> Metrics:
+        return {
+            "preference/loss": found.losses_B.mean().item(),
+            "preference/accuracy": accuracy,
+            "preference/score_min": found.rewards_B.min().item(),
+            "preference/score_mean": found.rewards_B.mean().item(),
+            "preference/score_max": found.rewards_B.max().item(),
+        }
+
+
+def with_ends(batch: Sequences) -> Sequences:
+    """Cut each sequence at the end of its answer, and add a position, which reads the value there.
+
+    What a template writes after the end of an answer follows no sampled response either.
+    """
+    places_T = torch.arange(batch.tokens_BT.size(1) + 1)
+    ends_B = (batch.response_mask_BT * places_T[1:]).amax(dim=1)
+    return replace(
+        batch,
+        tokens_BT=pad(batch.tokens_BT, (0, 1)),
+        lengths_B=ends_B + 1,
+        response_mask_BT=places_T == ends_B[:, None],
+    )
+
+
+def concordance(scores_B: Tensor, wanted_B: Tensor) -> float:
+    """Return the fraction of pairs of answers that are in the right order; equal scores count half.
+
+    1 if the data has no two different scores.
+    """
+    wanted_BB = (wanted_B[:, None] - wanted_B).sign()
+    right_BB = (wanted_BB * (scores_B[:, None] - scores_B).sign() + 1) / 2
+    pairs_BB = wanted_BB > 0
+    return right_BB[pairs_BB].mean().item() if pairs_BB.any() else 1.0
+
+
+def _wanted(row: Prompt) -> float:
+    assert isinstance(row, ScoredAnswer), "the data of the run has been read"
+    return row.score
+
+
+def _margin(row: Prompt) -> float:
+    assert isinstance(row, PreferencePair), "the data of the run has been read"
+    return row.margin

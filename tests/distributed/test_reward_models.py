@@ -1,0 +1,116 @@
+"""Training of reward models on real workers, against a loop of Hugging Face's classifier.
+
+The formulas are written out here as they are published.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from test_preferences import KEYS, ROWS, WAYS, is_the_same_from_step_2, learned, rows_of
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from mindrl.batch.prompts import Demonstration, PreferencePair, Prompt, ScoredAnswer
+from mindrl.config.run import RunConfig
+from mindrl.training.first_weights import random_value_head
+
+pytestmark = pytest.mark.distributed
+
+LR, CENTRE = 1e-2, 0.05
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "bradley_terry": {
+        "preference_config.loss": "bradley_terry",
+        "preference_config.margin_column": "margin",
+        "preference_config.center_rewards_coefficient": CENTRE,
+    },
+    "score": {"preference_config.loss": "score"},
+}
+CASES = [*((form, way) for form in FORMS for way in WAYS)]
+EVERY_CHANGE = (("bradley_terry", "by tokens"), ("score", "fsdp DP2"))
+
+
+def rows_with_rewards(form: str) -> tuple[Prompt, ...]:
+    """Return pairs with margins, or answers with scores."""
+    if form == "bradley_terry":
+        pairs = [row for row in rows_of("sigmoid") if isinstance(row, PreferencePair)]
+        return tuple(replace(row, margin=row.uid % 3 / 4) for row in pairs)
+    names = [each.name for each in fields(Demonstration)]
+    singles = [{name: getattr(row, name) for name in names} for row in rows_of("kto")]
+    return tuple(ScoredAnswer(**row, score=row["uid"] % 5 / 2 - 1) for row in singles)
+
+
+def score(model: PreTrainedModel, row: Demonstration) -> Tensor:
+    """Return the score of an answer."""
+    return model(torch.tensor(row.token_ids)[None]).logits[0, 0]
+
+
+def loss_of(model: PreTrainedModel, row: Prompt) -> Tensor:
+    """Return the loss of a row."""
+    if isinstance(row, PreferencePair):
+        chosen, rejected = score(model, row.chosen), score(model, row.rejected)
+        return -logsigmoid(chosen - rejected - row.margin) + CENTRE * (chosen + rejected) ** 2
+    assert isinstance(row, ScoredAnswer)
+    return (score(model, row) - row.score) ** 2
+
+
+def classifier(folder: Path, seed: int) -> PreTrainedModel:
+    """Load a language model as a classifier with the random head of a run."""
+    # Without a padding token, whose embedding would get no gradient.
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, dtype=torch.float32
+    )
+    with torch.no_grad():
+        model.score.weight.copy_(random_value_head(model.config.hidden_size, seed))
+    return model
+
+
+def of_hugging_face(model: PreTrainedModel, rows: tuple[Prompt, ...]) -> list[tuple[float, float]]:
+    """Return loss and gradient norm of each update of the usual loop."""
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-2)
+    found = []
+    for at in range(0, len(rows), ROWS):
+        loss = torch.stack([loss_of(model, row) for row in rows[at : at + ROWS]]).mean()
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        found.append((loss.item(), norm.item()))
+    return found
+
+
+@pytest.mark.parametrize(("form", "way"), at_night_but(EVERY_CHANGE, CASES))
+def test_five_updates_are_those_of_a_classifier_which_loads_the_export(
+    form: str,
+    way: str,
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    folder, file, rows = random_model(False), tmp_path / "rows.jsonl", rows_with_rewards(form)
+    file.write_text("{}\n")
+    given = KEYS | FORMS[form] | WAYS[way] | {"megatron_training.data_path": str(file)}
+    del given["preference_config.beta"]
+    config, root = run_config(folder, given), tmp_path / "run"
+    root.mkdir()
+    ours = learned(rows, root, config, forked_workers)
+    model = classifier(folder, config.megatron_training.seed)
+    for step, (loss, norm) in zip(ours, of_hugging_face(model, rows), strict=True):
+        # Sums of float32 in another order; a norm grows by the differences of the steps before it.
+        assert step["preference/loss"] == pytest.approx(loss, rel=2e-6)
+        assert step["update/grad_norm"] == pytest.approx(norm, rel=5e-6)
+    exported = AutoModelForSequenceClassification.from_pretrained(root / "model")
+    assert exported.config.num_labels == 1
+    for name, weight in exported.named_parameters():
+        torch.testing.assert_close(weight, model.get_parameter(name), rtol=1e-5, atol=1e-5)
+    is_the_same_from_step_2(rows, root, config, forked_workers, ours)

@@ -1,0 +1,364 @@
+"""Measure what grows with the number of ranks, without their devices: 671B on 256 to 4,096 ranks.
+
+    python scripts/bench_scale.py [--ranks 1024] [--json]
+
+One process executes the product's code for the ranks of a DeepSeek-V3 that is trained by
+`megatron:d32p8t4e32` and answers in `vllm:d32t32e32`, with `d` for the number of ranks:
+
+plan     what one rank does: plan the reshard and take its own part (CPU seconds, peak of memory)
+peers    ranks that a rank sends to or receives from; largest batch of operations that it starts
+wait     the driver waits for a call of as many Ray actors, whose answers are there
+agree    all ranks compare their plans, through one store
+batches  a step of 1,024 answers: bytes that the driver pickles, its seconds, and its memory
+
+Each part is a process of its own. The model is never loaded; messages have the shapes and dtypes of
+the weights on torch's `meta` device. With `--json` prints one flat object.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from mindrl.allocation.meaning import parse_rollout, parse_training
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.models.description import ModelDescription
+from mindrl.models.sharding import Sharding
+from mindrl.platform.garbage import planning
+from mindrl.preflight.shipped import families_without_a_run, planned_description
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
+from mindrl.rollout.planning import rollout_sharding
+from mindrl.training.planning import Storage, planning_of
+
+if TYPE_CHECKING:
+    from mindrl.batch.rollouts import Rollouts
+    from mindrl.batch.sequences import Sequences
+
+Figures = dict[str, float]
+
+MODEL = Path(__file__).parents[1] / "configs/models/DeepSeek-V3/config.json"
+STAGES = (8, 8, 8, 8, 8, 7, 7, 7)
+"""Layers of the pipeline stages: 61 in total."""
+RANKS_OF_A_REPLICA = 32
+ASKED = 32
+"""Ranks, evenly spaced, whose batches of operations are laid out."""
+PROMPTS, SAMPLES, LONGEST = 64, 16, 4096
+"""Prompts of a step, answers to each, and tokens of the longest answer."""
+
+
+def sides(ranks: int) -> tuple[Sharding, Sharding]:
+    """Return both sides of the reshard."""
+    model, training, rollout = _model_and_layouts(ranks)
+    held = planning_of("megatron").sharding(model, training, Storage(dtype="bfloat16"))
+    return held, rollout_sharding(model, rollout, dtype="bfloat16")
+
+
+def _model_and_layouts(ranks: int) -> tuple[ModelDescription, TrainLayout, RolloutLayout]:
+    if ranks % RANKS_OF_A_REPLICA:
+        raise SystemExit(
+            f"--ranks {ranks}: needs a multiple of {RANKS_OF_A_REPLICA}; nearest: 1024"
+        )
+    replicas = ranks // RANKS_OF_A_REPLICA
+    training = parse_training(f"megatron:d{replicas}p8t4e{min(32, 4 * replicas)}")
+    return (
+        planned_description(str(MODEL), families_without_a_run("megatron")),
+        replace(training, layers_per_chunk=STAGES),
+        parse_rollout(f"vllm:d{replicas}t32e32"),
+    )
+
+
+def planned(ranks: int) -> ReshardPlan:
+    """Plan the reshard, on nodes of eight ranks."""
+    source, target = sides(ranks)
+    return plan_reshard(source, target, Topology(ranks_per_node=8))
+
+
+@planning()
+def measure_plan(ranks: int) -> Figures:
+    """Plan as one rank does, then look at what all ranks would do."""
+    began = time.process_time()
+    plan = planned(ranks)
+    # As `Reshard` and `Reshard.run` ask for them.
+    own, _ = plan.of_rank(ranks - 1), plan.digest
+    seconds, peak = time.process_time() - began, peak_mib()
+    linked = plan.pair_bytes + plan.pair_bytes.T > 0
+    return {
+        "peers_mean": float(linked.sum(axis=1).mean()),
+        "peers_max": int(linked.sum(axis=1).max()),
+        "largest_batch": largest_batch(plan, range(0, ranks, max(1, ranks // ASKED))),
+        "rounds": len(own),
+        "received_over_bound": float(plan.received.sum() / plan.lower_bound.sum()),
+        "busiest_sender_gb": float(plan.sent.max() / 1e9),
+        "plan_cpu_seconds": seconds,
+        "plan_peak_mib": peak,
+    }
+
+
+def peak_mib() -> float:
+    """Return the peak of this process's resident memory in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def largest_batch(plan: ReshardPlan, ranks: Sequence[int]) -> int:
+    """Return the most messages that one of these ranks starts at once."""
+    import torch  # noqa: PLC0415 - a plan needs none, and its memory is measured
+
+    from mindrl.resharding.exchange import Staging, messages_of  # noqa: PLC0415
+    from mindrl.resharding.plan import Transfer  # noqa: PLC0415
+    from mindrl.resharding.reshard import Reshard  # noqa: PLC0415
+
+    device = torch.device("meta")
+
+    def batches(rank: int) -> Iterator[int]:
+        channel: Any = SimpleNamespace(group=SimpleNamespace(rank=lambda: rank))
+        part = Reshard(plan, channel, (), ())
+
+        def weights(transfer: Transfer) -> torch.Tensor:
+            dtype = part.wire_dtype(transfer.slice.tensor)
+            shape = [stop - start for start, stop in transfer.slice.box]
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        for step in part.rounds:
+            yield sum(
+                len(messages_of(way, part.wire_dtype, weights, Staging(device)))
+                for way in (step.sends, step.receives)
+            )
+
+    return max(max(batches(rank)) for rank in ranks)
+
+
+def measure_wait(ranks: int) -> Figures:
+    """Wait as the driver does for a call whose answers are in Ray's store."""
+    import ray  # noqa: PLC0415 - each part imports its own libraries
+
+    from mindrl.cluster.call_limits import Limit  # noqa: PLC0415
+    from mindrl.cluster.ray_calls import RayCalls  # noqa: PLC0415
+    from mindrl.cluster.worker_group import WorkerGroup  # noqa: PLC0415
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    group = object.__new__(WorkerGroup)
+    group.calls, group.watch, group.show = RayCalls(600), None, None
+    group.meanwhile = lambda: None
+    references = {rank: ray.put(rank) for rank in range(ranks)}
+    began = time.process_time()
+    answers = group.answers(references, Limit(seconds=600, description="600 s"), "update")
+    seconds = time.process_time() - began
+    ray.shutdown()
+    assert answers == [*range(ranks)], "in the order of the ranks"
+    return {"wait_cpu_seconds": seconds}
+
+
+def measure_agreement(ranks: int) -> Figures:
+    """Let all ranks compare their plans through a store that counts the keys asked for."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+    from itertools import chain  # noqa: PLC0415
+
+    import torch  # noqa: PLC0415
+    from torch._C._distributed_c10d import HashStore  # noqa: PLC0415
+
+    from mindrl.resharding.exchange import Channel  # noqa: PLC0415
+
+    shared = HashStore()
+    asked: list[list[int]] = [[] for _ in range(ranks)]
+
+    class Counting:
+        """A rank's view of the store."""
+
+        def __init__(self, rank: int) -> None:
+            self.set, self.wait, self.check = shared.set, shared.wait, shared.check
+            self.asked = asked[rank]
+
+        def get(self, key: str) -> bytes:
+            self.asked.append(1)
+            found: bytes = shared.get(key)
+            return found
+
+        def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+            self.asked.append(len(keys))
+            return [shared.get(key) for key in keys]
+
+    def agree(rank: int) -> None:
+        group: Any = SimpleNamespace(rank=lambda: rank, size=lambda: ranks)
+        store: Any = Counting(rank)
+        Channel(group, store, torch.device("cpu"), 600.0).agree(b"sixteen bytes xx")
+
+    began = time.process_time()
+    with ThreadPoolExecutor(max_workers=ranks) as pool:
+        for done in [pool.submit(agree, rank) for rank in range(ranks)]:
+            done.result()
+    return {
+        "store_gets": sum(chain.from_iterable(asked)),
+        "agree_cpu_seconds": time.process_time() - began,
+    }
+
+
+def measure_batches(ranks: int) -> Figures:
+    """Take a step's answers, send what the workers need, and compute the driver's metrics."""
+    import torch  # noqa: PLC0415
+
+    from mindrl.trainer.mismatch import mismatch  # noqa: PLC0415
+
+    replicas = ranks // RANKS_OF_A_REPLICA
+    answers, prompts, group = drawn_answers(replicas)
+    tokens, spent = sum(len(each.token_ids_N) for each in answers), Figures()
+    before = peak_mib()
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        found = work()
+        spent[name] = time.process_time() - began
+        return found
+
+    from mindrl.batch.rollouts import Responses, Rollouts  # noqa: PLC0415
+
+    arrived = [pickled(each) for each in answers]
+    unpickled = timed("take", lambda: [restored(each) for each in arrived])
+    rollouts: Rollouts = timed(
+        "arrange",
+        lambda: Rollouts.from_responses(prompts, Responses.joined(unpickled), group),
+    )
+    shares = timed("share", lambda: [*map(pickled, step_shares(rollouts, replicas))])
+    old_BT = torch.where(rollouts.response_mask_BT, rollouts.rollout_logprobs_BT - 1e-3, 0.0)
+    timed("measure", lambda: mismatch(rollouts, old_BT, None) | rollouts.metrics())
+    timed("read", rollouts.response_tokens)
+    return {
+        "bytes_per_token": sum(map(pickled_bytes, [*arrived, *shares])) / tokens,
+        "driver_seconds_per_million_tokens": sum(spent.values()) / tokens * 1e6,
+        "driver_peak_bytes_per_token": (peak_mib() - before) * 2**20 / tokens,
+        **{f"{name}_ns_per_token": each / tokens * 1e9 for name, each in spent.items()},
+    }
+
+
+def drawn_answers(replicas: int) -> tuple[list[Any], list[list[int]], list[int]]:
+    """Return each replica's answers, the prompts, and the prompt of each answer."""
+    import torch  # noqa: PLC0415
+
+    from mindrl.batch.rollouts import Responses  # noqa: PLC0415
+    from mindrl.layouts.layout import even_bounds  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(1)
+    lengths_B = torch.randint(1, LONGEST, (PROMPTS * SAMPLES,), generator=generator)
+    prompts = torch.randint(129_280, (PROMPTS, 256), generator=generator).tolist()
+
+    def answered(lengths_B: torch.Tensor) -> Responses:
+        tokens = int(lengths_B.sum())
+        return Responses(
+            token_ids_N=torch.randint(129_280, (tokens,), generator=generator),
+            logprobs_N=-torch.rand(tokens, generator=generator),
+            lengths_B=lengths_B,
+            finished_B=torch.ones(len(lengths_B), dtype=torch.bool),
+        )
+
+    bounds = even_bounds(len(lengths_B), replicas)
+    answers = [answered(lengths_B[start:end].clone()) for start, end in bounds]
+    return answers, prompts, [index // SAMPLES for index in range(len(lengths_B))]
+
+
+def step_shares(rollouts: "Rollouts", replicas: int) -> Iterator["Sequences"]:
+    """Yield what a GRPO step sends to each replica: a scoring and an update."""
+    import torch  # noqa: PLC0415
+
+    from mindrl.algorithms.token_weights import token_mean_weights  # noqa: PLC0415
+    from mindrl.batch.experience import Minibatch  # noqa: PLC0415
+
+    mask_BT = rollouts.response_mask_BT
+    advantages_B = torch.randn(len(mask_BT), 1, generator=torch.Generator().manual_seed(2))
+    update = rollouts.into(
+        Minibatch,
+        old_logprobs_BT=rollouts.rollout_logprobs_BT,
+        advantages_BT=advantages_B * mask_BT,
+        token_weights_BT=token_mean_weights(mask_BT),
+        ref_logprobs_BT=None,
+        rollout_logprobs_BT=None,
+    )
+    for rows in torch.arange(len(mask_BT)).chunk(replicas):
+        yield rollouts.sequences().rows(rows)
+        yield update.rows(rows)
+
+
+def pickled(value: object) -> tuple[bytes, list[bytes]]:
+    """Pickle as Ray does: large buffers are separate."""
+    from ray import cloudpickle  # noqa: PLC0415
+
+    buffers: list[Any] = []
+    text = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return text, [bytes(buffer.raw()) for buffer in buffers]
+
+
+def restored(packed: tuple[bytes, list[bytes]]) -> Any:
+    """Unpickle."""
+    from ray import cloudpickle  # noqa: PLC0415
+
+    return cloudpickle.loads(packed[0], buffers=packed[1])
+
+
+def pickled_bytes(packed: tuple[bytes, list[bytes]]) -> int:
+    """Return the bytes of a pickled value with its buffers."""
+    return len(packed[0]) + sum(map(len, packed[1]))
+
+
+PARTS: dict[str, Callable[[int], Figures]] = {
+    "plan": measure_plan,
+    "wait": measure_wait,
+    "agree": measure_agreement,
+    "batches": measure_batches,
+}
+
+
+def measured(part: str, ranks: int) -> Figures:
+    """Measure a part in a process of its own.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    command = [sys.executable, __file__, "--part", part, "--ranks", str(ranks)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the part {part} ended with {done.returncode}")
+    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def show(figures: Figures) -> None:
+    """Print a table."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("figure", title=f"671B on {figures['ranks']:,} ranks")
+    table.add_column("value", justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
+    Console(width=100).print(table)
+
+
+def main() -> int:
+    """Measure each part, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=1024, help="a multiple of 32")
+    parser.add_argument("--part", choices=PARTS, help="measure only this part")
+    parser.add_argument("--json", action="store_true", help="print one flat object")
+    arguments = parser.parse_args()
+    if arguments.part:
+        print(json.dumps(PARTS[arguments.part](arguments.ranks)))
+        return 0
+    figures: Figures = {"ranks": arguments.ranks}
+    for part in PARTS:
+        figures |= measured(part, arguments.ranks)
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        show(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

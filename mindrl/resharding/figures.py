@@ -117,7 +117,9 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
     busiest = BusiestRank(rank=rank, sent_bytes=int(sent[rank]), received_bytes=int(received[rank]))
     pair = BusiestPair(source=source, target=target, bytes=int(pairs[source, target]))
     routes, remote = plan.routes, plan.remote
-    ways = (routes.round * plan.world_size + routes.source) * plan.world_size + routes.target
+    rounds = routes.round[remote].astype(np.int64)
+    ways = (rounds * plan.world_size + routes.source[remote]) * plan.world_size
+    ways += routes.target[remote]
     return PlanFigures(
         received_bytes=_per_rank(received),
         lower_bound_bytes=_per_rank(plan.lower_bound),
@@ -129,7 +131,7 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
         busiest_rank=busiest if longest[rank] else None,
         busiest_pair=pair if pair.bytes else None,
         rounds=plan.rounds,
-        messages=int(np.count_nonzero(np.bincount(ways[remote]))),
+        messages=len(np.unique(ways)),
         seconds=int(longest.max()) * 8 / (gbit_per_second * 1e9),
     )
 

@@ -132,11 +132,10 @@ class ReshardPlan:
     def digest(self) -> bytes:
         """Hash of the whole plan, 16 bytes."""
         state = blake2b(f"{self.world_size} {self.dtype} ".encode(), digest_size=16)
-        state.update(repr(self.held_by).encode())
-        for part in self.slices:
-            state.update(repr(part).encode())
+        state.update(repr((self.held_by, self.slices.ways)).encode())
+        state.update(self.slices.digest)
         routes = self.routes
-        for array in (routes.slice, routes.source, routes.target, routes.round):
+        for array in (routes.bundle, routes.source, routes.target, routes.round):
             state.update(array.tobytes())
         return state.digest()
 
@@ -145,21 +144,24 @@ class ReshardPlan:
         steps = [RankRound(copies=[], sends={}, receives={}) for _ in range(self.rounds)]
         routes = self.routes
         ours = np.flatnonzero((routes.source == rank) | (routes.target == rank))
+        members = self.slices.bundles.members
         for index in ours.tolist():
-            part = self.slices[routes.slice[index]]
             source, target = int(routes.source[index]), int(routes.target[index])
-            # A rank reads a slice from its first shard that has it.
-            places = zip(part.source_shards, part.sources, strict=True)
-            place = next(place for shard, place in places if shard in self.held_by[source])
-            peer = target if source == rank else source
-            transfer = Transfer(slice=part, source=place, peer=peer)
-            step = steps[routes.round[index]]
+            peer, step = target if source == rank else source, steps[routes.round[index]]
+            transfers = [self._transfer(at, source, peer) for at in members[routes.bundle[index]]]
             if source == target:
-                step.copies.append(transfer)
+                step.copies.extend(transfers)
             else:
                 way = step.sends if source == rank else step.receives
-                way.setdefault(peer, []).append(transfer)
+                way.setdefault(peer, []).extend(transfers)
         return steps
+
+    def _transfer(self, at: int, source: int, peer: int) -> Transfer:
+        part = self.slices[at]
+        # A rank reads a slice from its first shard that has it.
+        places = zip(part.source_shards, part.sources, strict=True)
+        place = next(place for shard, place in places if shard in self.held_by[source])
+        return Transfer(slice=part, source=place, peer=peer)
 
 
 def plan_reshard(
@@ -182,7 +184,7 @@ def plan_reshard(
     assert len(target.held_by) == world_size, "both sides have the same world"
     if slices is None:
         slices = slices_for_bucket(source, target, bucket_bytes)
-    nodes, per_round = topology.nodes(world_size).tolist(), _bytes_of_round(bucket_bytes)
+    nodes, per_round = topology.nodes(world_size), _bytes_of_round(bucket_bytes)
     return ReshardPlan(
         world_size=world_size,
         dtype=min(source.dtype, target.dtype, key=ELEMENT_BYTES.__getitem__),

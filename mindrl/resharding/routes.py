@@ -1,169 +1,134 @@
-"""Choose the sender and the round of each slice for each rank.
+"""Choose the sender and the round of each bundle for each rank.
 
-A rank reads a slice from itself if it can, else from a holder on its node, else from any holder;
-among several, from the one that has sent least. The bytes that a rank sends in a round are bounded,
-and so are those it receives.
+A rank reads a bundle of slices from itself if it can, else from a holder on its node, else from any
+holder. It reads all bundles of a way from one sender, because a collective library opens a
+connection for each pair of ranks. The bytes that a rank sends in a round are bounded, and so are
+those it receives.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.slices import Integers, Slices, Way
+from mindrl.resharding.senders import WaySenders, ranks_by_shard
+from mindrl.resharding.slices import SMALL_PART, Indices, Integers, Slices
 
-_MOST_SIZES = 32
+_MOST_SIZES = 8
 """Number of distinct sizes; others are rounded up to the next of these."""
+_AT_ONCE = 1 << 16
+"""Routes whose numbers are Python objects at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """One entry for each slice and each rank that receives it; arrays of equal length."""
+    """One entry for each bundle and each rank that receives it; arrays of equal length."""
 
-    slice: Integers
-    """Index of the slice."""
-    source: Integers
-    """Rank that reads the slice."""
-    target: Integers
-    """Rank that writes the slice."""
+    bundle: Indices
+    """Index of the bundle."""
+    source: Indices
+    """Rank that reads the bundle."""
+    target: Indices
+    """Rank that writes the bundle."""
     nbytes: Integers
     per_round: int
     """Bound on the bytes that a rank sends in a round, and on those it receives."""
 
     @cached_property
-    def round(self) -> Integers:
-        """Round in which the slice is sent, or copied if both ranks are the same.
+    def round(self) -> Indices:
+        """Round in which the bundle is sent, or copied if both ranks are the same.
 
         Computed at first access, because the bytes between ranks do not depend on it.
         """
         return assign_rounds(self)
 
 
-def assign_rounds(routes: Routes) -> Integers:
-    """Return for each route the first round with room for it on both ranks.
+def assign_rounds(routes: Routes) -> Indices:
+    """Return for each route the first round with room for it on both ranks: wide ones first.
 
     A local copy is not a message. It gets the round of the last message before it to the same rank,
     so that tensors are completed one after another.
     """
     world = int(max(routes.source.max(initial=-1), routes.target.max(initial=-1))) + 1
-    distinct_sizes = _distinct_sizes(routes.nbytes[routes.source != routes.target])
-    kinds = np.searchsorted(distinct_sizes, routes.nbytes)
-    outgoing, incoming = (
-        [_Rounds(routes.per_round, distinct_sizes) for _ in range(world)] for _ in range(2)
-    )
-    reached = [0] * world
-    rounds = []
-    columns = [each.tolist() for each in (routes.source, routes.target, routes.nbytes, kinds)]
-    # A hundred ranks that share all weights have millions of routes: a few operations each.
-    for sender, receiver, size, kind in zip(*columns, strict=True):
-        if sender == receiver:
+    half = routes.nbytes > routes.per_round // 2
+    small = routes.nbytes <= routes.per_round // SMALL_PART
+    found = np.zeros(len(half), dtype=np.int32)
+    of_half = np.flatnonzero(half)
+    sources, targets = routes.source[of_half], routes.target[of_half]
+    found[of_half] = _each_alone(sources, targets, world)
+    rooms = _Rooms(routes, world, found, of_half[sources != targets])
+    for some in (np.flatnonzero(~half & ~small), np.flatnonzero(small)):
+        found[some] = rooms.take(routes, some)
+    return found
+
+
+def _each_alone(sources: Indices, targets: Indices, world: int) -> Indices:
+    """Return the rounds of routes of which no two fit in one round of a rank."""
+    # For each rank, a bit for every round that is taken.
+    sent, received, reached = [0] * world, [0] * world, [0] * world
+    rounds = array("i")
+    for sender, receiver in _in_parts(sources, targets):
+        if sender != receiver:
+            bits = sent[sender] | received[receiver]
+            free = ~bits & (bits + 1)
+            sent[sender] |= free
+            received[receiver] |= free
+            reached[receiver] = max(free.bit_length() - 1, reached[receiver])
+            rounds.append(free.bit_length() - 1)
+        else:
             rounds.append(reached[receiver])
-            continue
-        ways = outgoing[sender], incoming[receiver]
-        bits = ways[0].full[kind] | ways[1].full[kind]
-        at = (~bits & (bits + 1)).bit_length() - 1
-        for each in ways:
-            if at >= len(each.room):
-                each.open(at)
-            left = each.room[at] = each.room[at] - size
-            if left < each.widest[at]:
-                each.narrow(at, left)
-        reached[receiver] = max(at, reached[receiver])
-        rounds.append(at)
-    return np.array(rounds, dtype=np.int64)
+    return np.array(rounds, dtype=np.int32)
+
+
+def _in_parts(*columns: Integers | Indices) -> Iterator[tuple[int, ...]]:
+    """Yield the rows of the columns: a Python number takes several times an array's memory."""
+    for start in range(0, len(columns[0]), _AT_ONCE):
+        part = [column[start : start + _AT_ONCE].tolist() for column in columns]
+        yield from zip(*part, strict=True)
 
 
 def choose_senders(
-    slices: Slices, source: Sharding, target: Sharding, nodes: Sequence[int], per_round: int
+    slices: Slices, source: Sharding, target: Sharding, nodes: Integers, per_round: int
 ) -> Routes:
-    """Choose a sender for each slice and each rank that needs it, slice by slice.
+    """Choose a sender for each bundle and each rank that needs it.
 
     `nodes` has the node of each rank; `per_round` is that of the routes.
     """
-    holding, needing = _ranks_by_shard(source), _ranks_by_shard(target)
-    readers = [_readers(way, holding, needing, nodes) for way in slices.ways]
-    sent = [0] * len(source.held_by)
-    senders: list[int] = []
-    receivers: list[int] = []
-    # Most ways have only one choice, and one sender may have a hundred readers.
-    settled = [_settled(each) for each in readers]
-    for way, size in zip(slices.way.tolist(), slices.wire_bytes.tolist(), strict=True):
-        receivers += readers[way]
-        if fixed := settled[way]:
-            senders += fixed.senders
-            for sender, times in fixed.remote:
-                sent[sender] += size * times
-            continue
-        for rank, nearest in readers[way].items():
-            sender = nearest[0] if len(nearest) == 1 else min(nearest, key=sent.__getitem__)
-            if sender != rank:
-                sent[sender] += size
-            senders.append(sender)
-    counts = np.array([len(ranks) for ranks in readers], dtype=np.int64)[slices.way]
-    index = np.repeat(np.arange(len(slices), dtype=np.int64), counts)
+    bundles = slices.bundles
+    chosen = WaySenders.chosen(slices.bytes_by_way, source, target, nodes.tolist())
+    counts = chosen.counts[bundles.way]
+    index = np.repeat(np.arange(len(bundles.way), dtype=np.int32), counts)
+    # The readers of a way are adjacent in the columns of the senders.
+    first_of_bundle = np.cumsum(counts) - counts
+    place = np.arange(len(index)) + np.repeat(chosen.first[bundles.way] - first_of_bundle, counts)
+    senders = chosen.sender[place]
+    for split in chosen.splits:
+        ours = np.flatnonzero(bundles.way == split.way)
+        at = first_of_bundle[ours] + split.reader
+        # Each sender gets bundles in order, up to its share of the bytes.
+        before = np.cumsum(bundles.nbytes[ours]) - bundles.nbytes[ours]
+        senders[at] = np.array(split.senders)[np.searchsorted(split.until, before, side="right")]
     return Routes(
-        slice=index,
-        source=np.array(senders, dtype=np.int64),
-        target=np.array(receivers, dtype=np.int64),
-        nbytes=slices.wire_bytes[index],
+        bundle=index,
+        source=senders,
+        target=chosen.reader[place],
+        nbytes=bundles.nbytes[index],
         per_round=per_round,
     )
 
 
-class _Settled(NamedTuple):
-    """Senders of a way whose readers have no choice."""
-
-    senders: list[int]
-    """Sender of each reader."""
-    remote: list[tuple[int, int]]
-    """Senders with the number of other ranks that read from them."""
-
-
-def _settled(readers: Mapping[int, list[int]]) -> _Settled | None:
-    if any(len(nearest) > 1 for nearest in readers.values()):
-        return None
-    senders = [nearest[0] for nearest in readers.values()]
-    pairs = zip(readers, senders, strict=True)
-    remote = Counter(sender for rank, sender in pairs if sender != rank)
-    return _Settled(senders, list(remote.items()))
-
-
-def _readers(
-    way: Way,
-    holding: Mapping[str, list[int]],
-    needing: Mapping[str, list[int]],
-    nodes: Sequence[int],
-) -> dict[int, list[int]]:
-    """Return the possible senders of each rank that reads a way: only itself if it holds it."""
-    own = {rank for shard in way.source_shards for rank in holding[shard]}
-    ranks, holders = needing.get(way.target_shard, []), sorted(own)
-    near = {
-        node: [rank for rank in holders if nodes[rank] == node] or holders
-        for node in {nodes[rank] for rank in ranks}
-    }
-    return {at: [at] if at in own else near[nodes[at]] for at in ranks}
-
-
 def missing_bytes(slices: Slices, source: Sharding, target: Sharding) -> Integers:
     """Return the bytes that each rank needs and does not hold: no plan receives less."""
-    holding, needing = _ranks_by_shard(source), _ranks_by_shard(target)
+    holding, needing = ranks_by_shard(source), ranks_by_shard(target)
     missing = np.zeros(len(source.held_by), dtype=np.int64)
     for way, size in slices.bytes_by_way.items():
         holders = {rank for shard in way.source_shards for rank in holding[shard]}
         missing[[rank for rank in needing.get(way.target_shard, []) if rank not in holders]] += size
     return missing
-
-
-def _ranks_by_shard(sharding: Sharding) -> dict[str, list[int]]:
-    ranks: dict[str, list[int]] = {}
-    for rank, shards in enumerate(sharding.held_by):
-        for shard in shards:
-            ranks.setdefault(shard, []).append(rank)
-    return ranks
 
 
 def _distinct_sizes(sizes: Integers) -> list[int]:
@@ -173,29 +138,72 @@ def _distinct_sizes(sizes: Integers) -> list[int]:
     return found if step <= 1 else sorted({*found[::step], found[-1]})
 
 
+class _Rooms:
+    """Free room in the rounds of all ranks, in both directions."""
+
+    def __init__(self, routes: Routes, world: int, rounds: Indices, placed: Integers) -> None:
+        """Start with the `placed` routes in their rounds, at most one for a rank in each."""
+        remote = (routes.source != routes.target) & (routes.nbytes <= routes.per_round // 2)
+        self.sizes = _distinct_sizes(routes.nbytes[remote])
+        opened = int(rounds.max(initial=-1)) + 1
+        self.ways = []
+        for ranks in (routes.source, routes.target):
+            room = np.full((world, opened), routes.per_round, dtype=np.int64)
+            room[ranks[placed], rounds[placed]] -= routes.nbytes[placed]
+            self.ways.append([_Rounds(routes.per_round, self.sizes, each) for each in room])
+
+    def take(self, routes: Routes, some: Integers) -> Indices:
+        """Take room for some of the routes in order; return the round of each."""
+        nbytes = routes.nbytes[some]
+        kinds = np.searchsorted(self.sizes, nbytes)
+        reached = [0] * len(self.ways[0])
+        rounds = array("i")
+        outgoing, incoming = self.ways
+        # A hundred ranks that share all weights have a million routes: a few operations each.
+        for sender, receiver, size, kind in _in_parts(
+            routes.source[some], routes.target[some], nbytes, kinds
+        ):
+            if sender == receiver:
+                rounds.append(reached[receiver])
+                continue
+            ways = outgoing[sender], incoming[receiver]
+            bits = ways[0].full[kind] | ways[1].full[kind]
+            at = (~bits & (bits + 1)).bit_length() - 1
+            for each in ways:
+                if at >= len(each.room):
+                    each.open(at)
+                left = each.room[at] = each.room[at] - size
+                if left < each.widest[at]:
+                    each.narrow(at, left)
+            reached[receiver] = max(at, reached[receiver])
+            rounds.append(at)
+        return np.array(rounds, dtype=np.int32)
+
+
 class _Rounds:
     """Free room in the rounds of one rank, in one direction."""
 
     __slots__ = ("distinct_sizes", "fitting", "full", "per_round", "room", "widest")
 
-    def __init__(self, per_round: int, distinct_sizes: list[int]) -> None:
+    def __init__(self, per_round: int, distinct_sizes: list[int], room: Integers) -> None:
         self.per_round = per_round
         self.distinct_sizes = distinct_sizes
-        self.room: list[int] = []
+        self.room = array("q", room.tobytes())
         """Bytes left in each round that has been opened."""
-        self.fitting: list[int] = []
+        fitting = np.searchsorted(distinct_sizes, room, side="right")
+        self.fitting = array("b", fitting.astype(np.int8).tobytes())
         """How many of the sizes, from the smallest, still fit in each round."""
-        self.widest: list[int] = []
+        self.widest = array("q", np.array([0, *distinct_sizes])[fitting].tobytes())
         """The largest of them, 0 if none fits."""
-        self.full = [0] * len(distinct_sizes)
+        self.full = [_bits(fitting <= kind) for kind in range(len(distinct_sizes))]
         """For each size, a bit for every round without room for it."""
 
     def open(self, at: int) -> None:
         """Add rounds up to and including `at`."""
         new = at + 1 - len(self.room)
-        self.room += [self.per_round] * new
-        self.fitting += [len(self.distinct_sizes)] * new
-        self.widest += [self.distinct_sizes[-1]] * new
+        self.room.extend([self.per_round] * new)
+        self.fitting.extend([len(self.distinct_sizes)] * new)
+        self.widest.extend([self.distinct_sizes[-1]] * new)
 
     def narrow(self, at: int, left: int) -> None:
         """Mark the sizes that no longer fit in a round."""
@@ -205,3 +213,8 @@ class _Rounds:
             self.full[fitting] |= 1 << at
         self.fitting[at] = fitting
         self.widest[at] = self.distinct_sizes[fitting - 1] if fitting else 0
+
+
+def _bits(is_set: NDArray[np.bool_]) -> int:
+    """Return an integer whose bit n is element n."""
+    return int.from_bytes(np.packbits(is_set, bitorder="little").tobytes(), "little")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from hashlib import blake2b
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -15,6 +16,11 @@ from mindrl.models.placement import Bounds, Box, Placement, intersect, show, vol
 from mindrl.models.sharding import Sharding
 
 Integers = NDArray[np.int64]
+Indices = NDArray[np.int32]
+"""Ranks, rounds, or indices: millions of them."""
+
+SMALL_PART = 8
+"""A slice or bundle is small if it takes at most this fraction of a round."""
 
 
 class LocalSlice(NamedTuple):
@@ -77,12 +83,25 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bundles:
+    """Slices of one way that are sent in one round; arrays of equal length."""
+
+    way: Integers
+    """Index of the way of each bundle."""
+    nbytes: Integers
+    members: Sequence[Sequence[int]]
+    """Indices of the slices of each bundle, in sending order."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Slices:
     """All slices in sending order; each `Slice` is built on access."""
 
     ways: Sequence[Way]
     """All ways that slices use."""
     pieces: Sequence[_Piece]
+    largest_bytes: int
+    """Bound on the bytes of a slice, and of a bundle."""
 
     def __len__(self) -> int:
         """Return the number of slices."""
@@ -107,10 +126,55 @@ class Slices:
         return np.array([piece.part.wire_bytes for piece in self.pieces], dtype=np.int64)
 
     @cached_property
+    def bundles(self) -> Bundles:
+        """Bundles of as many successive slices of a way as fit, in the order of their first ones.
+
+        Small slices have bundles of their own, which fill what the others leave of a round.
+        """
+        ways: list[int] = []
+        sizes: list[int] = []
+        members: list[list[int]] = []
+        filling: dict[tuple[int, int], int] = {}
+        limits = self.largest_bytes // SMALL_PART, self.largest_bytes
+        pairs = zip(self.way.tolist(), self.wire_bytes.tolist(), strict=True)
+        for index, (way, size) in enumerate(pairs):
+            limit = limits[size > limits[0]]
+            at = filling.get((way, limit))
+            if at is None or sizes[at] + size > limit:
+                at = filling[way, limit] = len(ways)
+                ways.append(way)
+                sizes.append(0)
+                members.append([])
+            sizes[at] += size
+            members[at].append(index)
+        columns = [np.array(column, dtype=np.int64) for column in (ways, sizes)]
+        return Bundles(way=columns[0], nbytes=columns[1], members=members)
+
+    @cached_property
     def bytes_by_way(self) -> Mapping[Way, int]:
         """Bytes that each target shard needs, by the source shards that hold them."""
         sums = np.bincount(self.way, weights=self.wire_bytes)
         return dict(zip(self.ways, map(int, sums), strict=True))
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of what both ends of a message must know of its slices, 16 bytes.
+
+        Where a slice is in the memory of a rank concerns that rank alone.
+        """
+        boxes: dict[int, str] = {}
+
+        def spelled(piece: _Piece) -> str:
+            # Thousands of tensors share their parts.
+            text = boxes.get(id(piece.part))
+            if text is None:
+                text = boxes[id(piece.part)] = repr(piece.part)
+            return f"{piece.way} {piece.wanted.tensor} {text}"
+
+        state = blake2b(repr(self.largest_bytes).encode(), digest_size=16)
+        for piece in self.pieces:
+            state.update(spelled(piece).encode())
+        return state.digest()
 
     def _spelled_out(self, piece: _Piece) -> Slice:
         name, wanted, held, part, way = piece
@@ -158,7 +222,8 @@ def cut_into_slices(source: Sharding, target: Sharding, *, largest_bytes: int) -
             _Piece(name, wanted, held, part, way(shard, held.shards, part.having))
             for part in made[key]
         ]
-    return Slices(ways=list(ways), pieces=_in_turns(pieces, list(ways)))
+    turns = _in_turns(pieces, list(ways))
+    return Slices(ways=list(ways), pieces=turns, largest_bytes=largest_bytes)
 
 
 def _holders(source: Sharding) -> dict[str, _Holders]:

@@ -18,6 +18,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import psutil
+import ray
+from ray.exceptions import RayError
 
 from mindrl.errors import WorkerDiedError
 from mindrl.platform.endings import ending_of_child
@@ -32,6 +34,8 @@ _HURRIED_SECONDS = 3.0
 _HEAD_SECONDS = 30.0
 """Longest wait for the head of a joined cluster; after 60 s Ray ends this process itself."""
 _CONNECT_SECONDS = 1.0
+_TOGETHER_SECONDS = 0.02
+"""An error is raised this much later, so that answers that arrive together are taken together."""
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
@@ -101,6 +105,38 @@ class RayCalls:
         """
         self.refuse_lost()
         return self.within(None, function, *arguments, **named)
+
+    def answered(self, references: list[Any], seconds: float) -> list[Any]:
+        """Wait for the first answer, then a moment for the others; return those that are there.
+
+        A wait costs by the number of references, so a thousand answers are not waited for one by
+        one. Raises as `__call__`.
+        """
+
+        def wait_for() -> list[Any]:
+            done, _ = ray.wait(references, num_returns=1, timeout=seconds)
+            if done and len(references) > 1:
+                count = len(references)
+                done, _ = ray.wait(references, num_returns=count, timeout=_TOGETHER_SECONDS)
+            return [*done]
+
+        return self(wait_for)
+
+    def results(self, references: list[Any]) -> list[tuple[Any, RayError | None]]:
+        """Return the results up to the first that is an error. Raises as `__call__`."""
+
+        def get_each() -> list[tuple[Any, RayError | None]]:
+            found: list[tuple[Any, RayError | None]] = []
+            with suppress(RayError):
+                return [(result, None) for result in ray.get(references)]
+            for reference in references:
+                try:
+                    found.append((ray.get(reference), None))
+                except RayError as error:
+                    return [*found, (None, error)]
+            return found
+
+        return self(get_each)
 
     def within(
         self, limit_seconds: float | None, function: Callable[..., T], *arguments: Any, **named: Any

@@ -113,9 +113,11 @@ class WorkerGroup:
 
     def _start(self, cluster: RayCluster, nodes: Sequence[int], *, deterministic: bool) -> None:
         """Start the processes without waiting for them."""
+        # Ray pickles and exports each class that it wraps.
+        process = ray.remote(WorkerProcess)
         for rank, (node, log) in enumerate(zip(nodes, self.logs, strict=True)):
             options = cluster.worker_options(node, deterministic=deterministic)
-            start = ray.remote(WorkerProcess).options(**options).remote
+            start = process.options(**options).remote
             self.handles.append(self.calls(start, cluster.platform.kind, rank, len(nodes), log))
 
     def begin(
@@ -207,7 +209,7 @@ class WorkerGroup:
         vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
         while pending:
             seconds = min(1.0, limit.left()) if vigil is None else vigil.interval_seconds
-            done, _ = self.calls(ray.wait, list(pending), num_returns=1, timeout=seconds)
+            done = self.calls.answered([*pending], seconds)
             if not done:
                 self.meanwhile()
                 self._refuse_hang(list(pending.values()), limit, vigil, stage)
@@ -218,11 +220,11 @@ class WorkerGroup:
                         )
                     )
                 continue
-            rank = pending.pop(done[0])
-            try:
-                results[rank] = self.calls(ray.get, done[0])
-            except RayError as error:
-                raise self._explain(rank, error, pending, stage) from error
+            for reference, (result, error) in zip(done, self.calls.results(done), strict=False):
+                rank = pending.pop(reference)
+                if error is not None:
+                    raise self._explain(rank, error, pending, stage) from error
+                results[rank] = result
         return [*results.values()]
 
     def _refuse_hang(
@@ -258,15 +260,11 @@ class WorkerGroup:
         self.calls.refuse_lost()
         deadline = time.monotonic() + _GRACE_SECONDS
         while isinstance(error, RayTaskError) and pending and time.monotonic() < deadline:
-            done, _ = self.calls(ray.wait, list(pending), num_returns=1, timeout=0.2)
-            for reference in done:
-                other = pending.pop(reference)
-                try:
-                    self.calls(ray.get, reference)
-                except RayTaskError:
-                    continue  # It is alive, and was not the first to fail.
-                except RayError as death:
-                    rank, error = other, death
+            for reference in self.calls.answered([*pending], 0.2):
+                other, (_, failure) = pending.pop(reference), self.calls.results([reference])[0]
+                # A RayTaskError: it is alive, and was not the first to fail.
+                if failure is not None and not isinstance(failure, RayTaskError):
+                    rank, error = other, failure
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
         who = worker_names([rank], self.identities, self.name)

@@ -63,7 +63,7 @@ def pickled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     monkeypatch.setattr(ray, "put", put)
     monkeypatch.setattr(ray, "wait", lambda waiting, **_: (waiting[:1], waiting[1:]))
-    monkeypatch.setattr(ray, "get", lambda reference: reference.value)
+    monkeypatch.setattr(ray, "get", lambda references: [each.value for each in references])
     return store
 
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from mindrl.cluster import worker_group
-from mindrl.cluster.call_limits import CallLimits
+from mindrl.cluster.call_limits import CallLimits, Limit
 from mindrl.cluster.node_watch import ProcessKey
 from mindrl.cluster.ray_calls import RayCalls
 from mindrl.cluster.worker_group import (
@@ -102,16 +102,20 @@ def group_of(
     """Return workers that give these answers, None for silence, and the waits that follow."""
     waits: list[float] = []
 
-    def wait(calls: list[Call], *, timeout: float, **_: object) -> tuple[list[Call], list[Call]]:
+    def wait(
+        calls: list[Call], *, num_returns: int, timeout: float
+    ) -> tuple[list[Call], list[Call]]:
         waits.append(timeout)
-        answered = [call for call in calls if call.answer is not None][:1]
-        time.sleep(0 if answered else timeout)
+        answered = [call for call in calls if call.answer is not None][:num_returns]
+        time.sleep(0 if len(answered) == num_returns else timeout)
         return answered, []
 
-    def get(call: Call) -> object:
-        if isinstance(call.answer, Exception):
-            raise call.answer
-        return call.answer
+    def get(calls: Call | list[Call]) -> object:
+        if isinstance(calls, list):
+            return [*map(get, calls)]
+        if isinstance(calls.answer, Exception):
+            raise calls.answer
+        return calls.answer
 
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "wait", wait)
@@ -145,8 +149,31 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
         "respond within 1 s (rl_config.worker_call_timeout_seconds)\n"
         f"during: update\nlast lines of {group.logs[1]}:\nthe end of worker_1"
     )
+    # For the first answer, for those that arrive with it, and for the other two.
     assert (len(waits), meanwhile) == (3, ["something else"])
-    assert 0.9 < min(waits) <= max(waits) <= 1
+    assert 0.9 < waits[2] <= waits[0] <= 1
+    assert waits[1] < 0.1
+
+
+def test_answers_that_are_there_are_taken_at_once_in_the_order_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, waits = group_of([f"answer {rank}" for rank in range(64)], tmp_path, monkeypatch)
+    references = {rank: Call(f"answer {rank}") for rank in range(64)}
+    limit = Limit(seconds=1, description="1 s")
+    assert group.answers(references, limit, "update") == [f"answer {rank}" for rank in range(64)]
+    assert len(waits) == 2
+
+
+def test_a_rank_that_died_is_named_before_those_that_failed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, died = RayTaskError("call", "", RuntimeError("Connection closed")), RayActorError()
+    group, _ = group_of(["fine", failed, "fine", died, failed], tmp_path, monkeypatch)
+    group.prefork = None
+    monkeypatch.setattr(worker_group, "_GRACE_SECONDS", 1.0)
+    with pytest.raises(WorkerDiedError, match=r"^worker-3 \(rank 3, process 3 on host-a\)"):
+        group.call_all("update")
 
 
 def test_a_rank_that_failed_because_it_waited_too_long_names_whom_it_waited_for(

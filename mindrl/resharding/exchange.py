@@ -26,6 +26,8 @@ _POLL_SECONDS = 0.0005
 """Interval between checks whether a device has ended an operation."""
 _REPORT_SECONDS = 3.0
 """Seconds that a timed-out rank waits for other ranks to report their timeouts."""
+_VERDICT, _AGREED = "verdict", "agreed"
+"""Key and value that show all ranks that their plans are equal."""
 
 
 @dataclass(kw_only=True)
@@ -220,24 +222,42 @@ class Channel:
     def agree(self, digest: bytes) -> None:
         """Compare a hash of the plan over all ranks, before the first byte is sent.
 
+        Rank 0 compares, and the others read its verdict: each rank asks the store for one value.
+
         Raises:
             ReshardError: Names the ranks whose plan differs, or that do not answer.
         """
-        ranks = range(self.group.size())
         self._publish("plan", digest.hex())
-        silent = self._silent("plan", self.timeout_seconds)
-        if silent:
-            raise ReshardError(
-                f"{self._ranks_text(silent)} did not answer within {self.timeout_seconds:g} s; "
-                "no weights were moved"
-            )
-        plans = [self.store.get(f"plan {rank}").decode() for rank in ranks]
+        if self.group.rank() == 0:
+            self.store.set(_VERDICT, self._verdict())
+        verdict = self._heard()
+        if verdict != _AGREED:
+            raise ReshardError(f"{verdict}; no weights were moved")
+
+    def _verdict(self) -> str:
+        """Wait for all plans; return how they differ."""
+        ranks = range(self.group.size())
+        if silent := self._silent("plan", self.timeout_seconds):
+            return self._silence_text(silent)
+        plans = self.store.multi_get([f"plan {rank}" for rank in ranks])
         others = [rank for rank in ranks if plans[rank] != plans[0]]
-        if others:
-            raise ReshardError(
-                f"{self._ranks_text(others)} and {self.name_of(0)} have different reshard "
-                "plans; no weights were moved"
-            )
+        if not others:
+            return _AGREED
+        return f"{self._ranks_text(others)} and {self.name_of(0)} have different reshard plans"
+
+    def _heard(self) -> str:
+        """Wait for rank 0's verdict, a little longer than rank 0 waits for the plans."""
+        try:
+            self.store.wait([_VERDICT], timedelta(seconds=self.timeout_seconds + _REPORT_SECONDS))
+            return str(self.store.get(_VERDICT).decode())
+        except dist.DistNetworkError:
+            # The store is in the first rank's process.
+            return self._silence_text([0])
+        except RuntimeError:
+            return self._silence_text(self._silent("plan", 0.001) or [0])
+
+    def _silence_text(self, silent: Sequence[int]) -> str:
+        return f"{self._ranks_text(silent)} did not answer within {self.timeout_seconds:g} s"
 
     def connect(self) -> None:
         """Connect all ranks, once `agree` has shown that they are there.

@@ -104,7 +104,8 @@ def choose_senders(
     index = np.repeat(np.arange(len(bundles.way), dtype=np.int32), counts)
     # The readers of a way are adjacent in the columns of the senders.
     first_of_bundle = np.cumsum(counts) - counts
-    place = np.arange(len(index)) + np.repeat(chosen.first[bundles.way] - first_of_bundle, counts)
+    offsets = (chosen.first[bundles.way] - first_of_bundle).astype(np.int32)
+    place = np.arange(len(index), dtype=np.int32) + np.repeat(offsets, counts)
     senders = chosen.sender[place]
     for split in chosen.splits:
         ours = np.flatnonzero(bundles.way == split.way)
@@ -159,6 +160,8 @@ class _Rooms:
         reached = [0] * len(self.ways[0])
         rounds = array("i")
         outgoing, incoming = self.ways
+        # The largest size that fits, by the number of sizes that fit.
+        widest = [0, *self.sizes]
         # A hundred ranks that share all weights have a million routes: a few operations each.
         for sender, receiver, size, kind in _in_parts(
             routes.source[some], routes.target[some], nbytes, kinds
@@ -173,7 +176,7 @@ class _Rooms:
                 if at >= len(each.room):
                     each.open(at)
                 left = each.room[at] = each.room[at] - size
-                if left < each.widest[at]:
+                if left < widest[each.fitting[at]]:
                     each.narrow(at, left)
             reached[receiver] = max(at, reached[receiver])
             rounds.append(at)
@@ -183,7 +186,7 @@ class _Rooms:
 class _Rounds:
     """Free room in the rounds of one rank, in one direction."""
 
-    __slots__ = ("distinct_sizes", "fitting", "full", "per_round", "room", "widest")
+    __slots__ = ("distinct_sizes", "fitting", "full", "per_round", "room")
 
     def __init__(self, per_round: int, distinct_sizes: list[int], room: Integers) -> None:
         self.per_round = per_round
@@ -193,8 +196,6 @@ class _Rounds:
         fitting = np.searchsorted(distinct_sizes, room, side="right")
         self.fitting = array("b", fitting.astype(np.int8).tobytes())
         """How many of the sizes, from the smallest, still fit in each round."""
-        self.widest = array("q", np.array([0, *distinct_sizes])[fitting].tobytes())
-        """The largest of them, 0 if none fits."""
         self.full = [_bits(fitting <= kind) for kind in range(len(distinct_sizes))]
         """For each size, a bit for every round without room for it."""
 
@@ -203,7 +204,6 @@ class _Rounds:
         new = at + 1 - len(self.room)
         self.room.extend([self.per_round] * new)
         self.fitting.extend([len(self.distinct_sizes)] * new)
-        self.widest.extend([self.distinct_sizes[-1]] * new)
 
     def narrow(self, at: int, left: int) -> None:
         """Mark the sizes that no longer fit in a round."""
@@ -212,7 +212,6 @@ class _Rounds:
             fitting -= 1
             self.full[fitting] |= 1 << at
         self.fitting[at] = fitting
-        self.widest[at] = self.distinct_sizes[fitting - 1] if fitting else 0
 
 
 def _bits(is_set: NDArray[np.bool_]) -> int:

@@ -229,7 +229,8 @@ def measure_batches(ranks: int) -> Figures:
     timed("measure", lambda: mismatch(rollouts, old_BT, None) | rollouts.metrics())
     timed("read", rollouts.response_tokens)
     return {
-        "bytes_per_token": sum(map(pickled_bytes, [*arrived, *shares])) / tokens,
+        "bytes_per_token": sum(map(pickled_bytes, shares)) / tokens,
+        "answer_bytes_per_token": sum(map(pickled_bytes, arrived)) / tokens,
         "driver_seconds_per_million_tokens": sum(spent.values()) / tokens * 1e6,
         "driver_peak_bytes_per_token": (peak_mib() - before) * 2**20 / tokens,
         **{f"{name}_ns_per_token": each / tokens * 1e9 for name, each in spent.items()},
@@ -262,7 +263,7 @@ def drawn_answers(replicas: int) -> tuple[list[Any], list[list[int]], list[int]]
 
 
 def step_shares(rollouts: "Rollouts", replicas: int) -> Iterator["Sequences"]:
-    """Yield what a GRPO step sends to each replica: a scoring and an update."""
+    """Yield what a GRPO step sends to each replica: an update, which computes old log-probs."""
     import torch  # noqa: PLC0415
 
     from mindrl.algorithms.token_weights import token_mean_weights  # noqa: PLC0415
@@ -272,14 +273,13 @@ def step_shares(rollouts: "Rollouts", replicas: int) -> Iterator["Sequences"]:
     advantages_B = torch.randn(len(mask_BT), 1, generator=torch.Generator().manual_seed(2))
     update = rollouts.into(
         Minibatch,
-        old_logprobs_BT=rollouts.rollout_logprobs_BT,
+        old_logprobs_BT=None,
         advantages_BT=advantages_B * mask_BT,
         token_weights_BT=token_mean_weights(mask_BT),
         ref_logprobs_BT=None,
         rollout_logprobs_BT=None,
     )
     for rows in torch.arange(len(mask_BT)).chunk(replicas):
-        yield rollouts.sequences().rows(rows)
         yield update.rows(rows)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mindrl.batch.packing import Compact
 from mindrl.batch.rollouts import Rollouts
 from mindrl.batch.sequences import Sequences
 
@@ -68,7 +69,7 @@ class Minibatch(WeightedSequences):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyUpdate:
+class PolicyUpdate(Compact):
     """Result of an optimizer step of the actor."""
 
     metrics: dict[str, float]

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mindrl.batch.packing import Compact
 from mindrl.batch.segments import Conversations
 from mindrl.batch.sequences import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Responses:
+class Responses(Compact):
     """Responses of the rollout engine, concatenated: the N tokens of B responses.
 
     Tensors, not lists: a step of 67 million tokens must not create as many objects.

@@ -11,11 +11,13 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from mindrl.batch.packing import Compact
+
 StageT = TypeVar("StageT", bound="Sequences")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sequences:
+class Sequences(Compact):
     """Token sequences whose log-probs are to be computed."""
 
     tokens_BT: Tensor
@@ -58,7 +60,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Logprobs:
+class Logprobs(Compact):
     """Log-probs of a batch of sequences, on the host, 0 outside the response."""
 
     logprobs_BT: Tensor
@@ -68,7 +70,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Values:
+class Values(Compact):
     """A critic's values of a batch of sequences, on the host."""
 
     values_BT: Tensor

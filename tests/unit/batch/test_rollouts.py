@@ -93,8 +93,8 @@ def test_a_replica_that_had_no_prompt_changes_nothing() -> None:
     assert joined.finished_B.tolist() == [False]
 
 
-def test_a_response_travels_as_12_bytes_a_token_and_without_one_object_for_each() -> None:
-    """8 for the token and 4 for its log-prob; 1 KiB more for names and lengths of two responses."""
+def test_a_response_travels_as_8_bytes_a_token_and_without_one_object_for_each() -> None:
+    """4 for the token and 4 for its log-prob; 1 KiB more for names and lengths of two responses."""
     tokens = range(100_000, 100_000 + 4096)
     sent = pickle.dumps(Responses.of([tokens] * 2, [[-0.5] * 4096] * 2, [True, False]))
-    assert 12 * 8192 < len(sent) < 12 * 8192 + 2048
+    assert 8 * 8192 < len(sent) < 8 * 8192 + 2048

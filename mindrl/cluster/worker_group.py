@@ -24,6 +24,8 @@ _GRACE_SECONDS = 3.0
 """A worker that dies makes its peers fail too: wait this long to find the first one."""
 _KILL_SECONDS = 10.0
 _START = "start-up"
+_MOST_TRACED = 16
+"""A timeline of a thousand ranks is half a gigabyte, and the driver writes it."""
 _MOST_NAMED = 8
 """Maximum number of workers listed in an error."""
 
@@ -137,7 +139,7 @@ class WorkerGroup:
         assert first + len(arguments) <= len(self.handles), "there are more arguments than workers"
         shares = {id(given): given for given in arguments}
         stored = {key: self.calls(ray.put, given) for key, given in shares.items()}
-        called_at, step = TRACE.now(), TRACE.step
+        called_at, step, traced = TRACE.now(), TRACE.step, traced_ranks(len(self.handles))
 
         def send() -> dict[int, Any]:
             return {
@@ -146,6 +148,7 @@ class WorkerGroup:
                     stored[id(given)],
                     answers=answering is None or place in answering,
                     step=step,
+                    traced=first + place in traced,
                 )
                 for place, given in enumerate(arguments)
             }
@@ -323,6 +326,13 @@ class WorkerCall:
         ticks = max(reply.ticks for reply in answers)
         self.group.limits.note(self.kind, self.limit.passed(), ticks)
         return [reply.result for reply in answers]
+
+
+def traced_ranks(count: int) -> Collection[int]:
+    """Return the ranks that record timelines: all, or some of many, evenly spaced."""
+    if count <= _MOST_TRACED:
+        return range(count)
+    return {place * (count - 1) // (_MOST_TRACED - 1) for place in range(_MOST_TRACED)}
 
 
 def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str = "worker") -> str:

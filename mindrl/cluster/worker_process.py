@@ -138,12 +138,18 @@ class WorkerProcess:
         return PROGRESS.stages
 
     def call(
-        self, method: str, arguments: tuple[Any, ...], *, answers: bool, step: int | None
+        self,
+        method: str,
+        arguments: tuple[Any, ...],
+        *,
+        answers: bool,
+        step: int | None,
+        traced: bool,
     ) -> Reply:
-        """Call a method of the worker, and record a trace if a step is given."""
+        """Call a method of the worker; record a trace if `traced` and a step is given."""
         logger.info("%s begins", method)
         PROGRESS.begin()
-        TRACE.begin(step)
+        TRACE.begin(step if traced else None)
         with self._failures_logged(), span(method), self.profiles.of(method, step):
             result = getattr(self.worker, method)(*arguments)
         logger.info("%s ends", method)

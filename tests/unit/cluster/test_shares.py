@@ -37,8 +37,8 @@ def handle(rank: int) -> Any:
     process.worker = Worker(rank)
     process.profiles = ProfiledCalls(ProfilerConfig(), "cpu", rank, "worker", Path("run"))
 
-    def remote(method: str, stored: bytes, *, answers: bool, step: int | None) -> object:
-        return Reference(process.call(method, pickle.loads(stored), answers=answers, step=step))
+    def remote(method: str, stored: bytes, **about: Any) -> object:
+        return Reference(process.call(method, pickle.loads(stored), **about))
 
     return SimpleNamespace(call=SimpleNamespace(remote=remote))
 

@@ -1,6 +1,7 @@
 """Where the workers of a run may be, and how an error names those that are silent."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from mindrl.cluster.worker_group import (
     refuse_misplaced,
     stages_now,
     start_lines,
+    traced_ranks,
     worker_names,
 )
 from mindrl.cluster.worker_process import Identity
@@ -188,6 +190,15 @@ def test_a_rank_that_failed_because_it_waited_too_long_names_whom_it_waited_for(
         "no response yet from worker-1 (rank 1, process 1 on host-a)",
         "during: update",
     ]
+
+
+@pytest.mark.parametrize(("count", "traced"), [(1, 1), (16, 16), (17, 16), (4096, 16)])
+def test_all_of_a_few_ranks_record_timelines_and_some_of_many(count: int, traced: int) -> None:
+    found = sorted(traced_ranks(count))
+    assert len(found) == traced
+    assert {0, count - 1} <= {*found} <= {*range(count)}
+    gaps = [later - sooner for sooner, later in pairwise(found)]
+    assert max(gaps, default=0) - min(gaps, default=0) <= 1
 
 
 def test_what_workers_do_while_they_start_is_said_by_what_they_do() -> None:

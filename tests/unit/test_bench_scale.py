@@ -1,0 +1,50 @@
+"""What may not grow with the number of ranks: peers, batches of operations, keys and bytes."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.delitem(sys.modules, "bench_scale", raising=False)
+    found = import_module("bench_scale")
+    monkeypatch.setattr(found, "ASKED", 2)
+    monkeypatch.setattr(found, "LONGEST", 128)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [64, 256])
+def test_a_rank_of_a_large_model_has_few_peers_and_small_batches(
+    bench: ModuleType, ranks: int
+) -> None:
+    """Before ways had one sender, 212 peers of 256 on average, and batches of 243."""
+    found = bench.measure_plan(ranks)
+    assert found["peers_mean"] <= 41
+    assert found["peers_max"] <= (58 if ranks == 64 else 52)
+    assert found["largest_batch"] <= 60
+    assert found["received_over_bound"] == 1.0
+    # The busiest sender of 256 ranks sent 42.85 GB when each slice had its own sender.
+    assert ranks != 256 or found["busiest_sender_gb"] <= 42.85
+    assert ranks != 256 or found["rounds"] <= 702
+
+
+@pytest.mark.parametrize("ranks", [64, 256])
+def test_ranks_ask_the_store_for_two_values_each(bench: ModuleType, ranks: int) -> None:
+    assert bench.measure_agreement(ranks)["store_gets"] == 2 * ranks
+
+
+@pytest.mark.parametrize("ranks", [64, 256])
+def test_the_driver_pickles_no_padding(bench: ModuleType, ranks: int) -> None:
+    """Four bytes for a token of prompt or response; names and lengths of 128 responses."""
+    found = bench.measure_batches(ranks)
+    per_response = (bench.LONGEST + 1) / 2
+    prompt = 256 / per_response
+    assert found["bytes_per_token"] <= 4 * (1 + prompt) + 0.2 * (1 + prompt) + 40 / per_response
+    assert found["answer_bytes_per_token"] <= 8 + 60 / per_response

@@ -48,12 +48,11 @@ def new_folder(
     dtype: DType,
     head: Head = "vocabulary",
     scores: HeadScope = "token",
-    record: Mapping[str, object] | None = None,
 ) -> Iterator[Path]:
     """Create a temporary folder for weights next to the target, and rename it afterwards.
 
-    Adds the config and the tokenizer of `source`, the folder that the model came from, and writes
-    `record` to `EXPORT_FILE`. Replaces an older target; an error leaves nothing new.
+    Adds the config and the tokenizer of `source`, the folder that the model came from. Replaces an
+    older target; an error leaves nothing new.
 
     Raises:
         OutputError: The folder cannot be created.
@@ -64,8 +63,6 @@ def new_folder(
         yield building
         with writing(target):
             _carry_over(Path(source), building, dtype, head, scores)
-            if record is not None:
-                write_json(building / EXPORT_FILE, record)
             _take_place(building, target)
 
 
@@ -108,10 +105,6 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head, scores: 
         }
         if scores == "token":
             values["token_classification_bias"] = False
-        elif values.get("pad_token_id") is None:
-            # Without it transformers cannot find the last token of a sequence in a batch.
-            ends = values.get("eos_token_id")
-            values["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
     write_json(building / "config.json", values)
     for name in _CARRIED_FILES:
         if (source / name).is_file():
@@ -206,6 +199,16 @@ class ExportedModel:
     filling: dict[str, Tensor] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
 
+    def write_record(self, record: Mapping[str, object]) -> None:
+        """Write a record about the weights to `EXPORT_FILE`, on the rank that writes the folder.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        if self.folder is not None:
+            with writing(self.target):
+                write_json(self.folder / EXPORT_FILE, record)
+
     def open(self, name: str) -> Tensor:
         """Return the host memory of a tensor."""
         if name not in self.filling:
@@ -226,7 +229,7 @@ class ExportedModel:
 
 
 @contextmanager
-def exported_model(  # noqa: PLR0913 - all but three have defaults
+def exported_model(
     source: str,
     target: Path,
     table: ShardingTable,
@@ -234,7 +237,6 @@ def exported_model(  # noqa: PLR0913 - all but three have defaults
     dtype: DType,
     shard_bytes: int = SHARD_BYTES,
     scores: HeadScope = "token",
-    record: Mapping[str, object] | None = None,
 ) -> Iterator[ExportedModel]:
     """Write a folder of safetensors with `new_folder`, while the context lasts.
 
@@ -248,9 +250,7 @@ def exported_model(  # noqa: PLR0913 - all but three have defaults
         yield ExportedModel(target, {})
         return
     head: Head = "value" if VALUE_HEAD in table else "vocabulary"
-    with new_folder(
-        source, target, dtype=dtype, head=head, scores=scores, record=record
-    ) as building:
+    with new_folder(source, target, dtype=dtype, head=head, scores=scores) as building:
         with writing(target):
             files = _new_files(building, table, dtype, shard_bytes)
         model = ExportedModel(target, files, building)

@@ -16,6 +16,7 @@ _STAGE_OF: Mapping[str, Stage | None] = {
     "compute_teacher_log_prob": "teacher_compute_log_prob",
     "compute_values": "critic_compute_values",
     "compute_rewards": None,
+    "compute_scores": None,
     "update": "actor_update",
     "update_critic": "critic_update",
     "send_weights": None,

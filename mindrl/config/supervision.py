@@ -6,6 +6,7 @@ from typing import Any
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.generate import SamplingConfig
+from mindrl.config.preference import PreferenceConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 
@@ -106,13 +107,17 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
         yield Finding(f"{key} is given: {_LEARNS} only; remove it", key, "given")
 
 
-_OF_ONE_LOSS = {
-    "desirable_weight": ("kto", 1.0),
-    "undesirable_weight": ("kto", 1.0),
-    "center_rewards_coefficient": ("bradley_terry", 0.0),
-    "margin_column": ("bradley_terry", None),
+_OF_POLICIES = ("sigmoid", "sigmoid_norm", "ipo", "hinge", "kto")
+_LOSSES_OF = {
+    "beta": _OF_POLICIES,
+    "reference_free": _OF_POLICIES,
+    "label_smoothing": ("sigmoid", "sigmoid_norm"),
+    "desirable_weight": ("kto",),
+    "undesirable_weight": ("kto",),
+    "center_rewards_coefficient": ("bradley_terry",),
+    "margin_column": ("bradley_terry",),
 }
-"""Keys that one form of the loss has, that form, and the value of other forms."""
+"""Keys that not all forms of the loss have, and those forms."""
 
 
 def _preference_findings(config: RunConfig) -> Iterator[Finding]:
@@ -123,14 +128,12 @@ def _preference_findings(config: RunConfig) -> Iterator[Finding]:
     key = "preference_config"
     if config.sft_config is not None:
         yield Finding(f"{key} is given with sft_config: a run has one loss; remove one", key)
-    smooth, loss = section.label_smoothing, section.loss
-    if smooth and loss not in ("sigmoid", "sigmoid_norm"):
-        need = f"needs preference_config.loss=sigmoid or sigmoid_norm, found {loss}"
-        yield broken(f"{key}.label_smoothing", smooth, need, 0.0)
-    for name, (only, unset) in _OF_ONE_LOSS.items():
-        if loss != only and getattr(section, name) != unset:
-            need = f"has an effect only with preference_config.loss={only}, found {loss}"
-            yield broken(f"{key}.{name}", getattr(section, name), need, unset)
+    loss, unset = section.loss, PreferenceConfig()
+    for name, losses in _LOSSES_OF.items():
+        value, default = getattr(section, name), getattr(unset, name)
+        if loss not in losses and value != default:
+            need = f"needs preference_config.loss={' or '.join(losses)}, found {loss}"
+            yield broken(f"{key}.{name}", value, need, default)
     if section.trains_rewards and config.actor_config.lora.r:
         need = (
             f"must be 0 with preference_config.loss={loss}: a reward model's head is trained whole"

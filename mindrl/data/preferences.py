@@ -25,6 +25,7 @@ from mindrl.data.prompts import PromptSet, answer_of, conversation_of, question_
 from mindrl.data.reading import Reading
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
+from mindrl.models.config_file import read_config
 
 _LABELS = {True: True, False: False, "true": True, "false": False, "True": True, "False": False}
 
@@ -44,6 +45,8 @@ def load_preferences(
     """
     training, section = config.megatron_training, config.preference_config
     assert section is not None, "the run is trained on preferences"
+    folder = config.actor_config.load
+    padding = read_config(folder)[1].get("pad_token_id") if section.trains_rewards else None
     lesson = Lesson(
         tokenizer=tokenizer,
         stop_token_ids=stop_token_ids,
@@ -54,7 +57,13 @@ def load_preferences(
     def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
         def shown_answer(column: str, key: str) -> Demonstration:
             messages = _conversation(row, training, columns.prompt, column, key)
-            return lesson.demonstration(messages, row.place, uid=uid, source=source)
+            found = lesson.demonstration(messages, row.place, uid=uid, source=source)
+            end = len(found.targets) - 1 - found.targets[::-1].index(True)
+            if section.trains_rewards and found.token_ids[end] == padding:
+                need = "transformers would read the score before it; set another token there"
+                where = f"{row.place}: the answer ends with pad_token_id={padding} of {folder}"
+                raise DataError(f"{where}/config.json; {need}")
+            return found
 
         if section.sequences_per_row == 1:
             found = shown_answer(section.completion_column, "preference_config.completion_column")

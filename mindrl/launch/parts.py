@@ -7,6 +7,7 @@ from typing import Any
 from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
+from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost
 from mindrl.models.decoder import forward_cost
@@ -20,7 +21,7 @@ from mindrl.trainer.ranks import Ranks
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.reward_model_trainer import RewardModelTrainer
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.supervised_trainer import SupervisedTrainer
+from mindrl.trainer.supervised_trainer import AnswerTrainer, SupervisedTrainer
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
 
@@ -33,6 +34,15 @@ class Raters:
     environments: EnvironmentHost | AgentHost | None
 
 
+def loop_kind(config: RunConfig) -> type[TrainingLoop[Any, Any]]:
+    """Return what a run trains on: the answers in rows, or the responses of its policy."""
+    if config.sft_config is not None:
+        return SupervisedTrainer
+    if (preferences := config.preference_config) is not None:
+        return RewardModelTrainer if preferences.trains_rewards else PreferenceTrainer
+    return PolicyTrainer
+
+
 def loop_of(
     plan: RunPlan,
     data: RunData,
@@ -40,12 +50,10 @@ def loop_of(
     raters: Raters,
     run_log: RunLog,
 ) -> TrainingLoop[Any, Any]:
-    """Return the loop of a run: a policy trainer, or one of the answers in rows."""
-    if plan.config.sft_config is not None:
-        return SupervisedTrainer(plan.config, data, actor, run_log)
-    if (preferences := plan.config.preference_config) is not None:
-        trainer = RewardModelTrainer if preferences.trains_rewards else PreferenceTrainer
-        return trainer(plan.config, data, actor, run_log)
+    """Return the loop of a run."""
+    kind = loop_kind(plan.config)
+    if issubclass(kind, AnswerTrainer):
+        return kind(plan.config, data, actor, run_log)
     return trainer_of(plan, data, actor, raters, run_log)
 
 

@@ -14,13 +14,9 @@ from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped, trace_requests
+from mindrl.launch.parts import loop_kind
 from mindrl.launch.reward_trials import warn_of_data
-from mindrl.observability.console import (
-    COLUMNS,
-    PREFERENCE_COLUMNS,
-    SUPERVISED_COLUMNS,
-    StepConsole,
-)
+from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.summary import render_summary
@@ -68,9 +64,7 @@ def train(
     say(*data_lines(data))
     warn_of_data(config, data)
     print_rows(derived_numbers(config, platform).items())
-    columns = COLUMNS if config.sft_config is None else SUPERVISED_COLUMNS
-    if config.preference_config is not None:
-        columns = PREFERENCE_COLUMNS
+    columns = loop_kind(config).columns
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
     traces = step_traces(config, folder, console)
     files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces, inputs)

@@ -19,7 +19,9 @@ _UNFOLDED = 10_000
 """Width in columns of an output without a width."""
 ROWS_PER_HEADER = 20
 
-COLUMNS = (
+StepColumns = tuple[tuple[str, str, str], ...]
+"""Columns of the step lines: label, metric, and format as for the built-in `format`."""
+COLUMNS: StepColumns = (
     ("reward", "reward/mean", ".3f"),
     ("loss", "update/policy_loss", ".4f"),
     ("gap", "logprob_gap/mean", ".1e"),
@@ -28,31 +30,13 @@ COLUMNS = (
     ("update s", "seconds/update", ".1f"),
     ("step s", "seconds/step", ".1f"),
 )
-"""Columns of the step lines: label, metric, and format as for the built-in `format`."""
+"""Columns of a run that generates."""
 MORE = (
     ("failed", "reward/failed_share", ".0%"),
     ("timed out", "reward/timeouts", ".0f"),
     ("probed tokens", "logprob_gap/probe_tokens", ".0f"),
 )
 """Appended to the step lines in which they are above 0."""
-SUPERVISED_COLUMNS = (
-    ("loss", "sft/loss", ".4f"),
-    ("norm", "update/grad_norm", ".3f"),
-    ("lr", "update/lr", ".1e"),
-    ("epoch", "sft/epoch", ".2f"),
-    ("tok/s", "throughput/tokens_per_second", ".0f"),
-    ("step s", "seconds/step", ".1f"),
-)
-"""Columns for supervised fine-tuning."""
-PREFERENCE_COLUMNS = (
-    ("loss", "preference/loss", ".4f"),
-    ("accuracy", "preference/accuracy", ".3f"),
-    ("margin", "preference/margin", ".3f"),
-    ("norm", "update/grad_norm", ".3f"),
-    ("tok/s", "throughput/tokens_per_second", ".0f"),
-    ("step s", "seconds/step", ".1f"),
-)
-"""Columns for training on preferences."""
 
 
 class StepConsole:
@@ -69,7 +53,7 @@ class StepConsole:
         total_steps: int,
         stream: TextIO | None = None,
         *,
-        columns: Sequence[tuple[str, str, str]] = COLUMNS,
+        columns: StepColumns = COLUMNS,
     ) -> None:
         self._total_steps = total_steps
         self._columns = columns
@@ -114,7 +98,7 @@ class StepConsole:
             self._line(f"step {self._position(step)}  {text}{more}  left {self._time_left(step)}")
             return
         if self._rows % ROWS_PER_HEADER == 0:
-            self._line(self._row("step", [label for label, _, _ in COLUMNS]), "bold")
+            self._line(self._row("step", labels), "bold")
         self._rows += 1
         self._line(f"{self._row(self._position(step), cells)}{more}")
         self._progress.take(metrics)

@@ -75,7 +75,10 @@ def _lesson(config: RunConfig) -> dict[str, str]:
     """Return what a run on the answers of rows learns."""
     sft, preference = config.sft_config, config.preference_config
     if preference is not None:
-        return {"learns": f"preferences ({preference.loss})", "reference": _reference(config)}
+        learns = f"preferences ({preference.loss})"
+        if preference.trains_rewards:
+            return {"learns": f"{learns}, as a reward model"}
+        return {"learns": learns, "reference": _reference(config)}
     assert sft is not None, "the run is supervised"
     column = sft.response_column
     answers = "each answer of a conversation" if sft.turns == "all" else "its last answer"

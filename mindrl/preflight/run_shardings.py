@@ -223,9 +223,6 @@ class RunShardings:
         if self.unordered is not None:
             return self.unordered.rollout
         plan, dtype = self.plan, self.plan.config.generate_config.dtype
-        if role_head(plan.config, "actor") == "value":
-            # A reward model writes no answers: its weights stay where they are.
-            return self.training["actor"]
         if not plan.config.is_apart:
             return rollout_sharding(plan.models["actor"], plan.rollout, dtype=dtype)
         of_replica = rollout_sharding(plan.models["actor"], plan.replica, dtype=dtype)
@@ -323,7 +320,8 @@ class RunShardings:
         """
         plan = self.plan
         config = plan.config
-        shared = config.learns and not (config.is_apart or config.is_spread)
+        apart = config.is_apart or config.is_spread
+        shared = config.learns and config.rolls_out and not apart
         if config.generate_config.rank_map == "default" or not shared:
             # No order lets a rank keep weights that only other ranks need.
             return self

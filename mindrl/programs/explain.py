@@ -77,11 +77,17 @@ def _explain(options: argparse.Namespace) -> int:
     asked = chosen_shardings(options)
     config, models = asked.plan.config, asked.ordered
     plan = memory_plan(models, device_bytes(config, options))
-    moved = figures_of(models.reshard, models.topology, gbit_per_second=_GBIT_PER_SECOND)
+    moved = None
+    if config.rolls_out:
+        moved = figures_of(models.reshard, models.topology, gbit_per_second=_GBIT_PER_SECOND)
     sides = [plan]
     if config.starts_engines:
         sides.append(rollout_memory_plan(models, device_bytes(config, options)))
-    figures = {"config": options.config_name, **_figures(models, plan), "reshard": asdict(moved)}
+    figures = {
+        "config": options.config_name,
+        **_figures(models, plan),
+        "reshard": asdict(moved) if moved else None,
+    }
     if options.rank is not None:
         figures["rank"] = {"rank": options.rank, "roles": _places(models.plan, options.rank)}
     if len(sides) > 1:
@@ -187,7 +193,7 @@ def _print(
     options: argparse.Namespace,
     models: RunShardings,
     sides: Sequence[MemoryPlan],
-    moved: PlanFigures,
+    moved: PlanFigures | None,
 ) -> None:
     config, name = models.plan.config, options.config_name
     parts = {
@@ -206,7 +212,7 @@ def _print(
             f"bytes of each region: fullest rank, all ranks{where}": _region_rows(models, plan),
             f"peak of each phase, and estimated activations{where}": _phase_rows(models, plan),
         }
-    if config.rolls_out and config.learns:
+    if moved and config.learns:
         parts[f"a reshard{' to one replica' * config.is_apart}"] = _reshard_rows(moved)
     machines = len(config.placement.shares)
     say(f"{name}: {config.devices} ranks on {counted(machines, 'machine')}")

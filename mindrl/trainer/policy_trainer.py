@@ -23,6 +23,7 @@ from mindrl.data.run_data import RunData
 from mindrl.errors import (
     RewardError,
 )
+from mindrl.observability.console import COLUMNS
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
@@ -47,6 +48,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
     """Trains a policy on its own responses, and a critic if the run has one."""
 
     throughput = ("throughput/response_tokens_per_second", "rollout/response_tokens")
+    columns = COLUMNS
 
     def __init__(
         self,

@@ -32,6 +32,14 @@ class PreferenceTrainer(AnswerTrainer):
     """Makes preferred answers more probable than others, compared with a reference."""
 
     throughput = ("throughput/tokens_per_second", "preference/tokens")
+    columns = (
+        ("loss", "preference/loss", ".4f"),
+        ("accuracy", "preference/accuracy", ".3f"),
+        ("margin", "preference/margin", ".3f"),
+        ("norm", "update/grad_norm", ".3f"),
+        ("tok/s", "throughput/tokens_per_second", ".0f"),
+        ("step s", "seconds/step", ".1f"),
+    )
 
     def __init__(
         self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog

@@ -63,6 +63,14 @@ class SupervisedTrainer(AnswerTrainer):
     """Increases the probability of given answers."""
 
     throughput = ("throughput/tokens_per_second", "sft/tokens")
+    columns = (
+        ("loss", "sft/loss", ".4f"),
+        ("norm", "update/grad_norm", ".3f"),
+        ("lr", "update/lr", ".1e"),
+        ("epoch", "sft/epoch", ".2f"),
+        ("tok/s", "throughput/tokens_per_second", ".0f"),
+        ("step s", "seconds/step", ".1f"),
+    )
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows."""

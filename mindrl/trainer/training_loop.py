@@ -21,6 +21,7 @@ from mindrl.errors import (
     SkippedUpdatesError,
     StopRequestedError,
 )
+from mindrl.observability.console import StepColumns
 from mindrl.observability.metrics import Metrics, measured, merge
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
@@ -47,6 +48,8 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
     """Source of each step's data."""
     throughput: tuple[str, str]
     """Names of the metrics with the tokens per second of a step, and with its tokens."""
+    columns: StepColumns
+    """Columns of the step lines."""
 
     def __init__(
         self,

@@ -84,8 +84,10 @@ class WeightExport:
         source, table = TrainingWeights.of(model), route.target.table(dist.get_rank())
         adapters = None if model.adapters is None else self._gathered(model.adapters)
         with exported_model(
-            model.folder, folder, table, dtype=self.dtype, scores=self.scores, record=record
+            model.folder, folder, table, dtype=self.dtype, scores=self.scores
         ) as sink:
+            if record is not None:
+                sink.write_record(record)
             route.open(model.device_type, f"{self.name} {self.exports}").run(source, sink)
             if adapters is not None and sink.folder is not None:
                 with writing(folder):

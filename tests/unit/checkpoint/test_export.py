@@ -121,9 +121,8 @@ def test_a_record_lies_in_the_folder_and_does_not_travel_with_a_conversion(
     model = read_description(str(source))
     table = full_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
     record = {"step": 3, "seed": 1}
-    with exported_model(
-        str(source), tmp_path / "new", table, dtype="float32", record=record
-    ) as sink:
+    with exported_model(str(source), tmp_path / "new", table, dtype="float32") as sink:
+        sink.write_record(record)
         for name in table:
             sink.open(name).copy_(tensors[name])
             sink.close(name)

@@ -10,10 +10,12 @@ from mindrl.config.supervision import in_epochs, supervised
 from mindrl.config.validate import findings
 from mindrl.platform.device import Platform, planned_platform
 from mindrl.preflight.derived_numbers import derived_numbers
+from mindrl.preflight.run_shardings import draws_head, role_head
 from mindrl.programs.train import require_engines
 
-SFT = {"sft_config": {}, "rl_config.n_samples_per_prompt": 8}
-"""The second as by default."""
+SAMPLES = {"rl_config.n_samples_per_prompt": 8}
+"""As by default."""
+SFT = SAMPLES | {"sft_config": {}}
 REWARD = {"data_source": "a", "verifier_function": ["exact"], "verifier_weight": [1.0]}
 
 
@@ -55,6 +57,41 @@ def test_a_key_that_says_something_else_is_named_with_the_reason(
 ) -> None:
     found = [str(each) for each in findings(run_config(model, SFT | {key: value}))]
     assert any(text.startswith(key) and why in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("loss", "key", "value", "why"),
+    [
+        ("bradley_terry", "preference_config.beta", 0.5, "hinge or kto, found bradley_terry"),
+        ("score", "preference_config.margin_column", "gap", "bradley_terry, found score"),
+        ("sigmoid", "preference_config.center_rewards_coefficient", 0.01, "found sigmoid"),
+        ("ipo", "preference_config.label_smoothing", 0.1, "needs preference_config.loss=sigmoid"),
+        ("sigmoid", "preference_config.desirable_weight", 0.5, "preference_config.loss=kto"),
+        ("bradley_terry", "actor_config.lora.r", 4, "a reward model's head is trained whole"),
+        ("bradley_terry", "rl_config.init_kl_coef", 0.1, "it weighs no reference in the loss"),
+    ],
+)
+def test_a_key_of_another_form_of_preferences_is_named(
+    loss: str, key: str, value: object, why: str, run_config: MakeConfig, model: str
+) -> None:
+    config = run_config(model, SAMPLES | {"preference_config.loss": loss, key: value})
+    (found,) = [str(each) for each in findings(config)]
+    assert found.startswith(f"{key}={value}")
+    assert why in found
+
+
+def test_a_reward_model_has_a_scalar_head_and_no_reference(
+    run_config: MakeConfig, model: str
+) -> None:
+    config = run_config(model, SAMPLES | {"preference_config.loss": "bradley_terry"})
+    assert findings(config) == []
+    assert config.roles == ("actor",)
+    assert role_head(config, "actor") == "value"
+    assert draws_head(config, "actor")
+    assert not draws_head(config, "reward")
+    assert config.sequences_per_update == 2 * config.rl_config.mini_batch_size
+    scores = run_config(model, SAMPLES | {"preference_config.loss": "score"})
+    assert scores.sequences_per_update == scores.rl_config.mini_batch_size
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ class PreferenceConfig:
     center_rewards_coefficient: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Weight of the squared sum of the two rewards of a pair, which keeps rewards near 0, for
     `bradley_terry`."""
+    system_column: str | None = None
+    """Column of a system message that begins the conversation; rows without text in it have none.
+    None: `megatron_training.system_prompt` begins all."""
     chosen_column: str = "chosen"
     """Column of the preferred answer: text, messages, or with no prompt column a conversation."""
     rejected_column: str = "rejected"

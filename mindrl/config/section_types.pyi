@@ -397,6 +397,7 @@ class PreferenceKeys(TypedDict, total=False):
     desirable_weight: float
     undesirable_weight: float
     center_rewards_coefficient: float
+    system_column: str | None
     chosen_column: str
     rejected_column: str
     completion_column: str

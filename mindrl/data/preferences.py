@@ -55,8 +55,10 @@ def load_preferences(
     )
 
     def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
+        begun = _with_system(row, training, section.system_column)
+
         def shown_answer(column: str, key: str) -> Demonstration:
-            messages = _conversation(row, training, columns.prompt, column, key)
+            messages = _conversation(row, begun, columns.prompt, column, key)
             found = lesson.demonstration(messages, row.place, uid=uid, source=source)
             end = len(found.targets) - 1 - found.targets[::-1].index(True)
             if section.trains_rewards and found.token_ids[end] == padding:
@@ -79,6 +81,19 @@ def load_preferences(
         return _pair(chosen, rejected, margin, row.place)
 
     return load_lessons(paths, config, reading, of_row)
+
+
+def _with_system(
+    row: Row, training: MegatronTrainingConfig, column: str | None
+) -> MegatronTrainingConfig:
+    """Return the section with the system message of a row."""
+    if column is None:
+        return training
+    value: Any
+    where, value = column_of(row, column, "preference_config.system_column")
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{where} holds {shown(value)}; needed text, or null for no system message")
+    return replace(training, system_prompt=value if value and value.strip() else None)
 
 
 def _conversation(

@@ -10,7 +10,8 @@ STAGE = "dpo"
 """Value of `stage` in a file for training on preferences."""
 _COLUMNS = (
     "was a prefix of .bin/.idx files; set the .jsonl or .parquet file that they were made from, "
-    "with megatron_training.prompt_column, preference_config.chosen_column and rejected_column"
+    "with megatron_training.prompt_column, such as question, preference_config.chosen_column and "
+    "rejected_column, and if rows have one preference_config.system_column"
 )
 
 

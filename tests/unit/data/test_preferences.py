@@ -147,3 +147,14 @@ def test_a_sequence_leaves_a_position_for_its_score(load: Load) -> None:
     assert load(row, longest=length, loss="sigmoid").token_ids == pair.token_ids
     with pytest.raises(DataError, match=f"{length} tokens"):
         load(row, longest=length, loss="bradley_terry")
+
+
+def test_a_row_of_mindspeed_rl_begins_with_its_system_message(load: Load) -> None:
+    row = {"prompt": "1+1=?", "system": "Add.", "chosen": "2", "rejected": "33"}
+    asked = load(row, system_column="system")
+    assert isinstance(asked, PreferencePair)
+    assert asked.chosen.text.startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user")
+    without = load(row | {"system": ""}, system_column="system")
+    assert "system" not in without.text
+    with pytest.raises(DataError, match="'system' holds 3; needed text, or null"):
+        load(row | {"system": 3}, system_column="system")

@@ -7,16 +7,20 @@ import psutil
 import torch
 from test_conversations import END, MakePool, begun, ids, listen, make_pool, write
 
+from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.pool import GroupPool, ResponseNumber
 
 __all__ = ["make_pool"]
 
 
-def environments() -> list[psutil.Process]:
+def environments(pool: GroupPool) -> list[psutil.Process]:
     """Return the processes of the conversations, the oldest first."""
-    below = psutil.Process().children(recursive=True)
-    parents = {each.ppid() for each in below}
-    return sorted((each for each in below if each.pid not in parents), key=lambda each: each.pid)
+    assert isinstance(pool.turns, EnvironmentTurns)
+    # The guard has a child, which forks them.
+    guard = psutil.Process(pool.turns.host._process.pid)
+    (forker,) = guard.children()
+    found = [each for each in forker.children() if each.status() != psutil.STATUS_ZOMBIE]
+    return sorted(found, key=psutil.Process.create_time)
 
 
 def lose(pool: GroupPool, process: psutil.Process) -> None:
@@ -41,11 +45,11 @@ def test_an_environment_lost_in_a_turn_comes_back_and_one_lost_twice_ends_it(
 ) -> None:
     pool = begun(make_pool())
     write(pool, 0, "2")
-    lose(pool, environments()[0])
+    lose(pool, environments(pool)[0])
     write(pool, 0, "3")
     assert ending(pool, 0) is None
     for _ in range(2):
-        lose(pool, environments()[-1])
+        lose(pool, environments(pool)[-1])
     # The engine completes the turn that it has begun.
     assert [row.response for row in pool.incomplete()] == [0, 1]
     write(pool, 0, "3")

@@ -19,6 +19,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from mindrl.batch.prompts import Demonstration, PreferencePair, Prompt, ScoredAnswer
 from mindrl.config.run import RunConfig
+from mindrl.launch.parts import worker_handle
+from mindrl.preflight.run_shardings import unordered_shardings
+from mindrl.trainer.preference_trainer import answers_of
+from mindrl.trainer.supervised_trainer import sequences_of
 from mindrl.training.first_weights import random_value_head
 
 pytestmark = pytest.mark.distributed
@@ -88,6 +92,16 @@ def of_hugging_face(model: PreTrainedModel, rows: tuple[Prompt, ...]) -> list[tu
     return found
 
 
+def by_the_role(config: RunConfig, rows: list[Demonstration], workers: ForkedWorkers) -> Tensor:
+    """Return the scores of a run's reward model."""
+    plan = unordered_shardings(config).ordered.plan
+    group = workers.start(plan)
+    try:
+        return worker_handle(group, plan).compute_rewards(sequences_of(rows)).rewards_B
+    finally:
+        group.stop()
+
+
 @pytest.mark.parametrize(("form", "way"), at_night_but(EVERY_CHANGE, CASES))
 def test_five_updates_are_those_of_a_classifier_which_loads_the_export(
     form: str,
@@ -113,4 +127,10 @@ def test_five_updates_are_those_of_a_classifier_which_loads_the_export(
     assert exported.config.num_labels == 1
     for name, weight in exported.named_parameters():
         torch.testing.assert_close(weight, model.get_parameter(name), rtol=1e-5, atol=1e-5)
+    shown = answers_of(rows[:ROWS])
+    with torch.no_grad():
+        theirs_B = torch.stack([score(exported, row) for row in shown])
+    scoring = run_config(folder, {"reward_config.load": str(root / "model")})
+    ours_B = by_the_role(scoring, shown, forked_workers)
+    torch.testing.assert_close(ours_B, theirs_B, rtol=0, atol=1e-5)
     is_the_same_from_step_2(rows, root, config, forked_workers, ours)

@@ -8,15 +8,15 @@ from mindrl.migrate.mapped import SAME_MEANING, Mapped, default, same
 
 STAGE = "dpo"
 """Value of `stage` in a file for training on preferences."""
-_COLUMNS = (
-    "was a prefix of .bin/.idx files; set the .jsonl or .parquet file that they were made from, "
-    "with megatron_training.prompt_column, such as question, preference_config.chosen_column and "
+PAIR_COLUMNS = (
+    "megatron_training.prompt_column, such as question, preference_config.chosen_column and "
     "rejected_column, and if rows have one preference_config.system_column"
 )
+"""Keys that name the columns of its rows."""
 
 
 def preference_rules(theirs: TheirRun) -> Iterator[Mapped]:
-    """Yield the entries for the keys of DPO, for the sizes of an update, and for the data."""
+    """Yield the entries for the keys of DPO, and for the sizes of an update."""
     actor = theirs.actor
     loss = "preference_config.loss"
     # A file without a section for generation; mindrl needs the section, with all its defaults.
@@ -25,8 +25,6 @@ def preference_rules(theirs: TheirRun) -> Iterator[Mapped]:
     kind = actor.place("dpo_loss_type")
     if kind in theirs.given:
         yield Mapped(kind, "renamed", {loss: theirs.given[kind]}, SAME_MEANING)
-    data = {"megatron_training.data_path": "data/train.jsonl"}
-    yield Mapped(actor.place("data_path"), "open", data, _COLUMNS)
     yield from same(theirs, DEVICES)
     yield from _update(theirs)
     yield from _reference(theirs)

@@ -21,7 +21,7 @@ from mindrl.migrate.mapped import (
     same_of_model,
 )
 from mindrl.migrate.models import model_rules
-from mindrl.migrate.preferences import STAGE, preference_rules
+from mindrl.migrate.preferences import PAIR_COLUMNS, STAGE, preference_rules
 from mindrl.migrate.trackers import tracker_rules
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
@@ -39,7 +39,7 @@ def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
     if theirs.stage == STAGE:
         found += preference_rules(theirs)
     else:
-        found += [*_data(theirs), *_rollout_rules(theirs), *algorithm_rules(theirs)]
+        found += [*_rollout_rules(theirs), *algorithm_rules(theirs)]
     for model in theirs.learners:
         found += model_rules(model)
     found += adapter_rules(theirs)
@@ -69,6 +69,7 @@ def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
         yield from same_of_model(theirs.actor, key.removeprefix("role."), "megatron_training")
     yield from _of_releases(theirs)
     yield from _saving(theirs)
+    yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)
     yield from tracker_rules(theirs)
     yield from _profiler(theirs)
@@ -78,6 +79,9 @@ def _rollout_rules(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for the keys of runs that sample responses."""
     for key in SAME:
         yield from same(theirs, key)
+    policy = {"rl_config.overlong_prompt_policy": "drop"}
+    note = "longer prompts are dropped, as in MindSpeed-RL"
+    yield Mapped("rl_config.max_prompt_length", "derived", policy, note)
     yield from _lengths(theirs)
     yield from _packing(theirs)
     yield from _optimizer_state(theirs)
@@ -120,17 +124,15 @@ def _saving(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _data(theirs: TheirRun) -> Iterator[Mapped]:
-    actor = theirs.actor
+    """Yield the entries for the rows: their file, the held-out ones, and their template."""
+    actor, columns = theirs.actor, "megatron_training.prompt_column and answer_column"
     yield Mapped(
         actor.place("data_path"),
         "open",
         {"megatron_training.data_path": actor.given("data_path", "data/train.jsonl")},
         "was a prefix of .bin/.idx files; set the .jsonl or .parquet file that they were made "
-        "from, with megatron_training.prompt_column and answer_column",
+        f"from, with {PAIR_COLUMNS if theirs.stage == STAGE else columns}",
     )
-    policy = {"rl_config.overlong_prompt_policy": "drop"}
-    note = "longer prompts are dropped, as in MindSpeed-RL"
-    yield Mapped("rl_config.max_prompt_length", "derived", policy, note)
     split, template = str(actor.given("split", "")).strip("[]"), actor.given("prompt_type")
     # The first share is for training; if all others are 0, no rows are held out.
     if split.partition(",")[2].strip("0., "):

@@ -46,8 +46,8 @@ def test_a_file_becomes_a_run_on_preferences_with_the_sizes_of_its_updates() -> 
     assert config.actor_config.pipeline_model_parallel_size == 8
     assert {each.key for each in found.mapped} >= DPO.keys()
     assert [each.key for each in found.mapped if each.kind == "open"] == [
-        "rl_config.actor_resource.num_npus",
         "megatron_training.data_path",
+        "rl_config.actor_resource.num_npus",
         "megatron_training.load",
     ]
 
@@ -70,3 +70,11 @@ def test_the_file_that_is_written_has_all_sections_and_all_keys_for_overrides() 
     text = config_text(read(DPO).values, header=[], comments={}, has_critic=False)
     assert "\ngenerate_config: {}\n" in text
     assert "  - mindrl_preference_defaults\n" in text
+
+
+def test_rows_that_were_held_out_stay_held_out_and_a_template_is_named() -> None:
+    more = {"megatron_training.split": "90,10,0", "megatron_training.prompt_type": "qwen"}
+    found = read(DPO | more)
+    assert found.values["data_config.held_out_fraction"] == 0.1
+    assert of(found, "megatron_training.prompt_type").kind == "open"
+    assert "preference_config.chosen_column" in of(found, "megatron_training.data_path").note

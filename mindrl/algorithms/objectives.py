@@ -8,7 +8,7 @@ from mindrl.algorithms.answer_loss import answer_loss
 from mindrl.algorithms.chosen_tokens import TokenSelection
 from mindrl.algorithms.losses import Loss
 from mindrl.algorithms.policy_loss import PolicyLoss
-from mindrl.algorithms.preference_losses import sloped_loss, sloped_score_loss
+from mindrl.algorithms.preference_losses import sloped_loss
 from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.config.layout_keys import Role
@@ -35,9 +35,8 @@ def objective_of(config: RunConfig) -> Objective:
     Raises:
         ConfigError: The user's own loss does not exist, or returns a wrong result.
     """
-    if (preferences := config.preference_config) is not None:
-        loss = sloped_score_loss if preferences.trains_rewards else sloped_loss
-        return Objective(losses={"actor": loss})
+    if config.preference_config is not None:
+        return Objective(losses={"actor": sloped_loss})
     return policy_objective(config) if config.sft_config is None else answer_objective(config)
 
 

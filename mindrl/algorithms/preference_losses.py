@@ -123,20 +123,11 @@ def kl_of_mismatched(ratios_B: Tensor) -> Tensor:
 
 
 def sloped_loss(inputs: LossInputs[SlopedSequences]) -> LossTerms:
-    """Return the sum of log-probs weighted by the slopes, and the mean entropy."""
-    logprobs_BT, entropy_BT = inputs.outputs
-    terms_BT = {
-        SURROGATE: inputs.used("slopes_BT", inputs.batch.slopes_BT)
-        * inputs.used("logprobs_BT", logprobs_BT),
-        "entropy": inputs.used("entropy_BT", entropy_BT),
-    }
-    sums = weighted_sums(terms_BT, inputs.weights_BT)
-    return LossTerms.of(sums[SURROGATE], sums)
-
-
-def sloped_score_loss(inputs: LossInputs[SlopedSequences]) -> LossTerms:
-    """Return the sum of scores weighted by the slopes."""
-    scores_BT = inputs.used("scores_BT", inputs.outputs[0])
-    terms_BT = {SURROGATE: inputs.used("slopes_BT", inputs.batch.slopes_BT) * scores_BT}
+    """Return the sum of log-probs or scores weighted by the slopes; of log-probs also entropy."""
+    read_BT, *entropies = inputs.outputs
+    slopes_BT = inputs.used("slopes_BT", inputs.batch.slopes_BT)
+    terms_BT = {SURROGATE: slopes_BT * inputs.used("outputs_BT", read_BT)}
+    for entropy_BT in entropies:
+        terms_BT["entropy"] = inputs.used("entropy_BT", entropy_BT)
     sums = weighted_sums(terms_BT, inputs.weights_BT)
     return LossTerms.of(sums[SURROGATE], sums)

@@ -8,6 +8,8 @@ from pydantic.dataclasses import dataclass
 from mindrl.config.section import SECTION
 
 PreferenceForm = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score"]
+REWARD_FORMS: tuple[PreferenceForm, ...] = ("bradley_terry", "score")
+"""Losses of a reward model."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -60,4 +62,4 @@ class PreferenceConfig:
     @property
     def trains_rewards(self) -> bool:
         """Whether the run trains a reward model, not a policy."""
-        return self.loss in ("bradley_terry", "score")
+        return self.loss in REWARD_FORMS

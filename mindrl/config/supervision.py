@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.generate import SamplingConfig
-from mindrl.config.preference import PreferenceConfig
+from mindrl.config.preference import REWARD_FORMS, PreferenceConfig, PreferenceForm
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 
@@ -107,7 +107,7 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
         yield Finding(f"{key} is given: {_LEARNS} only; remove it", key, "given")
 
 
-_OF_POLICIES = ("sigmoid", "sigmoid_norm", "ipo", "hinge", "kto")
+_OF_POLICIES = tuple(form for form in get_args(PreferenceForm) if form not in REWARD_FORMS)
 _LOSSES_OF = {
     "beta": _OF_POLICIES,
     "reference_free": _OF_POLICIES,

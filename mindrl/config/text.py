@@ -30,12 +30,12 @@ def config_text(
     The header comes first, each comment above its key. With a critic all of the critic's keys can
     be overridden, and with preferences all of theirs.
     """
-    named = ["mindrl_critic_defaults"] if has_critic else []
-    if "preference_config" in nested(values):
+    sections, named = nested(values), ["mindrl_critic_defaults"] if has_critic else []
+    if "preference_config" in sections:
         named.append("mindrl_preference_defaults")
     defaults = [f"  - {name}" for name in ("mindrl_defaults", *named, "program", "_self_")]
     lines = [*(line for text in header for line in _comment(text, "")), "defaults:", *defaults]
-    return "\n".join([*lines, *_section(nested(values), (), comments), ""])
+    return "\n".join([*lines, *_section(sections, (), comments), ""])
 
 
 def write_new(path: str, text: str) -> None:

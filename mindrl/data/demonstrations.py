@@ -75,8 +75,12 @@ def load_lessons(
     config: RunConfig,
     reading: Reading,
     of_row: Callable[[Row, Columns, int, str], Prompt],
+    *,
+    spare: int = 0,
 ) -> PromptSet:
     """Read data files; `of_row` converts a row, given the columns, its uid and its source.
+
+    A conversation leaves `spare` tokens of the longest sequence free.
 
     Raises:
         DataError: The file or one of its rows breaks the stated format, or a conversation is too
@@ -89,13 +93,11 @@ def load_lessons(
             for place, row in chosen.items()
         )
 
-    training, preferences = config.megatron_training, config.preference_config
-    # A reward model reads the position after the last token.
-    reads_end = preferences is not None and preferences.trains_rewards
+    training = config.megatron_training
     longest = Longest(
         what="conversation",
         key="megatron_training.seq_length",
-        tokens=training.seq_length - reads_end,
+        tokens=training.seq_length - spare,
         drops=config.rl_config.overlong_prompt_policy == "drop",
     )
     return load_set(paths, training, reading, longest, make)

@@ -60,8 +60,7 @@ def load_preferences(
         def shown_answer(column: str, key: str) -> Demonstration:
             messages = _conversation(row, begun, columns.prompt, column, key)
             found = lesson.demonstration(messages, row.place, uid=uid, source=source)
-            end = len(found.targets) - 1 - found.targets[::-1].index(True)
-            if section.trains_rewards and found.token_ids[end] == padding:
+            if section.trains_rewards and _end_token(found) == padding:
                 need = "transformers would read the score before it; set another token there"
                 where = f"{row.place}: the answer ends with pad_token_id={padding} of {folder}"
                 raise DataError(f"{where}/config.json; {need}")
@@ -80,7 +79,13 @@ def load_preferences(
             margin = _number(row, section.margin_column, "preference_config.margin_column")
         return _pair(chosen, rejected, margin, row.place)
 
-    return load_lessons(paths, config, reading, of_row)
+    # A reward model reads the position after the last token.
+    return load_lessons(paths, config, reading, of_row, spare=int(section.trains_rewards))
+
+
+def _end_token(found: Demonstration) -> int:
+    """Return the token that ends the answer."""
+    return found.token_ids[len(found.targets) - 1 - found.targets[::-1].index(True)]
 
 
 def _with_system(

@@ -24,7 +24,7 @@ from mindrl.trainer.supervised_trainer import sequences_of
 
 
 class RewardModelTrainer(PreferenceTrainer):
-    """Gives preferred answers higher scores than others, or answers the scores in the data."""
+    """Gives preferred answers higher scores than others, or scores answers as the data does."""
 
     def judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
         """Return the answers of rows as a batch, their loss, and its metrics."""

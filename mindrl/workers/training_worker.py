@@ -144,19 +144,11 @@ class TrainingWorker:
 
     def compute_values(self, sequences: Sequences) -> Values | None:
         """Return the value of each response token of this replica's sequences."""
-        read = self._read("critic", Phase.CRITIC_FORWARD, sequences)
-        if read is None:
-            return None
-        self._note("critic_values", read[0][sequences.response_mask_BT])
-        return Values(values_BT=read[0])
+        return self._values("critic", Phase.CRITIC_FORWARD, "critic_values", sequences)
 
     def compute_scores(self, sequences: Sequences) -> Values | None:
         """Return what the reward model that is trained reads at response positions."""
-        read = self._read("actor", Phase.FORWARD, sequences)
-        if read is None:
-            return None
-        self._note("actor_scores", read[0][sequences.response_mask_BT])
-        return Values(values_BT=read[0])
+        return self._values("actor", Phase.FORWARD, "actor_scores", sequences)
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
         """Return the reward of each of this replica's sequences, at its last token."""
@@ -272,6 +264,13 @@ class TrainingWorker:
             return None
         self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
         return Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+
+    def _values(self, role: Role, phase: Phase, what: str, sequences: Sequences) -> Values | None:
+        read = self._read(role, phase, sequences)
+        if read is None:
+            return None
+        self._note(what, read[0][sequences.response_mask_BT])
+        return Values(values_BT=read[0])
 
     def _note(self, what: str, numbers: Tensor) -> None:
         if count := int((~numbers.isfinite()).sum()):

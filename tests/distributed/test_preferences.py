@@ -3,41 +3,26 @@
 The formulas are written out here as they are published. Shapes: B answers, T positions, P pairs.
 """
 
-import io
-import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pytest
 import torch
+from answer_loops import OPTIMIZER, is_the_same_from_step_2, learned, usual_updates
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mindrl.batch.prompts import Demonstration, LabelledAnswer, PreferencePair, Prompt
 from mindrl.config.run import RunConfig
-from mindrl.data.prompts import PromptSet
-from mindrl.data.run_data import RunData
-from mindrl.launch.beginning import beginning
-from mindrl.launch.parts import worker_handle
-from mindrl.observability.console import StepConsole
-from mindrl.observability.metrics import computed
-from mindrl.observability.trackers import JsonlTracker
-from mindrl.platform.device import PLATFORMS
-from mindrl.preflight.checks import check
-from mindrl.trainer.preference_trainer import PreferenceTrainer
-from mindrl.trainer.reward_model_trainer import RewardModelTrainer
-from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 pytestmark = pytest.mark.distributed
 
-STEPS, ROWS, LR, BETA, SMOOTHING = 5, 4, 1e-2, 0.3, 0.1
+STEPS, ROWS, BETA, SMOOTHING = 5, 4, 0.3, 0.1
 GOOD, BAD = 1.5, 0.5
 KEYS = {
     "preference_config.beta": BETA,
@@ -51,10 +36,7 @@ KEYS = {
     "megatron_training.keep_last": 3,
     # A pair's answers are in two micro-batches.
     "actor_config.micro_batch_size": 4,
-    "actor_config.lr": LR,
-    "actor_config.weight_decay": 0.1,
-    # Wide, so that the step of a gradient near zero does not hang on its rounding.
-    "actor_config.adam_eps": 1e-2,
+    **OPTIMIZER,
 }
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "sigmoid": {},
@@ -193,77 +175,10 @@ def of_hugging_face(form: str, folder: Path) -> list[tuple[float, float]]:
     policy, reference = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2)
     )
-    matrices = [weight for weight in policy.parameters() if weight.dim() > 1]
-    vectors = [weight for weight in policy.parameters() if weight.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-2)
-    frozen, found, rows = None if form == "reference free" else reference, [], rows_of(form)
-    for at in range(0, len(rows), ROWS):
-        here = rows[at : at + ROWS]
-        if form == "kto":
-            loss = loss_of_labels(policy, frozen, here)
-        else:
-            loss = loss_of_pairs(form, policy, frozen, here)
-        adam.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        adam.step()
-        found.append((loss.item(), norm.item()))
-    return found
-
-
-def learned(
-    rows: tuple[Prompt, ...],
-    root: Path,
-    config: RunConfig,
-    workers: ForkedWorkers,
-    *,
-    from_step_2: bool = False,
-) -> list[dict[str, Any]]:
-    """Run the loop on workers of its own; return the metrics of its steps."""
-    plan, folder = check(config, PLATFORMS["cpu"], goes_on=from_step_2), RunFolder(root=root)
-    data = RunData(
-        tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({}))),
-        stop_token_ids=(1,),
-        train=PromptSet(path="none", prompts=rows, dropped=0),
-        test=PromptSet(path="none", prompts=rows[:3], dropped=0),
-    )
-    summary = RunSummary(exports={"actor": root / "model"})
-    log = RunLog(folder, summary, StepConsole(STEPS, io.StringIO()), [JsonlTracker(folder.metrics)])
-    group = workers.start(plan)
-    try:
-        actor = worker_handle(group, plan)
-        assert config.preference_config is not None
-        kind = RewardModelTrainer if config.preference_config.trains_rewards else PreferenceTrainer
-        trainer = kind(config, data, actor, log)
-        if from_step_2:
-            found = beginning(config, folder, {})
-            assert found is not None
-            assert found.step == 2
-            actor.restore(found.folder, found.updates)
-            trainer.resume(found.step, found.state)
-        trainer.run()
-    finally:
-        group.stop()
-        log.close()
-    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    return [computed(line) for line in lines if "preference/loss" in line]
-
-
-def is_the_same_from_step_2(
-    rows: tuple[Prompt, ...],
-    root: Path,
-    config: RunConfig,
-    workers: ForkedWorkers,
-    ours: list[dict[str, Any]],
-) -> None:
-    """Go on from the checkpoint of step 2, and compare metrics and weights to the bit."""
-    weights = (root / "model/model.safetensors").read_bytes()
-    (root / "metrics.jsonl").unlink()
-    for later in ("step-00000004", "step-00000005"):
-        rmtree(root / "checkpoints" / later)
-    assert learned(rows, root, config, workers, from_step_2=True) == ours[2:]
-    assert (root / "model/model.safetensors").read_bytes() == weights
+    frozen, rows = None if form == "reference free" else reference, rows_of(form)
+    loss_of = loss_of_labels if form == "kto" else partial(loss_of_pairs, form)
+    steps = [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
+    return usual_updates(policy, (partial(loss_of, policy, frozen, here) for here in steps))
 
 
 @pytest.mark.parametrize(("form", "way"), at_night_but(EVERY_CHANGE, CASES))

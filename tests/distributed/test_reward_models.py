@@ -5,14 +5,16 @@ The formulas are written out here as they are published.
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from answer_loops import is_the_same_from_step_2, learned, usual_updates
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
-from test_preferences import KEYS, ROWS, WAYS, is_the_same_from_step_2, learned, rows_of
+from test_preferences import KEYS, ROWS, WAYS, rows_of
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -27,7 +29,7 @@ from mindrl.training.first_weights import random_value_head
 
 pytestmark = pytest.mark.distributed
 
-LR, CENTRE = 1e-2, 0.05
+CENTRE = 0.05
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "bradley_terry": {
         "preference_config.loss": "bradley_terry",
@@ -77,19 +79,12 @@ def classifier(folder: Path, seed: int) -> PreTrainedModel:
 
 def of_hugging_face(model: PreTrainedModel, rows: tuple[Prompt, ...]) -> list[tuple[float, float]]:
     """Return loss and gradient norm of each update of the usual loop."""
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-2)
-    found = []
-    for at in range(0, len(rows), ROWS):
-        loss = torch.stack([loss_of(model, row) for row in rows[at : at + ROWS]]).mean()
-        adam.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        found.append((loss.item(), norm.item()))
-    return found
+
+    def loss(here: tuple[Prompt, ...]) -> Tensor:
+        return torch.stack([loss_of(model, row) for row in here]).mean()
+
+    steps = [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
+    return usual_updates(model, (partial(loss, here) for here in steps))
 
 
 def by_the_role(config: RunConfig, rows: list[Demonstration], workers: ForkedWorkers) -> Tensor:

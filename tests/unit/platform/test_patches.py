@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -182,6 +183,17 @@ def test_vllm_cpu_kernels_is_needed_while_kernels_are_looked_for_in_all_that_is_
 ) -> None:
     assert upstream["kernel_is_replaced"] == {"vllm.probe": True, "elsewhere": True}
     assert upstream["patched_kernel_is_replaced"] == {"vllm.probe": True, "elsewhere": False}
+
+
+def test_torchvision_on_cpu_is_needed_while_an_import_gives_shapes_to_operators() -> None:
+    if version("torchvision").partition("+")[2] == version("torch").partition("+")[2]:
+        pytest.skip("this torchvision is built for this torch")
+    # Without what scripts/install.sh writes, which imports mindrl in every process.
+    program = "import mindrl, sys; sys.meta_path.pop(0); import torchvision"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "operator torchvision::nms does not exist" in ended.stderr
 
 
 def test_megatron_on_cpu_keeps_what_it_compiles_for_as_long_as_nothing_changes(

@@ -16,10 +16,6 @@ from itertools import permutations
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-# The patch of torchvision comes first: without it nothing below is imported.
-import mindrl  # noqa: F401
-
-# isort: split
 import torch
 import torch.distributed as dist
 import vllm.v1.engine.core as engine_core

@@ -9,6 +9,8 @@ balance     modelled work of the busiest replica divided by the mean, with seque
             order and by Karmarkar and Karp's method
 memory      log-probs of 4,096 tokens over a vocabulary of 151,936: peak of extra memory divided by
             the float32 logits of one chunk
+prompts     updates on 8 samples of each prompt, with every sequence whole and with the prompt once,
+            for four ratios of prompt and response, and the ratio of the tokens
 recompute   updates without recomputation, with recomputed attention and with recomputed layers
 
 One process on one core, torch on CPU. Every comparison is made in one run. Times of updates are CPU
@@ -55,6 +57,8 @@ QWEN_7B = ModelDescription(
     attention_bias=True,
 )
 
+RATIOS = (("8:1", 512, 64), ("4:1", 256, 64), ("1:1", 128, 128), ("1:4", 64, 256))
+"""Name, tokens of the prompt, and tokens of the response."""
 SHORTEST = 24
 CONSOLE = Console(width=110, highlight=False)
 
@@ -262,6 +266,45 @@ def show_memory(result: Result) -> None:
     )
 
 
+def measure_prompts(arguments: argparse.Namespace) -> Result:
+    """Update on samples of one prompt, whole and with the prompt once, in turn."""
+    runs = training_runs()
+    samples, scale = 8, 8 if arguments.quick else 1
+    groups = 1 if arguments.quick else 2
+    way = runs.Way(micro_batching=MicroBatching(sequences=samples), packed=True)
+    ways = {"whole": way, "shared": replace(way, shares_prompts=True)}
+
+    def run(folder: str) -> Result:
+        found = {}
+        for ratio, prompt, response in RATIOS:
+            sizes = prompt // scale, response // scale
+            lengths = [sum(sizes)] * samples * groups
+            trainer = runs.Trainer(folder, runs.batch(lengths, sizes[0], samples))
+            found[ratio] = runs.compare({"": trainer}, ways, arguments.repeats)
+        return found
+
+    return runs.with_model(run)  # type: ignore[no-any-return]
+
+
+def show_prompts(result: Result) -> None:
+    """Print a table of ratios."""
+    table = Table(title="updates on 8 samples a prompt, one core, float32, median")
+    for column in ("prompt:response", "whole, s", "shared, s", "quicker", "fewer tokens"):
+        table.add_column(column, justify="right")
+    for ratio, ways in result.items():
+        whole, shared = ways["whole"], ways["shared"]
+        table.add_row(
+            ratio,
+            f"{whole['seconds']:.2f}",
+            f"{shared['seconds']:.2f}",
+            f"{whole['seconds'] / shared['seconds']:.2f} x",
+            f"{whole['tokens'] / shared['tokens']:.2f} x",
+        )
+    CONSOLE.print(table)
+    for ways in result.values():
+        show_agreement(ways)
+
+
 def measure_recompute(arguments: argparse.Namespace) -> Result:
     """Update three models that keep different activations."""
     runs = training_runs()
@@ -300,6 +343,7 @@ PARTS: dict[str, tuple[Callable[[argparse.Namespace], Result], Callable[[Result]
     "packing": (measure_packing, show_packing),
     "balance": (measure_balance, show_balance),
     "memory": (measure_memory, show_memory),
+    "prompts": (measure_prompts, show_prompts),
     "recompute": (measure_recompute, show_recompute),
 }
 

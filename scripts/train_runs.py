@@ -34,6 +34,7 @@ from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.sharding import megatron_sharding
+from mindrl.training.rows import cut_by_rows
 
 PROMPT = 16
 
@@ -71,6 +72,7 @@ class Way:
 
     micro_batching: MicroBatching
     packed: bool
+    shares_prompts: bool = False
 
 
 class Trainer:
@@ -125,27 +127,36 @@ class Trainer:
 
     def work(self, way: Way) -> tuple[int, int]:
         """Return the passes of an update and the tokens that go through the network."""
-        parts = way.micro_batching.cut(self.minibatch.lengths_B.tolist())
+        _, parts = cut_by_rows(
+            self.minibatch, way.micro_batching, shares_prompts=way.shares_prompts
+        )
         self._take(way)
         with self.model.settings.groups.active():
-            packs = self.model.packs([self.minibatch.rows(torch.tensor(rows)) for rows in parts])
+            packs = self.model.packs(parts)
         return len(packs), sum(pack.tokens_1S.size(1) for pack in packs)
 
     def _take(self, way: Way) -> None:
-        self.model.settings = replace(self.model.settings, removes_padding=way.packed)
+        self.model.settings = replace(
+            self.model.settings, removes_padding=way.packed, shares_prompts=way.shares_prompts
+        )
 
     def _step(self, way: Way) -> dict[str, float]:
         return self.model.train_step(self.minibatch, way.micro_batching, self.loss)
 
 
-def batch(lengths: Sequence[int]) -> Minibatch:
-    """Make sequences of random tokens; all but the first are responses."""
+def batch(lengths: Sequence[int], prompt: int = PROMPT, samples: int = 1) -> Minibatch:
+    """Make sequences of random tokens; all but the first `prompt` are responses.
+
+    Each prompt has `samples` of them.
+    """
     generator = torch.Generator().manual_seed(2)
     B, T = len(lengths), max(lengths)
     lengths_B = torch.tensor(lengths)
     inside_BT = torch.arange(T) < lengths_B[:, None]
-    response_BT = inside_BT & (torch.arange(T) >= PROMPT)
+    response_BT = inside_BT & (torch.arange(T) >= prompt)
     tokens_BT = torch.randint(0, 8192, (B, T), generator=generator) * inside_BT
+    first_B = torch.arange(B) // samples * samples
+    tokens_BT[:, :prompt] = tokens_BT[first_B, :prompt]
     return Minibatch(
         tokens_BT=tokens_BT,
         lengths_B=lengths_B,

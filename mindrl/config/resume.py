@@ -17,7 +17,7 @@ _FREE = re.compile(
     |megatron_training\.(save_interval|export_interval|keep_\w+|resume\w*|finetune|no_load_\w+)
     |megatron_training\.(allow_download|use_distributed_optimizer|sequence_parallel|distributed_\w+|on_\w+)
     |rl_config\.((actor|critic|reference|reward|teacher|rollout)_resource\..*|use_integrated_worker|device\w*)
-    |rl_config\.(allocation_mode|.*packing_token_size|use_dynamic_bsz)
+    |rl_config\.(allocation_mode|.*packing_token_size|use_dynamic_bsz|share_prompts)
     |rl_config\.(use_remove_padding|blocking|guarantee_order|check_memory|memory_timeline_steps)
     |rl_config\.(test_freq|max_logprob_gap|logprob_gap_steps|log_samples|use_tensorboard|worker_\w+|report)
     |rl_config\.(max_restarts|device_wait_seconds|on_device_loss|grace_seconds|heartbeat_\w+)

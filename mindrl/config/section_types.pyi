@@ -193,6 +193,7 @@ class RLKeys(TypedDict, total=False):
     critic_forward_micro_batch_size: int | None
     reward_forward_micro_batch_size: int | None
     use_remove_padding: bool
+    share_prompts: bool | None
     use_dynamic_bsz: bool
     max_packing_token_size: int
     actor_max_packing_token_size: int | None

@@ -27,6 +27,7 @@ from mindrl.config.rl import ACCURACY, GROUP_ESTIMATORS
 from mindrl.config.role import LearningConfig
 from mindrl.config.role_places import devices_key
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
+from mindrl.config.shared_prompts import shared_prompt_findings
 from mindrl.config.spool_rules import spool_findings
 from mindrl.config.supervision import sft_findings
 from mindrl.config.tracking_rules import tracking_findings
@@ -53,7 +54,7 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 def findings(config: RunConfig) -> list[Finding]:
     """Return all findings of a configuration; empty if it is valid."""
     learned = (_advantages, _rewards) if not config.reads_answers else (sft_findings,)
-    rules = (_shares, _lengths, _learning, *learned, _files, _checkpoints)
+    rules = (_shares, _lengths, shared_prompt_findings, _learning, *learned, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
     alone = (adapter_findings, debug_findings, spool_findings, tracking_findings, profiler_findings)
     found = (each for rule in (*rules, *others, *alone) for each in rule(config))

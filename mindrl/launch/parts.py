@@ -8,6 +8,7 @@ from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
 from mindrl.config.run import RunConfig
+from mindrl.config.shared_prompts import asks_for_shared_prompts
 from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost
 from mindrl.models.decoder import forward_cost
@@ -103,5 +104,6 @@ def worker_handle(group: Ranks, plan: RunPlan, engines: Engines | None = None) -
         engines or ColocatedEngines(group, plan.rollout),
         seed=plan.config.megatron_training.seed,
         costs=costs,
+        shares_prompts=asks_for_shared_prompts(plan.config, "actor"),
         engine_rows=plan.config.generate_config.max_num_seqs,
     )

@@ -29,6 +29,7 @@ from mindrl.platform.host_memory import memory_bound
 from mindrl.platform.rendezvous import World
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, draws_head, role_head
+from mindrl.preflight.shared_prompts import shares_prompts
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.settings import EngineSettings
@@ -330,6 +331,7 @@ def _engines(
             batch_invariant=config.generate_config.batch_invariant,
             temperature=config.generate_config.sampling_config.temperature,
             removes_padding=config.rl_config.use_remove_padding,
+            shares_prompts=shares_prompts(config, role, plan.models[role], platform.kind),
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
             low_rank=plan.low_rank if role == "actor" else None,
             adapter_folder=config.actor_config.lora.load,

@@ -7,13 +7,13 @@ Shapes: T packed tokens, N query heads, M key-value heads (N is a multiple of M)
 or key head. Value heads may have another width (multi-head latent attention).
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ _MOST_SEQUENCES = 1024
 
 
 class _ByLength(NamedTuple):
-    counts: Mapping[int, int]
-    """Number of sequences of each length."""
+    counts: Sequence[tuple[int, int]]
+    """Length and number of the sequences of each kind, in the order of the kinds."""
     place_T: Tensor
     """Index in the pack of each token of the sorted order."""
     natural_T: Tensor
@@ -44,6 +44,8 @@ class Packing:
     """Tokens of the longest sequence."""
     cumulative: Tensor
     """`starts` as int32 on the device."""
+    kinds: tuple[Hashable, ...] | None = None
+    """Sequences of one kind have equal length and are computed together; None is the length."""
 
     @property
     def lengths(self) -> list[int]:
@@ -52,11 +54,18 @@ class Packing:
 
     @cached_property
     def by_length(self) -> _ByLength:
-        """The pack sorted so that sequences of equal length are adjacent."""
-        first, lengths = torch.tensor(self.starts[:-1]), torch.tensor(self.lengths)
-        counts = Counter(sorted(self.lengths))
+        """The pack sorted so that sequences of one kind are adjacent."""
+        lengths, rows_of = self.lengths, defaultdict[Any, list[int]](list)
+        for row, kind in enumerate(self.kinds or lengths):
+            rows_of[kind].append(row)
+        rows = [rows_of[kind] for kind in sorted(rows_of)]
+        counts = [(lengths[each[0]], len(each)) for each in rows]
+        first = torch.tensor(self.starts[:-1])
         place_T = torch.cat(
-            [(first[lengths == length, None] + torch.arange(length)).flatten() for length in counts]
+            [
+                (first[each, None] + torch.arange(length)).flatten()
+                for each, (length, _) in zip(rows, counts, strict=True)
+            ]
         )
         device = self.cumulative.device
         return _ByLength(counts, place_T.to(device), place_T.argsort().to(device))
@@ -106,9 +115,9 @@ def torch_attention(
     """
     by_length = packing.by_length
     heads = [tensor[by_length.place_T] for tensor in (query_TND, key_TMD, value_TMD)]
-    sizes = [count * length for length, count in by_length.counts.items()]
+    sizes = [count * length for length, count in by_length.counts]
     mixed: list[Tensor] = []
-    for length, *parts in zip(
+    for (length, _), *parts in zip(
         by_length.counts, *(torch.split(t, sizes) for t in heads), strict=True
     ):
         query, key, value = (part.unflatten(0, (-1, length)) for part in parts)

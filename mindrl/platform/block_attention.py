@@ -107,10 +107,10 @@ def _dense_gradients(gradient: Tensor, heads: Heads, joined: Joined, block: Bloc
 
 
 def _by_length(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield places of queries and of keys, [sequences, length], of sequences of equal length."""
+    """Yield places of queries and of keys, [sequences, length], of sequences of one kind."""
     queries, keys = block.queries.by_length, block.keys.by_length
     first_query = first_key = 0
-    for (length, count), of_keys in zip(queries.counts.items(), keys.counts, strict=True):
+    for (length, count), (of_keys, _) in zip(queries.counts, keys.counts, strict=True):
         ends = first_query + length * count, first_key + of_keys * count
         yield (
             queries.place_T[first_query : ends[0]].view(count, length),

@@ -139,6 +139,21 @@ def configure_megatron(platform: Platform, settings: Mapping[str, object]) -> No
         import_module("mindrl.platform.patches.npu_without_dummy_flash_attn").install()
 
 
+def shared_prompts_were_run(kind: DeviceKind, *, bf16: bool, backend: str) -> bool:
+    """Return whether training with shared prompts was run on a kind of device, or a stand-in.
+
+    Not with MindSpeed, which changes Megatron's rotary embedding, nor in float32 on a GPU, which
+    flash attention does not take.
+    """
+    match kind:
+        case "npu":
+            return backend != "megatron"
+        case "gpu":
+            return bf16
+        case "cpu":
+            return True
+
+
 def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     """Return the platform of a configured device kind; `auto` selects the best one present.
 

@@ -19,6 +19,7 @@ from mindrl.preflight.adapter_checks import adapter_findings_on
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import draws_head, role_head
+from mindrl.preflight.shared_prompts import prompts_findings
 from mindrl.preflight.shipped import description_of, families_of, sizes_path
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
 from mindrl.training.planning import planning_of
@@ -78,7 +79,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         dtype = config.generate_config.dtype
         per_token = kv_bytes_per_token(actor, config.rollout_layout, dtype)
         found += kv_cache_findings(config, per_token)
-    found += _too_long(config, actor)
+    found += [*_too_long(config, actor), *prompts_findings(config, actor)]
     for role, model in models.items():
         if role != "actor":
             found += _compared_with_actor(config, role, model, actor)

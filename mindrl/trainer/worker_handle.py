@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mindrl.batch.balance import partition
 from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
+from mindrl.batch.shared_prompts import deal, same_prompts
 from mindrl.checkpoint.commits import SavedFiles
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import TrainLayout, even_bounds
@@ -47,6 +47,8 @@ class WorkerHandle:
     costs: Callable[[Sequence[int]], Sequence[float]] | None = field(default=None, kw_only=True)
     """Returns the cost of sequences from their lengths; training replicas then get equal work. None
     gives them equal numbers of sequences, in order."""
+    shares_prompts: bool = field(default=False, kw_only=True)
+    """Whether sequences with the same prompt go to the same replica, as far as that is balanced."""
     engine_rows: int = field(kw_only=True)
     """Number of sequences that an engine processes in one step."""
     started: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
@@ -268,8 +270,9 @@ class WorkerHandle:
             assert len(sequences) % count == 0, "validated: the replicas divide a batch"
             dealt = list(torch.arange(len(sequences)).chunk(count))
         else:
-            costs = self.costs(sequences.lengths_B.tolist())
-            dealt = [torch.tensor(share) for share in partition(costs, count)]
+            lengths = sequences.lengths_B.tolist()
+            found = same_prompts(sequences, shares_prompts=self.shares_prompts)
+            dealt = [torch.tensor(rows) for rows in deal(found, lengths, self.costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
         return begin_replicas(self.group, layout, method, shares), dealt
 

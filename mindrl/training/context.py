@@ -22,6 +22,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.attention import Kernel
 from mindrl.platform.block_attention import Block, Joined, block_attention
 from mindrl.training.packs import Attending
+from mindrl.training.shared_attention import shared_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +72,14 @@ def attend(
     """
     query, key, value = heads
     if groups is None:
-        return kernel(query, key, value, tokens.packing, scale)
+        return _attend_here(kernel, (query, key, value), tokens, scale)
     if groups.heads is not None:
         query, key, value = (
             _tokens_for_heads(each, groups.heads).index_select(0, tokens.natural)
             for each in (query, key, value)
         )
     if groups.ring is None:
-        mixed = kernel(query, key, value, tokens.packing, scale)
+        mixed = _attend_here(kernel, (query, key, value), tokens, scale)
     else:
         scale = query.size(-1) ** -0.5 if scale is None else scale
         ring = _Ring(tokens, groups.ring, scale)
@@ -86,6 +87,17 @@ def attend(
     if groups.heads is not None:
         mixed = _heads_for_tokens(mixed.index_select(0, tokens.gathered), groups.heads)
     return mixed
+
+
+def _attend_here(
+    kernel: Kernel,
+    heads: tuple[Tensor, Tensor, Tensor],
+    tokens: Attending,
+    scale: float | None,
+) -> Tensor:
+    if tokens.shared is None:
+        return kernel(*heads, tokens.packing, scale)
+    return shared_attention(heads, tokens.packing, tokens.shared, scale)
 
 
 class _Ring(NamedTuple):

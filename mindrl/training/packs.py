@@ -2,13 +2,14 @@
 
 Megatron calls the format thd. Every sequence has a slot; attention and positions stay inside it.
 Slots are padded only as the layout requires, or, if padding is not removed, to the length of the
-longest: the work of an ordinary padded batch.
+longest: the work of an ordinary padded batch. If prompts are shared, a prompt has one slot for all
+sequences that begin with it; the tokens after it attend to it and to their own slot.
 
 Shapes: B sequences, T positions, S tokens of the pack on this rank, N of them predict a token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
@@ -17,9 +18,9 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
-from mindrl.batch.sequences import Sequences
 from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
+from mindrl.training.slots import Slot, branches, places, seen_prompts, slots_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,44 @@ class PackRules:
     cp_rank: int
     ring: int
     """Of the context-parallel ranks `cp / ring` neighbours trade heads in attention."""
+    shares_prompts: bool = False
+    """Whether sequences with the same prompt share its tokens."""
     tokens_multiple: int
     """Divides the tokens of a pack over all context-parallel ranks."""
     device_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrompts:
+    """Attention of tokens to a prompt in another slot."""
+
+    rows: Tensor
+    """int64; places of these tokens in the pack."""
+    seen: Tensor
+    """int64; places of the prompts' tokens."""
+    queries: Packing
+    """Bounds of the tokens after each prompt, in `rows`."""
+    keys: Packing
+    """Bounds of each prompt, in `seen`."""
+    positions_P: Tensor
+    """int64; position of each token of the pack in its sequence, over all ranks."""
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot], starts: Sequence[int], positions_P: Tensor) -> Self | None:
+        """Return which prompts the tokens of a pack see; None if none is shared."""
+        found = seen_prompts(slots, starts)
+        if not found:
+            return None
+        after, prompts = ([torch.cat(parts) for parts in each] for each in zip(*found, strict=True))
+        # Pairs of equal lengths are computed together.
+        kinds = tuple((len(ours), len(seen)) for ours, seen in zip(after, prompts, strict=True))
+        bounds = [accumulate(sizes, initial=0) for sizes in zip(*kinds, strict=True)]
+        device = positions_P.device
+        queries, keys = (
+            replace(_packing(tuple(each), str(device)), kinds=kinds) for each in bounds
+        )
+        rows, seen = (torch.cat(each).to(device) for each in (after, prompts))
+        return cls(rows=rows, seen=seen, queries=queries, keys=keys, positions_P=positions_P)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +79,9 @@ class Attending:
     """The tokens that a rank attends with, after ranks have traded heads for tokens."""
 
     packing: Packing
-    """Bounds of the sequences in these tokens."""
+    """Bounds of the slots in these tokens."""
+    shared: SharedPrompts | None
+    """What some tokens see outside their slot."""
     gathered: Tensor
     """Place of each token in these, in the order of the ranks' tokens."""
     natural: Tensor
@@ -58,14 +96,21 @@ class Attending:
         return first, second, _packing(tuple(start // 2 for start in starts), str(device))
 
     @classmethod
-    def of(cls, packing: Packing, gathered: Tensor | None, rules: PackRules) -> Self:
+    def of(
+        cls,
+        packing: Packing,
+        gathered: Tensor | None,
+        rules: PackRules,
+        shared: SharedPrompts | None = None,
+    ) -> Self:
         """Return the tokens of the ranks that trade heads with this one.
 
-        `packing` and `gathered` are those of a `Pack`.
+        `packing` and `gathered` are those of a `Pack`. Prompts are not shared in a ring.
         """
         if gathered is None:
             none = torch.empty(0, dtype=torch.int64)
-            return cls(packing=packing, gathered=none, natural=none)
+            return cls(packing=packing, shared=shared, gathered=none, natural=none)
+        assert shared is None or rules.ring == 1, "validated: no ring with shared prompts"
         degree = rules.cp // rules.ring
         first = rules.cp_rank // degree * degree
         natural = gathered.view(rules.cp, -1)[first : first + degree].flatten().argsort()
@@ -74,6 +119,7 @@ class Attending:
             packing = _packing(starts, rules.device_type)
         return cls(
             packing=packing,
+            shared=shared,
             gathered=natural.argsort().to(rules.device_type),
             natural=natural.to(rules.device_type),
         )
@@ -88,7 +134,7 @@ class Pack(Generic[Batch]):
     tokens_1S: Tensor
     positions_1S: Tensor
     packing: Packing
-    """Bounds of the sequences, over all context-parallel ranks."""
+    """Bounds of the slots, over all context-parallel ranks."""
     gathered: Tensor | None
     """int64 [cp * S]: position in the pack of each token, in the order of the ranks' tokens."""
     attending: Attending
@@ -105,18 +151,22 @@ class Pack(Generic[Batch]):
     @classmethod
     def of(cls, source: Batch, rules: PackRules) -> Self:
         """Lay out sequences for this rank."""
-        starts = _starts(source.lengths_B.tolist(), rules)
-        place_S, position_S = _places(source, starts)
-        gathered = _zigzag(starts, rules.cp)
+        T, slots = source.tokens_BT.size(1), slots_of(source, shares_prompts=rules.shares_prompts)
+        starts = _starts([slot.length for slot in slots], rules)
+        place_S, position_S = places(slots, starts, T)
+        device, gathered = rules.device_type, _zigzag(starts, rules.cp)
+        shared = SharedPrompts.of(slots, starts, position_S.to(device))
         if gathered is not None:
             own_S = gathered.view(rules.cp, -1)[rules.cp_rank]
             place_S, position_S = place_S[own_S], position_S[own_S]
         tokens, inside_S = source.tokens_BT.flatten(), place_S >= 0
         # No response begins at position 0, so the token after a row's last is never requested.
         asked = torch.cat([source.response_mask_BT.flatten()[1:], torch.zeros(1, dtype=torch.bool)])
-        predicts_S = inside_S & asked[place_S.clamp(min=0)]
-        places_N = place_S[predicts_S] + 1
-        device = rules.device_type
+        predicting_N = torch.nonzero(inside_S & asked[place_S.clamp(min=0)])[:, 0]
+        # The last token of a shared prompt predicts the first one of each sequence.
+        ends, firsts = branches(slots, T)
+        branch, end_N = torch.nonzero(ends[:, None] == place_S, as_tuple=True)
+        places_N = torch.cat([place_S[predicting_N] + 1, firsts[branch]])
         packing = _packing(starts, device)
         return cls(
             source=source,
@@ -124,8 +174,8 @@ class Pack(Generic[Batch]):
             positions_1S=position_S[None].to(device),
             packing=packing,
             gathered=None if gathered is None else gathered.to(device),
-            attending=Attending.of(packing, gathered, rules),
-            predicting_N=torch.nonzero(predicts_S)[:, 0].to(device),
+            attending=Attending.of(packing, gathered, rules, shared),
+            predicting_N=torch.cat([predicting_N, end_N]).to(device),
             targets_N=tokens[places_N].to(device),
             places_N=places_N.to(device),
         )
@@ -151,16 +201,6 @@ def _starts(lengths: Sequence[int], rules: PackRules) -> tuple[int, ...]:
 
 def _up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
-
-
-def _places(source: Sequences, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return each token's index in the flattened [B, T], -1 for padding, and its position."""
-    T, bounds = source.tokens_BT.size(1), torch.tensor(starts)
-    sizes_B = bounds.diff()
-    row_S = torch.repeat_interleave(torch.arange(len(sizes_B)), sizes_B)
-    position_S = torch.arange(starts[-1]) - bounds[row_S]
-    inside_S = position_S < source.lengths_B[row_S]
-    return torch.where(inside_S, row_S * T + position_S, -1), position_S
 
 
 def _zigzag(starts: Sequence[int], cp: int) -> Tensor | None:

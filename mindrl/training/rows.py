@@ -12,14 +12,19 @@ from torch.nn import functional
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
+from mindrl.batch.shared_prompts import cut, same_prompts
 from mindrl.training.engine import Batch
 
 
 def cut_by_rows(
-    sequences: Batch, micro_batching: MicroBatching
+    sequences: Batch, micro_batching: MicroBatching, *, shares_prompts: bool = False
 ) -> tuple[list[list[int]], list[Batch]]:
-    """Return the rows of each micro-batch, and the micro-batches."""
-    rows_of = micro_batching.cut(sequences.lengths_B.tolist())
+    """Return the rows of each micro-batch, and the micro-batches.
+
+    With `shares_prompts` sequences of one prompt stay together as far as the tokens allow.
+    """
+    found = same_prompts(sequences, shares_prompts=shares_prompts)
+    rows_of = cut(found, sequences.lengths_B.tolist(), micro_batching)
     return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
 
 

@@ -28,6 +28,8 @@ class EngineSettings:
     """Divides the logits over the vocabulary."""
     removes_padding: bool = True
     """Whether sequences are packed; False pads each to the longest."""
+    shares_prompts: bool = False
+    """Whether sequences of a micro-batch with the same prompt share its computation."""
     logprob_chunk_tokens: int = 1024
     """Number of tokens with logits in memory at a time."""
     batch_invariant: bool = False

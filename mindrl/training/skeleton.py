@@ -163,7 +163,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
         """Return the head's output for each response token: see `TrainingEngine`."""
-        rows_of, parts = cut_by_rows(sequences, micro_batching)
+        rows_of, parts = self._cut(sequences, micro_batching)
         if at_end:
             parts = [read_after_last(part) for part in parts]
 
@@ -191,7 +191,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         """
         learning = self.learning
         assert learning is not None, "this model never changes"
-        rows_of, parts = cut_by_rows(minibatch, micro_batching)
+        rows_of, parts = self._cut(minibatch, micro_batching)
         with self.active():
             learning.zero_gradients()
             packs = self.packs(parts, learns=True)
@@ -213,6 +213,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         layout, context = self.settings.layout, self._reading.context
         rules = PackRules(
             removes_padding=self.settings.removes_padding,
+            shares_prompts=self.settings.shares_prompts,
             cp=layout.cp,
             cp_rank=0 if context is None else context.rank(),
             ring=layout.ring,
@@ -223,6 +224,12 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         repeated = self._repeated(parts, learns=learns)
         idle = cycle(replace(Pack.of(part, rules), is_idle=True) for part in repeated)
         return [*(Pack.of(part, rules) for part in parts), *islice(idle, count - len(parts))]
+
+    def _cut(
+        self, sequences: Batch, micro_batching: MicroBatching
+    ) -> tuple[list[list[int]], list[Batch]]:
+        """Return the rows of each micro-batch, and the micro-batches."""
+        return cut_by_rows(sequences, micro_batching, shares_prompts=self.settings.shares_prompts)
 
     @abstractmethod
     def local_tensors(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ Shapes: B sequences, T positions, N tokens, V the vocabulary.
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from mindrl.models.own_family import own_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.sharding import archon_sharding
+from mindrl.training.engine import TrainingEngine
 from mindrl.training.fsdp.engine import FsdpEngine
 from mindrl.training.packs import Pack
 from mindrl.training.settings import EngineSettings
@@ -97,7 +98,11 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
     return results
 
 
-def lives(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Life]:
+def lives(
+    courses: list[tuple[Case, Course]],
+    sequences: Sequences,
+    build: Callable[..., TrainingEngine] = build,
+) -> list[Life]:
     """Build each model once; says what it reads of this rank's share, then what it learns."""
     found = []
     for case, course in courses:

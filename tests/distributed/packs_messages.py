@@ -12,6 +12,7 @@ class Rules:
     cp: int = 1
     tokens_multiple: int = 1
     removes_padding: bool = True
+    shares_prompts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ def packs(sequences: Sequences, rules: Rules) -> list[PackFacts]:
                 sequences,
                 PackRules(
                     removes_padding=rules.removes_padding,
+                    shares_prompts=rules.shares_prompts,
                     cp=rules.cp,
                     cp_rank=rank,
                     ring=1,

@@ -59,6 +59,45 @@ def test_a_pack_of_3_and_5_tokens_written_out(forked_workers: ForkedWorkers) -> 
     assert pack.spread_BT.tolist() == [[0, 0, 1, 0, 0], [0, 0, 2, 3, 4]]
 
 
+def test_a_pack_of_two_answers_to_one_prompt_written_out(forked_workers: ForkedWorkers) -> None:
+    sequences = batch([5, 4, 3])
+    # The prompt of the first two is 10, 11.
+    sequences.tokens_BT[1, :2] = sequences.tokens_BT[0, :2]
+    (pack,) = packs(forked_workers, sequences, Rules(shares_prompts=True))
+    assert pack.tokens_S.tolist() == [10, 11, 12, 13, 14, 32, 33, 50, 51, 52]
+    assert pack.positions_S.tolist() == [0, 1, 2, 3, 4, 2, 3, 0, 1, 2]
+    assert pack.starts == (0, 2, 5, 7, 10)
+    # Megatron takes angles from the positions.
+    assert pack.for_megatron == ("thd", [0, 10], [0, 10], 10, 10)
+    # Token 1 predicts the first token of both answers.
+    assert pack.predicting_N.tolist() == [1, 2, 3, 5, 8, 1]
+    assert pack.targets_N.tolist() == [12, 13, 14, 33, 52, 32]
+    assert pack.places_N.tolist() == [2, 3, 4, 8, 12, 7]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    answers=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4),
+    prompt=st.integers(1, 5),
+    cp=st.sampled_from([1, 2, 3]),
+)
+def test_with_shared_prompts_each_response_token_is_predicted_once_by_the_token_before_it(
+    forked_workers: ForkedWorkers, answers: list[list[int]], prompt: int, cp: int
+) -> None:
+    sequences = batch([prompt + answer for group in answers for answer in group], prompt)
+    row = 0
+    for group in answers:
+        sequences.tokens_BT[row : row + len(group), :prompt] = sequences.tokens_BT[
+            row, :prompt
+        ].clone()
+        row += len(group)
+    rules = Rules(cp=cp, tokens_multiple=cp, shares_prompts=True)
+    ranks = packs(forked_workers, sequences, rules)
+    check_predictions(ranks, sequences)
+    if cp == 1:
+        assert len(ranks[0].tokens_S) == sum(prompt + sum(group) for group in answers)
+
+
 def test_where_padding_stays_each_slot_is_as_long_as_the_longest(
     forked_workers: ForkedWorkers,
 ) -> None:

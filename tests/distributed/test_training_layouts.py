@@ -202,9 +202,9 @@ def test_logits_of_each_family_and_layout_are_those_of_hugging_face_to_1e_4(
         check_logits(case, batch, [reply[index] for reply in replies], 1e-4)
 
 
-def minibatches(folder: str, count: int = 3) -> list[Minibatch]:
-    """Make updates on the same sequences, a step away from the policy that wrote them."""
-    batch = sequences()
+def minibatches(folder: str, count: int = 3, batch: Sequences | None = None) -> list[Minibatch]:
+    """Make updates on the same eight sequences, a step away from the policy that wrote them."""
+    batch = batch or sequences()
     all_BTV = torch.log_softmax(reference_logits(folder, batch), dim=-1)
     chosen_BT = all_BTV[:, :-1].gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
     logprobs_BT = torch.nn.functional.pad(chosen_BT, (1, 0)) * batch.response_mask_BT

@@ -19,7 +19,7 @@ from megatron.core import parallel_state
 from offload_probe import arena, swap_out_and_in
 from own_device import device_type
 from torch import Tensor, nn
-from training_messages import Case, Course, Trial, Updated, Weights
+from training_messages import Case, Course, Life, Trial, Updated, Weights
 from training_shares import share, with_all_asked
 
 from mindrl.batch.balance import MicroBatching
@@ -224,6 +224,11 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
         ]
         results.append(Trial(logits_BTV=logits, metrics=metrics))
     return results
+
+
+def lives(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Life]:
+    """See `archon_probe.lives`, with the engine of each case."""
+    return archon_probe.lives(courses, sequences, of_any_engine)
 
 
 def gradients(

@@ -4,6 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,11 @@ def course() -> Course:
     mask_BT = inside_BT & (torch.arange(T) >= 3)
     logprobs_BT = -4.5 + 0.3 * torch.randn(B, T, generator=generator)
     advantages_B = torch.tensor([1.5, -0.5, 0.25, -1.0])
+    tokens_BT = torch.randint(0, 211, (B, T), generator=generator) * inside_BT
+    # Two prompts with two samples each.
+    tokens_BT[1::2, :3] = tokens_BT[::2, :3]
     minibatch = Minibatch(
-        tokens_BT=torch.randint(0, 211, (B, T), generator=generator) * inside_BT,
+        tokens_BT=tokens_BT,
         lengths_B=lengths_B,
         response_mask_BT=mask_BT,
         old_logprobs_BT=logprobs_BT * mask_BT,
@@ -94,6 +98,7 @@ def test_so_are_those_of_pytorchs_own_engine(
         for family, layouts in OF_PYTORCH_ALONE.items()
         for layout in layouts
     ]
+    cases += [replace(case, settings={"shares_prompts": True}) for case in cases[:3]]
     npus = npu_workers.run("training_probe:updates", cases, course, ranks=2)
     cpus = forked_workers.run("training_probe:updates", cases, course, ranks=2)
     for found, expected in zip(npus, cpus, strict=True):

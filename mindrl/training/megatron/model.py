@@ -17,7 +17,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.training.megatron.balance import balance_sequences
 from mindrl.training.megatron.modules import HeadInput, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
-from mindrl.training.megatron.rotary import scale_rotary
+from mindrl.training.megatron.rotary import place_rotary, scale_rotary
 from mindrl.training.megatron.traced_timers import TracedTimers
 from mindrl.training.settings import EngineSettings
 
@@ -138,6 +138,8 @@ def _build_chunk(
         vp_stage=vp_stage,
     )
     scale_rotary(network, model)
+    if model.mla is None:
+        place_rotary(network)
     if config.moe_router_load_balancing_type == "seq_aux_loss":
         balance_sequences(network)
     if hasattr(network, "output_layer"):

@@ -25,6 +25,9 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     """See `Pack.gathered`."""
     attending: Attending | None = None
     """See `Pack.attending`."""
+    positions: Tensor | None = None
+    """Position of each token where Megatron looks for its angles; None counts from 0 in each
+    slot."""
 
 
 PackLoss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
@@ -71,14 +74,35 @@ def packed_sequences(pack: Pack[Batch]) -> PackedSequences:
     """Return a pack's metadata for Megatron."""
     # On the host: Megatron reads the bounds as Python numbers twice a layer, which would wait for a
     # device.
-    bounds = torch.tensor(pack.packing.starts, dtype=torch.int32)
+    starts, longest, positions = pack.packing.starts, pack.packing.longest, _positions(pack)
+    if positions is not None:
+        # To Megatron, which reads the bounds for angles alone, the pack is one sequence.
+        longest = starts[-1]
+        starts = (0, longest)
+    bounds = torch.tensor(starts, dtype=torch.int32)
     return PackedSequences(
         qkv_format="thd",
         cu_seqlens_q=bounds,
         cu_seqlens_kv=bounds,
-        max_seqlen_q=pack.packing.longest,
-        max_seqlen_kv=pack.packing.longest,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
         packing=pack.packing,
         gathered=pack.gathered,
         attending=pack.attending,
+        positions=positions,
     )
+
+
+def _positions(pack: Pack[Batch]) -> Tensor | None:
+    """Return the positions of a pack with shared prompts in the order of a single sequence.
+
+    Of that, context-parallel rank r reads the r-th piece from the start and the r-th from the end.
+    """
+    if pack.attending.shared is None:
+        return None
+    positions_P = pack.attending.shared.positions_P
+    if pack.gathered is None:
+        return positions_P
+    ranks = len(pack.gathered) // pack.positions_1S.size(1)
+    first, last = positions_P[pack.gathered].view(ranks, 2, -1).unbind(1)
+    return torch.cat([first, last.flip(0)]).flatten()

@@ -1,6 +1,9 @@
-"""Rotary frequencies with scalings that Megatron-core cannot be configured for."""
+"""Rotary angles that Megatron-core cannot be configured for."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from mindrl.models.description import ModelDescription
 from mindrl.training.rotary import inverse_frequencies
@@ -15,3 +18,21 @@ def scale_rotary(network: Any, model: ModelDescription) -> None:
     if model.rope_scaling is not None:
         rotary = network.rotary_pos_emb
         rotary.inv_freq = inverse_frequencies(model).to(rotary.inv_freq.device)
+
+
+def place_rotary(network: Any) -> None:
+    """Take the angles of a GPT model at the positions of each pack, if it names any.
+
+    Not for latent attention, whose layers make their own angles.
+    """
+    positions: Tensor | None = None
+
+    def remember(_: Any, __: Any, named: Mapping[str, Any]) -> None:
+        nonlocal positions
+        positions = named["packed_seq_params"].positions
+
+    def chosen(_: Any, __: Any, angles: Tensor) -> Tensor:
+        return angles if positions is None else angles[positions]
+
+    network.register_forward_pre_hook(remember, with_kwargs=True)
+    network.rotary_pos_emb.register_forward_hook(chosen)

@@ -1,0 +1,130 @@
+"""A prompt that is computed once for all its samples: log-probs and updates stay the same.
+
+Compared to Hugging Face, and to an engine that computes each sequence whole.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from forked_workers import ForkedWorkers
+from nightly import UPDATES, at_night_but
+from test_training_layouts import LOSS, OPTIMIZER, minibatches, reference_logits
+from torch.testing import assert_close
+from training_messages import Case, Course, Life
+
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.sequences import Sequences
+from mindrl.layouts.layout import TrainLayout
+
+pytestmark = pytest.mark.distributed
+
+MakeModel = Callable[..., Path]
+
+# Length of the prompt, and of each answer. Two replicas take four sequences each.
+PROMPTS = ((9, (4, 1, 8)), (4, (3, 5, 2, 6)), (5, (7,)))
+LOGPROB_BOUND, LOSS_BOUND, NORM_BOUND = 2e-5, 2e-6, 5e-6
+SHARES = {"shares_prompts": True}
+
+
+def grouped() -> Sequences:
+    """Make eight sequences of three prompts, one of which has a single answer."""
+    generator = torch.Generator().manual_seed(5)
+    rows, masks = [], []
+    for prompt, answers in PROMPTS:
+        asked = torch.randint(0, 211, (prompt,), generator=generator)
+        for answer in answers:
+            rows.append(torch.cat([asked, torch.randint(0, 211, (answer,), generator=generator)]))
+            masks.append(torch.arange(prompt + answer) >= prompt)
+    return Sequences(
+        tokens_BT=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+        lengths_B=torch.tensor([len(row) for row in rows]),
+        response_mask_BT=torch.nn.utils.rnn.pad_sequence(masks, batch_first=True),
+    )
+
+
+def course_of(folder: str, tokens: int | None = None) -> Course:
+    """Take updates with micro-batches of three sequences, or of some tokens."""
+    return Course(
+        minibatches=minibatches(folder, UPDATES, grouped()),
+        loss=LOSS,
+        optimizer=OPTIMIZER | {"updates": UPDATES},
+        micro_batching=MicroBatching(sequences=3, tokens=tokens),
+    )
+
+
+def case(engine: Literal["megatron", "archon", "fsdp"], **sizes: int) -> Case:
+    return Case(
+        folder="",
+        layout=TrainLayout(**sizes),
+        backend=engine,
+        sequence_parallel=sizes.get("tp", 1) > 1 and engine != "fsdp",
+        settings=SHARES,
+    )
+
+
+CASES: Mapping[str, tuple[str, Case]] = {
+    "archon alone": ("qwen3", case("archon")),
+    "archon DP2": ("qwen3", case("archon", dp=2)),
+    "archon TP2": ("qwen2", case("archon", tp=2)),
+    "archon CP2": ("qwen3", case("archon", cp=2)),
+    "archon PP2": ("llama", case("archon", pp=2)),
+    "archon EP2": ("qwen3_moe", case("archon", dp=2, ep=2)),
+    "fsdp alone": ("olmo2", case("fsdp")),
+    "fsdp DP2": ("qwen3", case("fsdp", dp=2)),
+    "fsdp TP2": ("qwen3", case("fsdp", tp=2)),
+    "fsdp CP2": ("qwen3", case("fsdp", cp=2)),
+    "Megatron alone": ("qwen2 tied", case("megatron")),
+    "Megatron DP2": ("qwen3", case("megatron", dp=2)),
+    "Megatron TP2": ("qwen3", case("megatron", tp=2)),
+    "Megatron CP2": ("llama", case("megatron", cp=2)),
+    "Megatron PP2": ("qwen2", case("megatron", pp=2)),
+    "Megatron TP2 EP2": ("qwen3_moe", case("megatron", tp=2, ep=2)),
+    "Megatron TP2 CP2": ("qwen3", case("megatron", tp=2, cp=2)),
+    "Megatron PP2 VPP2": ("qwen3", case("megatron", pp=2, vpp=2)),
+}
+SHORT = ["archon alone", "archon CP2", "archon EP2", "fsdp DP2"]
+SHORT += ["Megatron alone", "Megatron TP2", "Megatron CP2"]
+
+
+@pytest.mark.parametrize("name", at_night_but(SHORT, CASES))
+def test_logprobs_and_updates_are_those_of_whole_sequences(
+    name: str, random_model_of: MakeModel, forked_workers: ForkedWorkers
+) -> None:
+    family, case = CASES[name]
+    kind, *tied = family.split()
+    case = replace(case, folder=str(random_model_of(kind, bool(tied), spread=0.1)))
+    batch, (plain, budget) = grouped(), (course_of(case.folder), course_of(case.folder, 40))
+    alone = replace(case, layout=TrainLayout(), sequence_parallel=False, settings={})
+    ((whole,),) = forked_workers.run("training_probe:lives", [(alone, plain)], batch)
+    shared = [(case, course) for course in (plain, budget)]
+    replies: list[list[Life]] = forked_workers.run(
+        "training_probe:lives", shared, batch, ranks=case.layout.world_size
+    )
+    leaders = case.layout.leaders
+    for index in range(len(shared)):
+        found = [reply[index] for reply in replies]
+        read = [found[rank].logprobs_BT for rank in leaders]
+        parts = whole.logprobs_BT.split([len(read_BT) for read_BT in read])
+        for read_BT, part_BT in zip(read, parts, strict=True):
+            width = read_BT.size(1)
+            assert_close(read_BT, part_BT[:, :width], rtol=0, atol=LOGPROB_BOUND)
+        for step, theirs in enumerate(whole.metrics):
+            ours = found[leaders[0]].metrics[step]
+            assert abs(ours["policy_loss"] - theirs["policy_loss"]) <= LOSS_BOUND
+            assert abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= NORM_BOUND
+
+
+def test_logprobs_are_those_of_hugging_face(
+    random_model_of: MakeModel, forked_workers: ForkedWorkers
+) -> None:
+    folder, batch = str(random_model_of("qwen3", spread=0.1)), grouped()
+    asked = [(replace(CASES["archon alone"][1], folder=folder), course_of(folder))]
+    ((life,),) = forked_workers.run("training_probe:lives", asked, batch)
+    all_BTV = torch.log_softmax(reference_logits(folder, batch), dim=-1)
+    chosen_BT = all_BTV[:, :-1].gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
+    theirs_BT = torch.nn.functional.pad(chosen_BT, (1, 0)) * batch.response_mask_BT
+    assert_close(life.logprobs_BT, theirs_BT, rtol=0, atol=LOGPROB_BOUND)

@@ -9,6 +9,7 @@ plan     what one rank does: plan the reshard and take its own part (CPU seconds
 peers    ranks that a rank sends to or receives from; largest batch of operations that it starts
 wait     the driver waits for a call of as many Ray actors, whose answers are there
 agree    all ranks compare their plans, through one store
+metrics  bytes of a step's metrics in metrics.jsonl that workers measure
 batches  a step of 1,024 answers: bytes that the driver pickles, its seconds, and its memory
 
 Each part is a process of its own. The model is never loaded; messages have the shapes and dtypes of
@@ -199,6 +200,30 @@ def measure_agreement(ranks: int) -> Figures:
     }
 
 
+def measure_metrics(ranks: int) -> Figures:
+    """Join what the workers measured in a step, as the driver writes it."""
+    from mindrl.observability.metrics import joined_metrics  # noqa: PLC0415
+    from mindrl.observability.output_files import json_text  # noqa: PLC0415
+
+    workers = [
+        {
+            "seconds/generate": 100 + rank / 7,
+            "bytes/reshard_received": 4e9 + rank,
+            "memory/device_peak_bytes": 6e10 + rank,
+            "memory/host_arena_bytes": 1e11 + rank,
+            "memory/rss_bytes": 2e11 + rank,
+            "memory/peak_rss_bytes": 2e11 + rank,
+        }
+        for rank in range(ranks)
+    ]
+    began = time.process_time()
+    line = json_text(joined_metrics(workers, []))
+    return {
+        "metrics_json_bytes": len(line),
+        "metrics_cpu_seconds": time.process_time() - began,
+    }
+
+
 def measure_batches(ranks: int) -> Figures:
     """Take a step's answers, send what the workers need, and compute the driver's metrics."""
     import torch  # noqa: PLC0415
@@ -308,6 +333,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "plan": measure_plan,
     "wait": measure_wait,
     "agree": measure_agreement,
+    "metrics": measure_metrics,
     "batches": measure_batches,
 }
 

@@ -1,7 +1,6 @@
 """Live bar below the lines of a run on a terminal: progress, stage, rewards, memory."""
 
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,8 +17,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 4, 40
 """Minimum and maximum width of a sparkline in columns."""
 _REWARD = "reward/mean"
-_DEVICE = re.compile(r"memory/worker_\d+/device_peak_bytes")
-_HOST = re.compile(r"memory/worker_\d+/rss_bytes")
+_SIDES = ("memory/", "memory/rollout_")
+"""Prefixes of the memory of workers that train, and of those that only roll out."""
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -88,8 +87,15 @@ class LiveBar(Progress):
 
     def _workers(self) -> list[str]:
         """Return the number of workers, the maximum device memory, and the total host memory."""
-        device = [value for name, value in self.newest.items() if _DEVICE.fullmatch(name)]
-        host = [value for name, value in self.newest.items() if _HOST.fullmatch(name)]
-        parts = [f"{len(host)} worker{'s' if len(host) > 1 else ''}"] if host else []
-        parts += [f"device {gib_text(int(max(device)))}"] if device else []
-        return [*parts, *([f"host {gib_text(int(sum(host)))}"] if host else [])]
+        newest = self.newest
+        device = [newest.get(f"{side}device_peak_bytes_max", 0.0) for side in _SIDES]
+        workers = [newest.get(f"{side}workers", 0.0) for side in _SIDES]
+        host = [
+            count * newest.get(f"{side}rss_bytes_mean", 0.0)
+            for side, count in zip(_SIDES, workers, strict=True)
+        ]
+        if not (count := int(sum(workers))):
+            return []
+        parts = [f"{count} worker{'s' if count > 1 else ''}"]
+        parts += [f"device {gib_text(int(max(device)))}"] if any(device) else []
+        return [*parts, f"host {gib_text(int(sum(host)))}"]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TypeVar
 
 Metrics = dict[str, float]
@@ -15,6 +16,10 @@ _OF_CARRYING_OUT = (
     "turns/environment_seconds",
     "turns/idle_seconds",
 )
+
+_EQUALLY_SLOW = 0.01
+"""Idle share up to which a worker counts as slow as the slowest, so that one number stands for all
+ranks of a replica, which end together."""
 
 
 def computed(metrics: Mapping[str, ValueT]) -> dict[str, ValueT]:
@@ -44,6 +49,51 @@ def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
     means = mean_metrics(taken) if taken else {}
     means["skipped"] = float(len(updates) - len(taken))
     return {f"{model}/{name}": value for name, value in means.items()}
+
+
+def joined_metrics(training: Sequence[Metrics], rollout: Sequence[Metrics]) -> Metrics:
+    """Return the metrics of a step from those of its workers, as many names for any number of them.
+
+    Seconds are those of the slowest worker, bytes are summed. A worker is idle while the slowest
+    still generates. Ranks that only roll out are numbered after those that train.
+    """
+    workers = [*training, *rollout]
+    metrics: Metrics = {}
+    for name in {name: None for worker in workers for name in worker}:
+        values = {rank: worker[name] for rank, worker in enumerate(workers) if name in worker}
+        kind, _, what = name.partition("/")
+        if kind == "memory":
+            trained = {rank: value for rank, value in values.items() if rank < len(training)}
+            metrics |= _memory("memory/", what, trained)
+            metrics |= _memory("memory/rollout_", what, dict(values.items() - trained.items()))
+        elif kind == "nonfinite":
+            metrics |= {f"nonfinite/worker_{rank}/{what}": each for rank, each in values.items()}
+        else:
+            metrics[name] = (max if kind == "seconds" else sum)(values.values())
+        if name == "seconds/generate" and metrics[name]:
+            idle = {rank: 1 - value / metrics[name] for rank, value in values.items()}
+            worst = min(rank for rank, value in idle.items() if value <= _EQUALLY_SLOW)
+            metrics |= _spread("throughput/idle", idle, worst)
+    return metrics
+
+
+def _memory(prefix: str, what: str, values: Mapping[int, float]) -> Metrics:
+    """Return the spread of a memory metric, and the number of workers that have memory."""
+    if not values:
+        return {}
+    worst = max(values, key=lambda rank: values[rank])
+    workers = {f"{prefix}workers": float(len(values))}
+    return workers | _spread(f"{prefix}{what}", values, worst)
+
+
+def _spread(name: str, values: Mapping[int, float], worst: int) -> Metrics:
+    """Return minimum, mean and maximum over the workers, and the number of the worst one."""
+    return {
+        f"{name}_min": min(values.values()),
+        f"{name}_mean": fmean(values.values()),
+        f"{name}_max": max(values.values()),
+        f"{name}_worst_worker": float(worst),
+    }
 
 
 def merge(*parts: Metrics) -> Metrics:

@@ -3,16 +3,16 @@
 Each rule states its evidence, and applies at most once in a run.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 
 from mindrl.observability.metrics import Metrics
 
 WINDOW = 5
 """Number of steps over which a rule averages."""
-_WORKER = "throughput/idle_worker_"
+_SLOWEST = "throughput/idle_worst_worker"
 _TOKENS = "rollout/response_tokens"
 
 
@@ -165,18 +165,16 @@ def _stale(history: History) -> str | None:
 
 def _slow_worker(history: History) -> str | None:
     # Twice as many steps as for other rules: the slowest of a single step may be chance.
-    steps = [*history.newest]
-    names = [name for name in (steps[-1] if steps else {}) if name.startswith(_WORKER)]
-    if len(steps) < 2 * WINDOW or len(names) < 2:
+    steps = [step for step in history.newest if _SLOWEST in step]
+    if len(steps) < 2 * WINDOW:
         return None
-    idle = {name: fmean(step.get(name, 0.0) for step in steps) for name in names}
-    slow = min(idle, key=lambda name: idle[name])
-    others = median(mean for name, mean in idle.items() if name != slow)
-    if idle[slow] > 0.05 or others < 0.3:
+    worker, times = Counter(step[_SLOWEST] for step in steps).most_common(1)[0]
+    mean = fmean(step["throughput/idle_mean"] for step in steps)
+    if times < 0.9 * len(steps) or mean < 0.2:
         return None
     return (
-        f"worker {slow.removeprefix(_WORKER)} finishes last: it waits for {idle[slow]:.0%} of the "
-        f"generation time, the others for {others:.0%}"
+        f"worker {worker:.0f} finished last in {times} of {len(steps)} steps: on average a worker "
+        f"waits for {mean:.0%} of the generation time"
     )
 
 

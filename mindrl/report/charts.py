@@ -39,6 +39,13 @@ class Chart:
     """Exceptions from the patterns."""
 
 
+def _over_workers(what: str) -> Sequence[str]:
+    """Return the names of a memory metric: of workers that train, and that only roll out."""
+    return [
+        f"memory/{side}{what}_{of}" for side in ("", "rollout_") for of in ("max", "mean", "min")
+    ]
+
+
 _FAILED = ("reward/timeouts", "reward/crashes", "reward/errors", "reward/failed_share")
 
 CHARTS = (
@@ -207,7 +214,7 @@ CHARTS = (
     Chart(
         section="Time",
         title="Idle share",
-        names=["throughput/idle_worker_*", "idle/*"],
+        names=["throughput/idle_mean", "throughput/idle_max", "idle/*"],
         help="Engines that wait for others; with separate rollout devices each side's waiting.",
     ),
     Chart(
@@ -237,15 +244,15 @@ CHARTS = (
     ),
     Chart(
         section="Memory",
-        title="Peak on each device",
-        names=["memory/worker_*/device_peak_bytes"],
+        title="Peak on a device",
+        names=_over_workers("device_peak_bytes"),
         unit="bytes",
-        help="All regions together; without activations.",
+        help="All regions together, over the workers; without activations.",
     ),
     Chart(
         section="Memory",
-        title="Host memory of each worker",
-        names=["memory/worker_*/rss_bytes"],
+        title="Host memory of a worker",
+        names=_over_workers("rss_bytes"),
         unit="bytes",
     ),
     Chart(

@@ -9,8 +9,6 @@ from typing import Any
 
 from mindrl.report.run_record import Line
 
-_WORKER = re.compile(r"memory/worker_(\d+)/")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedNumber:
@@ -29,7 +27,6 @@ class PlannedNumbers:
     """Compares the predictions of a plan with the steps of its run, as they arrive."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
-        self.ranks: int = plan.get("ranks", 0)
         self.predicted: Mapping[str, float] = plan.get("predicted", {})
         self.patterns = {
             name: re.compile(re.escape(name).replace(r"\*", ".+")) for name in self.predicted
@@ -41,10 +38,9 @@ class PlannedNumbers:
         if "seconds/step" not in row:
             return
         for name, pattern in self.patterns.items():
-            # Maximum over the workers for memory; sum for bytes.
-            combine = max if name.startswith("memory/") else sum
-            if values := self._fitting(row, pattern):
-                self.measured[name].append(combine(values))
+            fitting = [value for metric, value in row.items() if pattern.fullmatch(metric)]
+            if values := [value for value in fitting if value is not None]:
+                self.measured[name].append(sum(values))
 
     def found(self) -> Iterator[PlannedNumber]:
         """Yield each prediction with measurements."""
@@ -56,13 +52,3 @@ class PlannedNumbers:
                     median=median(values),
                     most=max(values),
                 )
-
-    def _fitting(self, row: Line, pattern: re.Pattern[str]) -> list[float]:
-        """Return the matching values of a step, without ranks that only roll out."""
-        names = [name for name in row if pattern.fullmatch(name)]
-        return [
-            row[name]
-            for name in names
-            if row[name] is not None
-            and (not (worker := _WORKER.match(name)) or int(worker[1]) < self.ranks)
-        ]

@@ -21,6 +21,7 @@ from mindrl.checkpoint.commits import SavedFiles
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
+from mindrl.observability.metrics import Metrics, joined_metrics
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engine_rounds import EngineRounds, NextTurns
@@ -207,29 +208,10 @@ class WorkerHandle:
         """Return each worker's recorded moments since the last call, by rank."""
         return self.group.call_all("flush_moments")
 
-    def flush_metrics(self) -> dict[str, float]:
-        """Return the costs of switches since the last call, memory, and non-finite counts.
-
-        Seconds are those of the slowest worker, bytes are summed over the workers. A worker is idle
-        while the slowest still generates. Ranks of a separate rollout are numbered after the
-        training ranks.
-        """
-        replies: list[dict[str, float]] = self.group.call_all("flush_metrics")
-        replies += self.engines.flush_metrics()
-        metrics: dict[str, float] = {}
-        for name in {name: None for reply in replies for name in reply}:
-            values = {rank: reply[name] for rank, reply in enumerate(replies) if name in reply}
-            kind, _, what = name.partition("/")
-            if kind in {"memory", "nonfinite"}:
-                for rank, value in values.items():
-                    metrics[f"{kind}/worker_{rank}/{what}"] = value
-            else:
-                combine = max if kind == "seconds" else sum
-                metrics[name] = combine(values.values())
-            if name == "seconds/generate" and metrics[name]:
-                for rank, value in values.items():
-                    metrics[f"throughput/idle_worker_{rank}"] = 1 - value / metrics[name]
-        return metrics
+    def flush_metrics(self) -> Metrics:
+        """Return the costs of switches since the last call, memory, and non-finite counts."""
+        replies: list[Metrics] = self.group.call_all("flush_metrics")
+        return joined_metrics(replies, self.engines.flush_metrics())
 
     def _call_ranks(self, method: str, role: Role, *arguments: Any) -> None:
         """Call a method on each rank of a role with the same arguments."""

@@ -41,6 +41,14 @@ def test_ranks_ask_the_store_for_two_values_each(bench: ModuleType, ranks: int) 
 
 
 @pytest.mark.parametrize("ranks", [64, 256])
+def test_metrics_have_as_many_names_for_any_number_of_workers(
+    bench: ModuleType, ranks: int
+) -> None:
+    """Five names for each worker were 66 kB at 256 ranks and 263 kB at 1,024."""
+    assert bench.measure_metrics(ranks)["metrics_json_bytes"] <= 1000
+
+
+@pytest.mark.parametrize("ranks", [64, 256])
 def test_the_driver_pickles_no_padding(bench: ModuleType, ranks: int) -> None:
     """Four bytes for a token of prompt or response; names and lengths of 128 responses."""
     found = bench.measure_batches(ranks)

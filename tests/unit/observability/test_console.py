@@ -244,8 +244,8 @@ def test_below_the_bar_are_stage_rewards_workers_and_memory_of_the_newest_step(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    memory = {"memory/worker_0/rss_bytes": 1.5 * 2**30, "memory/worker_1/rss_bytes": 0.5 * 2**30}
-    peaks = {f"memory/worker_{rank}/device_peak_bytes": (1 + rank) * 2.0**28 for rank in (0, 1)}
+    memory = {"memory/workers": 2.0, "memory/rss_bytes_mean": 1.0 * 2**30}
+    peaks = {"memory/device_peak_bytes_max": 2.0**29}
 
     def show(console: StepConsole) -> None:
         for step in range(1, 51):

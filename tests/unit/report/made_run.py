@@ -24,8 +24,9 @@ def metrics_of(step: int) -> dict[str, float]:
         "seconds/rollout": 0.5,
         "seconds/update": 0.25,
         "seconds/step": 1.0,
-        "memory/worker_0/device_peak_bytes": 1 << 20,
-        "memory/worker_99/device_peak_bytes": 1 << 20,
+        "memory/device_peak_bytes_max": 1 << 20,
+        "nonfinite/worker_0/actor_loss": 1.0,
+        "nonfinite/worker_99/actor_loss": 1.0,
     }
 
 
@@ -79,8 +80,8 @@ def make_run(
         "total_bytes": 1 << 20,
     }
     write_lines(folder / "memory.jsonl", [moment])
-    predicted = {"memory/worker_*/device_peak_bytes": 2 << 20}
-    plan = {"numbers": {"steps": f"{steps + 10}"}, "ranks": 99, "predicted": predicted}
+    predicted = {"memory/device_peak_bytes_max": 2 << 20}
+    plan = {"numbers": {"steps": f"{steps + 10}"}, "predicted": predicted}
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "trace").mkdir()
     for step in (10, 2):

@@ -1,7 +1,7 @@
 """Each rule on metrics that have its fault, and none on those of a healthy run."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,8 @@ HEALTHY = {
     "staleness/stale_tokens": 0.2,
     "mismatch/effective_sample_size": 0.99,
     "throughput/preemptions": 2.0,
-    "throughput/idle_worker_0": 0.1,
-    "throughput/idle_worker_1": 0.2,
-    "throughput/idle_worker_2": 0.1,
+    "throughput/idle_mean": 0.13,
+    "throughput/idle_worst_worker": 1.0,
 }
 ILL: Mapping[str, Mapping[str, float]] = {
     "no_signal": {"advantage/zero_fraction": 0.95},
@@ -34,7 +33,7 @@ ILL: Mapping[str, Mapping[str, float]] = {
     "truncation": {"rollout/cut_fraction": 0.25},
     "gap_grows": {"logprob_gap/mean": 1e-3},
     "staleness": {"staleness/stale_tokens": 0.9, "mismatch/effective_sample_size": 0.4},
-    "slow_worker": {f"throughput/idle_worker_{rank}": (0.01, 0.5, 0.4)[rank] for rank in range(3)},
+    "slow_worker": {"throughput/idle_mean": 0.3},
     "slow_rewards": {"seconds/reward": 4.0},
     "small_kv_cache": {"throughput/preemptions": 13.0},
     "clipping": {"update/clip_fraction": 0.4},
@@ -70,6 +69,22 @@ def test_a_finding_is_told_once_with_its_evidence() -> None:
     (found,) = [each for step in told for each in step]
     assert told.index([found]) == WINDOW - 1
     assert found.evidence == "25% of the responses of the last 5 steps reached the maximum length"
+
+
+def test_a_slow_worker_is_the_same_one_in_nine_of_ten_steps() -> None:
+    slow = HEALTHY | {"throughput/idle_mean": 0.25}
+
+    def found(worst: Sequence[int]) -> list[str]:
+        adviser = Adviser()
+        steps = [slow | {"throughput/idle_worst_worker": float(rank)} for rank in worst]
+        return [each.evidence for step in steps for each in adviser.observe(step)]
+
+    (evidence,) = found([700] * 4 + [3] + [700] * 5)
+    assert evidence == (
+        "worker 700 finished last in 9 of 10 steps: on average a worker waits for 25% of the "
+        "generation time"
+    )
+    assert found([700] * 4 + [3, 3] + [700] * 4) == found([700] * 9) == []
 
 
 def test_what_was_not_finite_is_not_there() -> None:

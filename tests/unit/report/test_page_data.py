@@ -37,8 +37,8 @@ def test_each_metric_is_a_curve_over_the_steps_that_have_it(tmp_path: Path) -> N
         [1, 0.5, 0.333333, 0.25],
     )
     assert curves["evaluation/accuracy_low"]["steps"] == [0, 4]
-    assert "memory/worker_0/device_peak_bytes" in curves
-    assert "memory/worker_99/device_peak_bytes" not in curves
+    assert "nonfinite/worker_0/actor_loss" in curves
+    assert "nonfinite/worker_99/actor_loss" not in curves
 
 
 def test_the_timelines_of_a_run_are_named_in_the_order_of_their_steps(tmp_path: Path) -> None:
@@ -159,21 +159,21 @@ def test_what_the_plan_predicted_stands_beside_what_the_steps_measured(tmp_path:
         {
             "bytes/to_host_actor_weights": 3.0 * step,
             "bytes/to_host_actor_optimizer": 1.0,
-            "memory/worker_99/device_peak_bytes": 9.0 * mib,
+            "memory/rollout_device_peak_bytes_max": 9.0 * mib,
         }
         for step in (1, 2, 3)
     )
     rows = ({**metrics_of(at), **each} for at, each in enumerate(measured, start=1))
     write_lines(folder / "metrics.jsonl", rows)
-    predicted = {"memory/worker_*/device_peak_bytes": 2 * mib, "bytes/to_host_*": 7, "idle/*": 1}
-    plan = {"numbers": {"steps": "14"}, "ranks": 99, "predicted": predicted}
+    predicted = {"memory/device_peak_bytes_max": 2 * mib, "bytes/to_host_*": 7, "idle/*": 1}
+    plan = {"numbers": {"steps": "14"}, "predicted": predicted}
     (folder / "plan.json").write_text(json.dumps(plan))
     run = page_data([RunState(folder)])["runs"][0]
     assert run["numbers"] == {"steps": "14"}
-    # Worker 99 is behind the ranks of the plan; nothing measures what is idle here.
+    # The plan is that of the ranks that train; nothing measures what is idle here.
     assert run["planned"] == [
         {
-            "name": "memory/worker_*/device_peak_bytes",
+            "name": "memory/device_peak_bytes_max",
             "planned": 2 * mib,
             "median": mib,
             "most": mib,

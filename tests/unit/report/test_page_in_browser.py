@@ -80,7 +80,7 @@ def test_curves_samples_and_faults_are_there(opened: Page, tmp_path: Path) -> No
     (timelines, _) = page.locator(".chart", has_text="Timelines of steps").all_inner_texts()
     assert f"{tmp_path / 'run'}: trace/step-2.json, trace/step-10.json." in timelines
     # Of each run, in MiB: planned, measured in the middle step, and the most.
-    cells = page.locator("tr", has_text="memory/worker_*/device_peak_bytes").all_inner_texts()
+    cells = page.locator("tr", has_text="memory/device_peak_bytes_max").all_inner_texts()
     assert [text.split()[-3:] for text in cells] == [["2", "1", "1"]] * 2
 
 

@@ -181,12 +181,14 @@ def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
     assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}
 
 
-def test_bad_numbers_and_idle_time_are_told_of_each_worker_and_seconds_of_the_slowest() -> None:
+def test_bad_numbers_are_counted_by_worker_and_seconds_are_those_of_the_slowest() -> None:
     assert dealing_actor(RecordingGroup(), train=1, rollout=1).flush_metrics() == {
         "seconds/swap": 3.0,
         "seconds/generate": 8.0,
-        **{f"throughput/idle_worker_{rank}": 0.75 for rank in (0, 1, 2)},
-        "throughput/idle_worker_3": 0.0,
+        "throughput/idle_min": 0.0,
+        "throughput/idle_mean": 0.5625,
+        "throughput/idle_max": 0.75,
+        "throughput/idle_worst_worker": 3.0,
         "nonfinite/worker_2/ref_logprobs": 3.0,
     }
 

@@ -73,6 +73,10 @@ class CheckpointError(MindrlError):
     """A checkpoint that is damaged, incomplete or of another run."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint in which workers found a file that differs from its checksum."""
+
+
 class SpoolError(MindrlError):
     """The folder that joins two jobs is that of others, or a file in it is damaged."""
 

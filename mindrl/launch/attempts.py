@@ -20,6 +20,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.errors import (
     ClusterError,
+    DamagedCheckpointError,
     InterruptedRunError,
     ReshardError,
     WorkerDiedError,
@@ -140,6 +141,8 @@ class Attempts:
     """Creates the source of step data, if it is not the trainer's default."""
     prefork: PreforkServer | None = None
     """Process that imports what workers need, and forks them."""
+    damaged: dict[Path, str] = field(default_factory=dict)
+    """Checkpoints in which workers found damage, with the problem."""
     started: float | None = None
     """Start of the run on the clock of its summary, which includes the cost of faults."""
 
@@ -201,12 +204,23 @@ class Attempts:
             except (WorkerDiedError, ReshardError) as error:
                 if not self.has_started:
                     raise
-                newest = beginning(self.plan.config, self.files.folder, self.files.inputs)
+                newest = self._beginning()
                 done = run_log.summary.steps
                 restarts.after(error, done, checkpoint_step=newest.step if newest else 0)
                 return newest, True
+            except DamagedCheckpointError as error:
+                assert found is not None, "only a checkpoint is verified"
+                self.damaged[found.folder] = str(error)
+                newest = self._beginning()
+                restarts.checkpoint_step = newest.step if newest else 0
+                return newest, True
             run_log.summary.status = "completed"
         return None, False
+
+    def _beginning(self) -> Beginning | None:
+        """Return what the run continues from after an attempt."""
+        files = self.files
+        return beginning(self.plan.config, files.folder, files.inputs, self.damaged)
 
     def _train(
         self,
@@ -292,6 +306,9 @@ class Attempts:
                 trainer.source = self.source(trainer)
             actor.group.meanwhile = _meanwhile(trainer)
             if found is not None:
+                self.files.console.stage("verifying the checkpoint")
+                if problems := actor.verify_checkpoint(found.folder):
+                    raise DamagedCheckpointError("\n".join(problems))
                 actor.restore(found.folder, found.updates)
                 trainer.resume(found.step, found.state)
             yield trainer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.commits import Checkpoint, Commits
 from mindrl.checkpoint.fixed_models import replaced_models
 from mindrl.checkpoint.search import find_checkpoints
 from mindrl.config.resume import resume_findings
@@ -39,11 +39,13 @@ class Beginning:
         return f"starts with the weights of {self.folder}"
 
 
-def beginning(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning | None:
+def beginning(
+    config: RunConfig, folder: RunFolder, inputs: Prints, damaged: Mapping[Path, str] = {}
+) -> Beginning | None:
     """Return what the run of a folder resumes from; None for a new run.
 
     Its own checkpoints take precedence over those in its configuration. `inputs` are the
-    fingerprints of the run's files.
+    fingerprints of the run's files, `damaged` the problems that workers found in checkpoints.
 
     Raises:
         CheckpointError: The configuration does not match the checkpoint, no checkpoint is complete,
@@ -51,9 +53,11 @@ def beginning(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning
     """
     own, place = Commits(folder.checkpoints), config.megatron_training.begins_from
     if steps := own.steps():
-        return _newest_complete(config, own, steps, inputs)
+        return _newest_complete(config, own.newest_complete(steps, damaged), own, inputs)
     _check_not_emptied(config, folder)
-    return None if place is None else _inherited(config, _of_another(config, place, inputs))
+    return (
+        None if place is None else _inherited(config, _of_another(config, place, inputs, damaged))
+    )
 
 
 def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
@@ -74,7 +78,9 @@ def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
-def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
+def _of_another(
+    config: RunConfig, place: str, inputs: Prints, damaged: Mapping[Path, str]
+) -> Beginning:
     try:
         commits, steps = find_checkpoints(Path(place))
     except CheckpointError as error:
@@ -83,7 +89,8 @@ def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
             f"or one of them: {error}"
         ) from error
     training = config.megatron_training
-    found = _newest_complete(config, commits, steps, inputs, weights_alone=training.finetune)
+    newest = commits.newest_complete(steps, damaged)
+    found = _newest_complete(config, newest, commits, inputs, weights_alone=training.finetune)
     assert found is not None, "at least one checkpoint is complete"
     last = training.train_iters
     if found.step >= last and not training.finetune:
@@ -97,14 +104,17 @@ def _of_another(config: RunConfig, place: str, inputs: Prints) -> Beginning:
 
 def _newest_complete(
     config: RunConfig,
+    newest: tuple[Checkpoint | None, list[str]],
     commits: Commits,
-    steps: list[int],
     inputs: Prints,
     *,
     weights_alone: bool = False,
 ) -> Beginning | None:
-    """Return the newest complete checkpoint, if the configuration may continue from it."""
-    found, problems = commits.newest_complete(steps)
+    """Return the newest complete checkpoint, if the configuration may continue from it.
+
+    `newest` is that checkpoint with the problems of newer ones.
+    """
+    found, problems = newest
     for problem in problems:
         note(f"{problem}; skipping this checkpoint")
     if found is None:

@@ -183,6 +183,10 @@ class WorkerHandle:
         """Wait for `begin_save`; return the files that each rank has written."""
         return self.group.call_all("finish_save")
 
+    def verify_checkpoint(self, folder: Path) -> list[str]:
+        """Let each rank verify its share of a checkpoint; return the problems that they found."""
+        return [each for each in self.group.call_all("verify_checkpoint", str(folder)) if each]
+
     def restore(self, folder: Path, updates: Mapping[str, int]) -> None:
         """Restore a checkpoint."""
         self.group.call_all("restore", str(folder), updates)

@@ -14,9 +14,10 @@ from mindrl.algorithms.losses import Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.checkpoint.commits import SavedFiles
+from mindrl.checkpoint.commits import SavedFiles, verify_share
 from mindrl.checkpoint.export import keep_folder
 from mindrl.config.layout_keys import Role
+from mindrl.errors import CheckpointError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
 from mindrl.observability.timeline import MeasuredSnapshot
@@ -200,6 +201,14 @@ class TrainingWorker:
         Does not raise on a disk error: all ranks finish before the driver acts on it.
         """
         return self.saver.finish()
+
+    def verify_checkpoint(self, folder: str) -> str | None:
+        """Verify this rank's share of a checkpoint's files; return what is damaged, if anything."""
+        try:
+            verify_share(Path(folder), dist.get_rank(), dist.get_world_size())
+        except CheckpointError as error:
+            return str(error)
+        return None
 
     def restore(self, folder: str, updates: Mapping[Role, int]) -> None:
         """Restore a checkpoint. A collective over all ranks.

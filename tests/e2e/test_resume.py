@@ -135,6 +135,27 @@ def check_trackers(resumed: Program) -> None:
 
 
 @pytest.mark.nightly
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The workers find the damage, and are started again for the checkpoint before it."""
+    asked = ["rl_config.test_freq=0", f"actor_config.load={tiny_model}", *KEEPS]
+    first = start_program(tmp_path / "first", [*asked, "megatron_training.keep_last=2"])
+    assert first.process.wait(timeout=600) == 0, first.text()
+    straight = outcome(first.folder)
+    before, newest = sorted((first.folder / "checkpoints").glob("step-*"))
+    damaged = newest / "actor-00001.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    again = resume(first.folder, "train_grpo")
+    assert again.process.wait(timeout=600) == 0, again.text()
+    assert f"{damaged} is damaged" in again.text()
+    assert f"continues after step {int(before.name[-8:])}" in again.text()
+    assert outcome(first.folder) == straight
+
+
+@pytest.mark.nightly
 def test_a_run_goes_on_with_the_reference_that_it_had(tiny_model: Path, tmp_path: Path) -> None:
     # Reset before step 4 to the weights behind step 3, which no checkpoint has as the actor's.
     resets = ["rl_config.init_kl_coef=0.1", "rl_config.ref_update_interval=3"]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mindrl.checkpoint.commits import MANIFEST, STATE, Commits, verify
+from mindrl.checkpoint.commits import MANIFEST, STATE, Checkpoint, Commits, verify, verify_share
 from mindrl.checkpoint.state_files import NewSlice, write_state
+from mindrl.errors import CheckpointError
 
 TENSORS = tuple(f"{role}-0000{rank}.safetensors" for role in ("actor", "critic") for rank in (0, 1))
 FILES = (*TENSORS, STATE, MANIFEST)
@@ -44,6 +45,23 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(Commits(root), step)
     save(Commits(root / "of-three"), 4, ranks=3)
     return root
+
+
+def newest_verified(root: Path) -> tuple[Checkpoint, list[str]]:
+    """Look as a run does: the driver at manifests and sizes, then two ranks at the tensors."""
+    damaged: dict[Path, str] = {}
+    while True:
+        newest, problems = Commits(root).newest_complete(damaged=damaged)
+        assert newest is not None
+        found = []
+        for rank in (0, 1):
+            try:
+                verify_share(newest.folder, rank, 2)
+            except CheckpointError as error:
+                found.append(str(error))
+        if not found:
+            return newest, problems
+        damaged[newest.folder] = "\n".join(found)
 
 
 def flip(name: str, eighth: int, root: Path) -> None:
@@ -114,8 +132,7 @@ CASES = {said: (name, harm) for said, name, harm in cases()}
 
 def test_there_are_a_hundred_and_the_checkpoint_itself_is_whole(written: Path) -> None:
     assert len(CASES) >= 100
-    newest, problems = Commits(written).newest_complete()
-    assert newest is not None
+    newest, problems = newest_verified(written)
     assert (newest.step, problems) == (4, [])
     assert {each.name for each in newest.files} == {*TENSORS, STATE}
 
@@ -128,9 +145,20 @@ def test_damage_is_found_before_a_weight_is_used_and_the_file_is_named(
     root = tmp_path / "checkpoints"
     shutil.copytree(written, root)
     harm(root)
-    newest, problems = Commits(root).newest_complete()
-    assert newest is not None
+    newest, problems = newest_verified(root)
     assert newest.folder == root / BEFORE
     verify(newest.folder, newest.files)
     (problem,) = problems
     assert f"{root / DAMAGED / name}" in problem
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_ranks_verify_each_file_once_and_in_the_layout_of_the_save_their_own(
+    ranks: int, written: Path
+) -> None:
+    folder = written / DAMAGED
+    shares = [verify_share(folder, rank, ranks) for rank in range(ranks)]
+    assert sum(shares) == sum((folder / name).stat().st_size for name in TENSORS)
+    if ranks == 2:
+        own = [[name for name in TENSORS if name[-13] == str(rank)] for rank in (0, 1)]
+        assert shares == [sum((folder / name).stat().st_size for name in names) for names in own]

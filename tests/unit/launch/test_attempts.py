@@ -5,15 +5,19 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from memory_roles import config, data
 
+from mindrl.checkpoint.commits import Commits, verify_share, write_synced
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.errors import InterruptedRunError, WorkerDiedError
+from mindrl.config.resume import recorded_config
+from mindrl.errors import CheckpointError, InterruptedRunError, WorkerDiedError
 from mindrl.launch import attempts as module
 from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.beginning import beginning
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
@@ -106,3 +110,60 @@ def test_new_workers_hear_how_long_calls_of_the_former_ones_took(
     with run._workers(cluster) as second:
         assert second.group is not first.group
         assert second.group.limits.of(("update", 1, 8)).seconds == 1500
+
+
+@pytest.mark.parametrize("left", [[], [10], [10, 15]])
+def test_a_checkpoint_that_ranks_find_damaged_is_not_restored_but_the_one_before(
+    left: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Workers:
+        """Two ranks."""
+
+        group = SimpleNamespace()
+
+        def verify_checkpoint(self, folder: Path) -> list[str]:
+            problems = []
+            for rank in (0, 1):
+                try:
+                    verify_share(folder, rank, 2)
+                except CheckpointError as error:
+                    problems.append(str(error))
+            return problems
+
+        def restore(self, folder: Path, _: object) -> None:
+            restored.append(folder.name)
+
+    @contextmanager
+    def workers(*_: object) -> Iterator[Workers]:
+        yield Workers()
+
+    restored: list[str] = []
+    resumed: list[int] = []
+    loop = SimpleNamespace(
+        resume=lambda step, _: resumed.append(step), run=lambda _: None, source=None
+    )
+    monkeypatch.setattr(Attempts, "_make_ready", lambda *_: None)
+    monkeypatch.setattr(Attempts, "_workers", workers)
+    monkeypatch.setattr(module, "loop_of", lambda *_: loop)
+    run = attempts(tmp_path, save_interval=5, memory_timeline_steps=0, train_iters=50)
+    recorded = {"config": recorded_config(run.plan.config), "updates": {"actor": 1}}
+    commits = Commits(run.files.folder.checkpoints)
+    for step in (*left, 20):
+        folder = commits.begin(step)
+        names = (f"actor-0000{rank}.safetensors" for rank in (0, 1))
+        files = [write_synced(folder / name, [bytes(100)]) for name in names]
+        commits.commit(step, files, {**recorded, "step": step})
+    damaged = commits.root / "step-00000020/actor-00001.safetensors"
+    damaged.write_bytes(bytes(99) + b"1")
+    found = beginning(run.plan.config, run.files.folder, {})
+    assert found is not None
+    assert found.step == 20
+    if not left:
+        with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
+            run.run(found)
+        assert (restored, run.record["status"]) == ([], "failed")
+        return
+    run.run(found)
+    assert (restored, resumed) == ([f"step-000000{left[-1]}"], [left[-1]])
+    assert run.record["status"] == "completed"
+    assert str(damaged) in run.damaged[damaged.parent]

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ PARTS = {"summary": {"steps": 20}, "checks": {}, "minibatches": "ff"}
 def begin(tmp_path: Path, run_config: Callable[..., RunConfig]) -> Begin:
     """Begin the run in `new`, with the configuration of the run in `old` but for some keys."""
 
-    def call(**changes: Any) -> Beginning | None:
+    def call(damaged: Mapping[Path, str] = {}, **changes: Any) -> Beginning | None:
         keys = {f"megatron_training.{key}": value for key, value in changes.items()}
         config = run_config(Path("model"), STEPS | keys)
-        return beginning(config, RunFolder(root=tmp_path / "new"), {})
+        return beginning(config, RunFolder(root=tmp_path / "new"), {}, damaged)
 
     before = recorded_config(run_config(Path("model"), STEPS))
     for step in (10, 20):
@@ -108,13 +108,33 @@ def test_a_damaged_checkpoint_of_the_other_run_is_passed_over_and_one_that_is_na
     begin: Begin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = tmp_path / "old/checkpoints/step-00000020"
-    (newest / "actor-00000.safetensors").write_bytes(b"weighty")
-    found = begin(resume=str(tmp_path / "old"))
+    damaged = {newest: f"{newest}/actor-00000.safetensors is damaged"}
+    found = begin(damaged, resume=str(tmp_path / "old"))
     assert found is not None
     assert found.step == 10
-    assert "step-00000020/actor-00000.safetensors is damaged" in capsys.readouterr().err
+    assert "step-00000020/actor-00000.safetensors is damaged; skipping" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
-        begin(resume=str(newest))
+        begin(damaged, resume=str(newest))
+
+
+def test_the_driver_reads_manifests_and_no_weights(begin: Begin, tmp_path: Path) -> None:
+    """671B has 8 TB of weights and moments, which would pass through one process."""
+    old, weights = tmp_path / "old", bytes(64 << 20)
+    commits = Commits(old / "checkpoints")
+    state = commits.read(20).state()
+    files = [write_synced(commits.begin(30) / "actor-00000.safetensors", [weights])]
+    commits.commit(30, files, state)
+    before = read_bytes()
+    found = begin(resume=str(old))
+    assert found is not None
+    assert found.step == 30
+    assert read_bytes() - before < 1 << 20
+
+
+def read_bytes() -> int:
+    """Return the bytes that this process has read, from disks and from caches."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 def test_weights_alone_leave_steps_and_updates_behind_and_all_keys_but_the_model_free(

@@ -120,8 +120,8 @@ def test_a_folder_without_a_step_and_a_damaged_checkpoint_are_refused(tmp_path: 
     recorded = recorded_step(CONFIG, folder, 5, generates=False)
     assert recorded.before is not None
     weights = recorded.before.folder / "actor-00000.safetensors"
-    weights.write_bytes(weights.read_bytes()[::-1])
-    with pytest.raises(CheckpointError, match=r"actor-00000\.safetensors is damaged"):
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"actor-00000\.safetensors has \d+ bytes"):
         recorded_step(CONFIG, folder, 5, generates=False)
 
 

@@ -9,6 +9,7 @@ plan     what one rank does: plan the reshard and take its own part (CPU seconds
 peers    ranks that a rank sends to or receives from; largest batch of operations that it starts
 wait     the driver waits for a call of as many Ray actors, whose answers are there
 agree    all ranks compare their plans, through one store
+export   bytes of a model folder that a rank and a node of eight ranks write
 metrics  bytes of a step's metrics in metrics.jsonl that workers measure
 batches  a step of 1,024 answers: bytes that the driver pickles, its seconds, and its memory
 
@@ -18,7 +19,6 @@ the weights on torch's `meta` device. With `--json` prints one flat object.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -26,11 +26,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from scale_batches import measured_batches, peak_mib
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
+from mindrl.models.placement import whole
 from mindrl.models.sharding import Sharding
 from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import families_without_a_run, planned_description
@@ -38,20 +43,14 @@ from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
 from mindrl.rollout.planning import rollout_sharding
 from mindrl.training.planning import Storage, planning_of
 
-if TYPE_CHECKING:
-    from mindrl.batch.rollouts import Rollouts
-    from mindrl.batch.sequences import Sequences
-
 Figures = dict[str, float]
 
 MODEL = Path(__file__).parents[1] / "configs/models/DeepSeek-V3/config.json"
 STAGES = (8, 8, 8, 8, 8, 7, 7, 7)
 """Layers of the pipeline stages: 61 in total."""
-RANKS_OF_A_REPLICA = 32
+RANKS_OF_A_REPLICA, RANKS_OF_A_NODE = 32, 8
 ASKED = 32
 """Ranks, evenly spaced, whose batches of operations are laid out."""
-PROMPTS, SAMPLES, LONGEST = 64, 16, 4096
-"""Prompts of a step, answers to each, and tokens of the longest answer."""
 
 
 def sides(ranks: int) -> tuple[Sharding, Sharding]:
@@ -78,7 +77,7 @@ def _model_and_layouts(ranks: int) -> tuple[ModelDescription, TrainLayout, Rollo
 def planned(ranks: int) -> ReshardPlan:
     """Plan the reshard, on nodes of eight ranks."""
     source, target = sides(ranks)
-    return plan_reshard(source, target, Topology(ranks_per_node=8))
+    return plan_reshard(source, target, Topology(ranks_per_node=RANKS_OF_A_NODE))
 
 
 @planning()
@@ -100,11 +99,6 @@ def measure_plan(ranks: int) -> Figures:
         "plan_cpu_seconds": seconds,
         "plan_peak_mib": peak,
     }
-
-
-def peak_mib() -> float:
-    """Return the peak of this process's resident memory in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def largest_batch(plan: ReshardPlan, ranks: Sequence[int]) -> int:
@@ -224,117 +218,37 @@ def measure_metrics(ranks: int) -> Figures:
     }
 
 
-def measure_batches(ranks: int) -> Figures:
-    """Take a step's answers, send what the workers need, and compute the driver's metrics."""
-    import torch  # noqa: PLC0415
+@planning()
+def measure_export(ranks: int) -> Figures:
+    """Plan an export of the weights, whose files are written by their owners."""
+    from mindrl.checkpoint.export import file_tables  # noqa: PLC0415
+    from mindrl.workers.weight_export import file_owners  # noqa: PLC0415
 
-    from mindrl.trainer.mismatch import mismatch  # noqa: PLC0415
-
-    replicas = ranks // RANKS_OF_A_REPLICA
-    answers, prompts, group = drawn_answers(replicas)
-    tokens, spent = sum(len(each.token_ids_N) for each in answers), Figures()
-    before = peak_mib()
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        began = time.process_time()
-        found = work()
-        spent[name] = time.process_time() - began
-        return found
-
-    from mindrl.batch.rollouts import Responses, Rollouts  # noqa: PLC0415
-
-    arrived = [pickled(each) for each in answers]
-    unpickled = timed("take", lambda: [restored(each) for each in arrived])
-    rollouts: Rollouts = timed(
-        "arrange",
-        lambda: Rollouts.from_responses(prompts, Responses.joined(unpickled), group),
-    )
-    shares = timed("share", lambda: [*map(pickled, step_shares(rollouts, replicas))])
-    old_BT = torch.where(rollouts.response_mask_BT, rollouts.rollout_logprobs_BT - 1e-3, 0.0)
-    timed("measure", lambda: mismatch(rollouts, old_BT, None) | rollouts.metrics())
-    timed("read", rollouts.response_tokens)
+    model = _model_and_layouts(ranks)[0]
+    table = {name: whole(name, shape) for name, shape in logical_shapes(model).items()}
+    tables = file_tables(table, "bfloat16")
+    owners = file_owners([*tables], range(ranks), ranks)
+    target = Sharding(shards=tables, held_by=owners, dtype="bfloat16")
+    began = time.process_time()
+    plan = plan_reshard(sides(ranks)[0], target, Topology(ranks_per_node=RANKS_OF_A_NODE))
+    plan.of_rank(0)
+    seconds, written = time.process_time() - began, np.array(target.held_bytes())
     return {
-        "bytes_per_token": sum(map(pickled_bytes, shares)) / tokens,
-        "answer_bytes_per_token": sum(map(pickled_bytes, arrived)) / tokens,
-        "driver_seconds_per_million_tokens": sum(spent.values()) / tokens * 1e6,
-        "driver_peak_bytes_per_token": (peak_mib() - before) * 2**20 / tokens,
-        **{f"{name}_ns_per_token": each / tokens * 1e9 for name, each in spent.items()},
+        "export_files": len(tables),
+        "export_rank_gb": float(written.max() / 1e9),
+        "export_node_gb": float(written.reshape(-1, RANKS_OF_A_NODE).sum(axis=1).max() / 1e9),
+        "export_received_gb": float(plan.received.sum() / 1e9),
+        "export_plan_cpu_seconds": seconds,
     }
-
-
-def drawn_answers(replicas: int) -> tuple[list[Any], list[list[int]], list[int]]:
-    """Return each replica's answers, the prompts, and the prompt of each answer."""
-    import torch  # noqa: PLC0415
-
-    from mindrl.batch.rollouts import Responses  # noqa: PLC0415
-    from mindrl.layouts.layout import even_bounds  # noqa: PLC0415
-
-    generator = torch.Generator().manual_seed(1)
-    lengths_B = torch.randint(1, LONGEST, (PROMPTS * SAMPLES,), generator=generator)
-    prompts = torch.randint(129_280, (PROMPTS, 256), generator=generator).tolist()
-
-    def answered(lengths_B: torch.Tensor) -> Responses:
-        tokens = int(lengths_B.sum())
-        return Responses(
-            token_ids_N=torch.randint(129_280, (tokens,), generator=generator),
-            logprobs_N=-torch.rand(tokens, generator=generator),
-            lengths_B=lengths_B,
-            finished_B=torch.ones(len(lengths_B), dtype=torch.bool),
-        )
-
-    bounds = even_bounds(len(lengths_B), replicas)
-    answers = [answered(lengths_B[start:end].clone()) for start, end in bounds]
-    return answers, prompts, [index // SAMPLES for index in range(len(lengths_B))]
-
-
-def step_shares(rollouts: "Rollouts", replicas: int) -> Iterator["Sequences"]:
-    """Yield what a GRPO step sends to each replica: an update, which computes old log-probs."""
-    import torch  # noqa: PLC0415
-
-    from mindrl.algorithms.token_weights import token_mean_weights  # noqa: PLC0415
-    from mindrl.batch.experience import Minibatch  # noqa: PLC0415
-
-    mask_BT = rollouts.response_mask_BT
-    advantages_B = torch.randn(len(mask_BT), 1, generator=torch.Generator().manual_seed(2))
-    update = rollouts.into(
-        Minibatch,
-        old_logprobs_BT=None,
-        advantages_BT=advantages_B * mask_BT,
-        token_weights_BT=token_mean_weights(mask_BT),
-        ref_logprobs_BT=None,
-        rollout_logprobs_BT=None,
-    )
-    for rows in torch.arange(len(mask_BT)).chunk(replicas):
-        yield update.rows(rows)
-
-
-def pickled(value: object) -> tuple[bytes, list[bytes]]:
-    """Pickle as Ray does: large buffers are separate."""
-    from ray import cloudpickle  # noqa: PLC0415
-
-    buffers: list[Any] = []
-    text = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return text, [bytes(buffer.raw()) for buffer in buffers]
-
-
-def restored(packed: tuple[bytes, list[bytes]]) -> Any:
-    """Unpickle."""
-    from ray import cloudpickle  # noqa: PLC0415
-
-    return cloudpickle.loads(packed[0], buffers=packed[1])
-
-
-def pickled_bytes(packed: tuple[bytes, list[bytes]]) -> int:
-    """Return the bytes of a pickled value with its buffers."""
-    return len(packed[0]) + sum(map(len, packed[1]))
 
 
 PARTS: dict[str, Callable[[int], Figures]] = {
     "plan": measure_plan,
     "wait": measure_wait,
     "agree": measure_agreement,
+    "export": measure_export,
     "metrics": measure_metrics,
-    "batches": measure_batches,
+    "batches": lambda ranks: measured_batches(ranks // RANKS_OF_A_REPLICA),
 }
 
 

@@ -124,10 +124,15 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
+def incomplete(target: Path) -> Path:
+    """Return the folder in which a target is written."""
+    return target.with_name(f".{target.name}.incomplete")
+
+
 @contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary folder next to the target; remove it before and afterwards."""
-    building = target.with_name(f".{target.name}.incomplete")
+    building = incomplete(target)
     shutil.rmtree(building, ignore_errors=True)
     try:
         yield building
@@ -157,18 +162,17 @@ class TensorFile:
     """
 
     def __init__(self, path: Path, table: ShardingTable, dtype: DType) -> None:
-        """Create a file with its header; always-float32 tensors do not get `dtype`.
+        """Lay out a file, which is created with its first tensor.
 
-        Raises:
-            OSError: The file cannot be written.
+        Always-float32 tensors do not get `dtype`.
         """
         self.path = path
+        self.is_created = False
         self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
         # The wider dtype first, so that each tensor is aligned to its element size.
         order = sorted(table, key=lambda name: (-ELEMENT_BYTES[self.kinds[name][0]], name))
-        header, self.starts = file_header((name, *self.kinds[name]) for name in order)
-        with path.open("xb") as file:
-            file.write(header)
+        self.header, self.starts = file_header((name, *self.kinds[name]) for name in order)
+        self.nbytes = len(self.header) + table_bytes(table, dtype)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write a tensor at its offset.
@@ -178,6 +182,9 @@ class TensorFile:
         """
         dtype, shape = self.kinds[name]
         assert (tensor.dtype, tuple(tensor.shape)) == (TORCH_TYPES[dtype], shape), name
+        if not self.is_created:
+            self.path.write_bytes(self.header)
+            self.is_created = True
         with self.path.open("r+b") as file:
             file.seek(self.starts[name])
             file.write(bytes_of(tensor))
@@ -194,20 +201,13 @@ class ExportedModel:
     target: Path
     files: Mapping[str, TensorFile]
     """File of each tensor."""
-    folder: Path | None = None
-    """Temporary folder of the target, which may get more files; None if nothing is written."""
     filling: dict[str, Tensor] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
 
-    def write_record(self, record: Mapping[str, object]) -> None:
-        """Write a record about the weights to `EXPORT_FILE`, on the rank that writes the folder.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        if self.folder is not None:
-            with writing(self.target):
-                write_json(self.folder / EXPORT_FILE, record)
+    def check_complete(self) -> None:
+        """Check that all tensors have been written."""
+        missing = len(self.files.keys() - self.complete)
+        assert not missing, f"{missing} tensors were not sent"
 
     def open(self, name: str) -> Tensor:
         """Return the host memory of a tensor."""
@@ -240,43 +240,68 @@ def exported_model(
 ) -> Iterator[ExportedModel]:
     """Write a folder of safetensors with `new_folder`, while the context lasts.
 
-    The table has the logical tensors; it is empty on a rank that writes nothing. A file gets
-    tensors of up to `shard_bytes`, or one larger tensor.
+    The table has the logical tensors. A file gets tensors of up to `shard_bytes`, or one larger
+    tensor.
 
     Raises:
         OutputError: The folder cannot be created.
     """
-    if not table:
-        yield ExportedModel(target, {})
-        return
     head: Head = "value" if VALUE_HEAD in table else "vocabulary"
+    tables = file_tables(table, dtype, shard_bytes)
     with new_folder(source, target, dtype=dtype, head=head, scores=scores) as building:
-        with writing(target):
-            files = _new_files(building, table, dtype, shard_bytes)
-        model = ExportedModel(target, files, building)
+        model = ExportedModel(target, new_files(building, tables, dtype))
         yield model
-        missing = len(files.keys() - model.complete)
-        assert not missing, f"{missing} tensors were not sent"
+        model.check_complete()
+        with writing(target):
+            write_index(building, tables, dtype)
 
 
-def _new_files(
-    folder: Path, table: ShardingTable, dtype: DType, shard_bytes: int
-) -> dict[str, TensorFile]:
-    """Create files that lack only their tensors, named as in transformers.
-
-    Writes an index if there are several.
-    """
+def file_tables(
+    table: ShardingTable, dtype: DType, shard_bytes: int = SHARD_BYTES
+) -> dict[str, ShardingTable]:
+    """Return the tensors of each file of a model folder, by its name as in transformers."""
     groups = list(_grouped(table, dtype, shard_bytes))
     count = len(groups)
+    if count == 1:
+        return {"model.safetensors": groups[0]}
+    names = (f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
+    return dict(zip(names, groups, strict=True))
+
+
+def new_files(
+    folder: Path, tables: Mapping[str, ShardingTable], dtype: DType
+) -> dict[str, TensorFile]:
+    """Return the file of each tensor, which is created with its first one."""
     files: dict[str, TensorFile] = {}
-    for number, group in enumerate(groups, start=1):
-        name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
-        files |= dict.fromkeys(group, TensorFile(folder / name, group, dtype))
-    if count > 1:
-        index = {name: files[name].path.name for name in sorted(files)}
-        total = {"total_size": table_bytes(table, dtype)}
-        write_json(folder / INDEX_FILE, {"metadata": total, "weight_map": index})
+    for name, table in tables.items():
+        files |= dict.fromkeys(table, TensorFile(folder / name, table, dtype))
     return files
+
+
+def check_sizes(folder: Path, tables: Mapping[str, ShardingTable], dtype: DType) -> None:
+    """Check the files that ranks have written.
+
+    Raises:
+        OSError: A file is missing.
+        OutputError: A file has another size.
+    """
+    for name, table in tables.items():
+        path, wanted = folder / name, TensorFile(folder / name, table, dtype).nbytes
+        if (found := path.stat().st_size) != wanted:
+            raise OutputError(
+                f"{path} has {found} bytes, but {wanted} were written; all nodes must share this "
+                "folder"
+            )
+
+
+def write_index(folder: Path, tables: Mapping[str, ShardingTable], dtype: DType) -> None:
+    """Write the index of a folder with several files."""
+    if len(tables) == 1:
+        return
+    places = {name: file for file, table in tables.items() for name in table}
+    total = sum(table_bytes(table, dtype) for table in tables.values())
+    index = {name: places[name] for name in sorted(places)}
+    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def _grouped(table: ShardingTable, dtype: DType, shard_bytes: int) -> Iterator[ShardingTable]:

@@ -39,8 +39,9 @@ from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.training_worker import RoleModel, RoleUpdates, TrainingWorker
+from mindrl.workers.weight_export import WeightExport
 from mindrl.workers.weight_links import LinkEnd, TrainingEnd, WeightLinks
-from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
+from mindrl.workers.weight_sync import WeightRoute, WeightSync
 
 if TYPE_CHECKING:
     from mindrl.training.megatron.parallel import ParallelGroups

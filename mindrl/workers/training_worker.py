@@ -26,8 +26,8 @@ from mindrl.training.engine import TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.state_saver import StateSaver
+from mindrl.workers.weight_export import WeightExport
 from mindrl.workers.weight_links import WeightLinks
-from mindrl.workers.weight_sync import WeightExport
 
 _CHANGES_IN: Mapping[Role, Phase] = {
     "actor": Phase.TRAIN,

@@ -1,26 +1,19 @@
-"""Transfer of trained weights into the rollout engine, or to files."""
+"""Transfer of trained weights into the rollout engine."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.checkpoint.adapter_export import ExportedAdapters
-from mindrl.checkpoint.adapter_folder import adapter_config
-from mindrl.checkpoint.export import HeadScope, exported_model, writing
-from mindrl.models.adapters import full_adapters
-from mindrl.models.decoder import DType
 from mindrl.models.placement import Box, index_of
-from mindrl.models.sharding import Sharding, full_sharding
+from mindrl.models.sharding import Sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
-from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
+from mindrl.resharding.plan import ReshardPlan
 from mindrl.resharding.reshard import Reshard
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import Adapters, TrainingEngine
@@ -47,83 +40,6 @@ class WeightRoute:
         assert group is not None
         channel = Channel(group, own_store(name), torch.device(device_type), self.timeout_seconds)
         return Reshard(self.plan, channel, self.source.table(rank), self.target.table(rank))
-
-
-@dataclass
-class WeightExport:
-    """Export of a trained model's weights to files."""
-
-    model: TrainingEngine
-    dtype: DType
-    """Data type of the files; an engine may use another."""
-    topology: Topology
-    bucket_bytes: int
-    """Maximum bytes of messages that a rank has in flight."""
-    timeout_seconds: float
-    """Longest wait for a peer."""
-    name: str
-    """Name of these weights, the same on all ranks and unique."""
-    scores: HeadScope = "token"
-    """What a value head scores; a vocabulary has none."""
-    exports: int = 0
-
-    def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
-        """Write the weights to a Hugging Face folder, on the model's rank 0.
-
-        A collective over the model's ranks. An older folder is replaced. `record` has further
-        information about the weights.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
-        with self.model.active():
-            self._write(folder, record)
-
-    def _write(self, folder: Path, record: Mapping[str, object] | None) -> None:
-        route, model = self._route, self.model
-        source, table = TrainingWeights.of(model), route.target.table(dist.get_rank())
-        adapters = None if model.adapters is None else self._gathered(model.adapters)
-        with exported_model(
-            model.folder, folder, table, dtype=self.dtype, scores=self.scores
-        ) as sink:
-            if record is not None:
-                sink.write_record(record)
-            route.open(model.device_type, f"{self.name} {self.exports}").run(source, sink)
-            if adapters is not None and sink.folder is not None:
-                with writing(folder):
-                    adapters.write(sink.folder)
-        self.exports += 1
-        dist.barrier()
-
-    def _gathered(self, adapters: Adapters) -> ExportedAdapters:
-        """Gather the adapters on rank 0."""
-        model, low_rank = self.model, adapters.low_rank
-        ranks, dtype = dist.get_world_size(), self.dtype
-        whole = full_adapters(model.description, low_rank, world_size=ranks, dtype=dtype)
-        config = adapter_config(low_rank, model.folder)
-        found = ExportedAdapters(whole.table(dist.get_rank()), dtype, config)
-        way = self._routed(adapters.sharding, whole)
-        name = f"{self.name} adapters {self.exports}"
-        way.open(model.device_type, name).run(TrainingWeights(adapters.tensors()), found)
-        return found
-
-    @cached_property
-    def _route(self) -> WeightRoute:
-        """Route of every tensor to rank 0, planned at the first export."""
-        model = self.model
-        whole = full_sharding(
-            model.description,
-            world_size=dist.get_world_size(),
-            holders=[0],
-            dtype=self.dtype,
-            head=model.head,
-        )
-        return self._routed(model.sharding, whole)
-
-    def _routed(self, source: Sharding, whole: Sharding) -> WeightRoute:
-        plan = plan_reshard(source, whole, self.topology, bucket_bytes=self.bucket_bytes)
-        seconds = self.timeout_seconds
-        return WeightRoute(source=source, target=whole, plan=plan, timeout_seconds=seconds)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 Answer = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens and their log-probs, in nats."""
+SHARD_BYTES = 600_000
+"""Largest file of an export."""
 
 
 @dataclass(frozen=True, kw_only=True)

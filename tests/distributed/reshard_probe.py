@@ -18,7 +18,8 @@ from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.workers.device_regions import StoredRegion
-from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
+from mindrl.workers.weight_export import WeightExport
+from mindrl.workers.weight_sync import WeightRoute, WeightSync
 
 Prompts = list[list[int]]
 OPTIMIZER = {"lr": 1e-3, "weight_decay": 0.0, "updates": 10}

@@ -16,7 +16,7 @@ from value_messages import Cast, Evening, Judged, Played, ValueTrial
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences, SequenceScores, Values
-from mindrl.checkpoint.export import exported_model
+from mindrl.checkpoint.export import ExportedModel, exported_model
 from mindrl.errors import ModelError
 from mindrl.models.sharding import full_sharding
 from mindrl.training.engine import TrainingEngine
@@ -88,9 +88,12 @@ def export(model: TrainingEngine, folder: Path) -> None:
         model.description, world_size=ranks, holders=[0], dtype="float32", head="value"
     )
     transfer = prepared(model.sharding, whole, 1 << 20, folder.name)
-    table = whole.table(dist.get_rank())
+    weights, table = Shards(model.local_tensors()), whole.table(dist.get_rank())
+    if not table:
+        transfer.run(weights, ExportedModel(folder, {}))
+        return
     with exported_model(model.folder, folder, table, dtype="float32") as sink:
-        transfer.run(Shards(model.local_tensors()), sink)
+        transfer.run(weights, sink)
 
 
 def refusal(case: Case) -> str:

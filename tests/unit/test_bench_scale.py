@@ -7,16 +7,19 @@ from types import ModuleType
 
 import pytest
 
+LONGEST = 128
+"""Tokens of the longest answer."""
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.delitem(sys.modules, "bench_scale", raising=False)
+    for name in ("bench_scale", "scale_batches"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     found = import_module("bench_scale")
     monkeypatch.setattr(found, "ASKED", 2)
-    monkeypatch.setattr(found, "LONGEST", 128)
+    monkeypatch.setattr("scale_batches.LONGEST", LONGEST)
     return found
 
 
@@ -41,6 +44,16 @@ def test_ranks_ask_the_store_for_two_values_each(bench: ModuleType, ranks: int) 
 
 
 @pytest.mark.parametrize("ranks", [64, 256])
+def test_no_rank_and_no_node_writes_the_whole_model(bench: ModuleType, ranks: int) -> None:
+    """Rank 0 wrote 1,343 GB. A file has 5 GiB at most; ranks have the same number but for one."""
+    found = bench.measure_export(ranks)
+    files = found["export_files"]
+    assert files >= 250
+    assert found["export_rank_gb"] <= -(-files // ranks) * 5.37
+    assert found["export_node_gb"] <= -(-files * 8 // ranks) * 5.37
+
+
+@pytest.mark.parametrize("ranks", [64, 256])
 def test_metrics_have_as_many_names_for_any_number_of_workers(
     bench: ModuleType, ranks: int
 ) -> None:
@@ -51,8 +64,8 @@ def test_metrics_have_as_many_names_for_any_number_of_workers(
 @pytest.mark.parametrize("ranks", [64, 256])
 def test_the_driver_pickles_no_padding(bench: ModuleType, ranks: int) -> None:
     """Four bytes for a token of prompt or response; names and lengths of 128 responses."""
-    found = bench.measure_batches(ranks)
-    per_response = (bench.LONGEST + 1) / 2
+    found = bench.PARTS["batches"](ranks)
+    per_response = (LONGEST + 1) / 2
     prompt = 256 / per_response
     assert found["bytes_per_token"] <= 4 * (1 + prompt) + 0.2 * (1 + prompt) + 40 / per_response
     assert found["answer_bytes_per_token"] <= 8 + 60 / per_response

@@ -6,6 +6,7 @@ Shapes: B sequences, T positions.
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +20,14 @@ from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.batch.shared_prompts import deal, same_prompts
 from mindrl.checkpoint.commits import SavedFiles
 from mindrl.config.layout_keys import Role
-from mindrl.layouts.layout import TrainLayout, even_bounds
+from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.metrics import Metrics, joined_metrics
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engine_rounds import EngineRounds, NextTurns
 from mindrl.trainer.engines import Engines
+from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
@@ -52,6 +54,7 @@ class WorkerHandle:
     """Whether sequences with the same prompt go to the same replica, as far as that is balanced."""
     engine_rows: int = field(kw_only=True)
     """Number of sequences that an engine processes in one step."""
+    prompt_shares: PromptShares = field(default_factory=PromptShares, init=False)
     started: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
         default_factory=lambda: defaultdict(deque), init=False
     )
@@ -77,13 +80,16 @@ class WorkerHandle:
             sequence_seed(self.seed, step=step, uid=uid, sample=sample)
             for uid, sample in [*zip(uids, sample_numbers(uids), strict=True)][before * count :]
         ]
+        rows_of = self.prompt_shares.deal(prompts, count, self.engines.replicas)
         shares = [
-            (token_ids[start:end], sampling, seeds[start:end])
-            for start, end in even_bounds(len(group), self.engines.replicas)
+            ([token_ids[row] for row in rows], sampling, [seeds[row] for row in rows])
+            for rows in rows_of
         ]
         replies: list[Responses] = self.engines.each("generate_sequences", shares)
+        responses = Responses.joined(replies).in_order([*chain.from_iterable(rows_of)])
+        self.prompt_shares.learn(prompts, count, responses.lengths_B.tolist())
         asked = [prompt.token_ids for prompt in prompts]
-        return Rollouts.from_responses(asked, Responses.joined(replies), group)
+        return Rollouts.from_responses(asked, responses, group)
 
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Return the log-prob of the last token of each row, from each replica's engine."""

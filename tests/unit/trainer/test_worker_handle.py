@@ -1,10 +1,14 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from recording_groups import SAMPLING, RecordingGroup, dealing_actor
 
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Sequences
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -30,6 +34,22 @@ def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves() ->
     assert group.asked == [(0, 2)]
     assert [list(shares[rank][0]) for rank in (0, 2)] == [[(5, 1)] * 3, [(5, 2)] * 3]
     assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+class Echo(RecordingGroup):
+    """Ranks that answer with the last token of the prompt."""
+
+    def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        assert method == "generate_sequences"
+        each = [[[token_ids[-1]] for token_ids in prompts] for prompts, _, _ in arguments]
+        return [Responses.of(ids, [[-1.0]] * len(ids), [True] * len(ids)) for ids in each]
+
+
+def test_responses_of_prompts_that_were_dealt_in_turn_are_in_the_order_of_the_prompts() -> None:
+    actor = dealing_actor(Echo(), train=1, rollout=2)
+    rollouts = actor.generate_sequences([*map(prompt, range(4))], SAMPLING, step=1)
+    assert rollouts.tokens_BT[:, -1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_a_prompt_that_a_step_holds_twice_is_sampled_with_six_different_seeds() -> None:

@@ -210,6 +210,22 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "pad_token_id": None,
     },
+    # Three gated delta nets and a layer of full attention; the heads that vLLM has on a CPU.
+    "qwen3_5_text": {
+        "head_dim": 32,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    },
     # mindrl has no network for it, but the tests have one: tests/own_models.
     "nemotron": {
         "attention_bias": True,
@@ -250,6 +266,9 @@ def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> 
             torch.nn.init.normal_(parameter, std=0.1)
         elif "norm" in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
+        elif name.endswith("A_log"):
+            # A state keeps some half of itself from token to token, not e^-8 of it.
+            torch.nn.init.normal_(parameter, mean=-1.0, std=0.5)
     model.save_pretrained(folder)
     if family == "qwen3_moe":
         # As published folders say it; transformers 5 writes num_local_experts.

@@ -11,6 +11,7 @@ from typing import Any
 
 from mindrl.models.decoder import VALUE_HEAD, layer_of
 from mindrl.models.description import ModelDescription, described, unsupported_head
+from mindrl.models.gated_delta import gated_delta_net, unsupported_layers
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 from mindrl.models.tensor_plans import cuts_of, installed_plan, shared_modules
@@ -89,6 +90,7 @@ def _other(
         head=head,
         cuts=None if styles is None else cuts_of(tensors, styles),
         styles=tuple((styles or {}).items()),
+        delta=gated_delta_net(values),
     )
 
 
@@ -131,8 +133,7 @@ def _unsupported_attention(values: Mapping[str, Any]) -> Iterator[str]:
         yield "attn_logit_softcapping is not supported"
     if values.get("sliding_window") is not None and values.get("use_sliding_window") is not False:
         yield f"sliding_window={values['sliding_window']!r} is not supported; only null"
-    for kind in sorted(set(values.get("layer_types") or ()) - {"full_attention"}):
-        yield f"layer_types with {kind!r} is not supported; only 'full_attention'"
+    yield from unsupported_layers(values)
 
 
 def has_alibi(values: Mapping[str, Any]) -> bool:

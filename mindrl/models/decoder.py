@@ -88,7 +88,7 @@ def forward_cost(model: ModelDescription) -> tuple[float, float]:
             if len(shape) == 2:
                 weights += prod(shape) * (chosen if name.startswith("mlp.experts.") else 1.0)
     widths = model.mla.qk_head_dim + model.mla.v_head_dim if model.mla else 2 * model.head_dim
-    return 2 * weights, float(model.num_hidden_layers * model.num_attention_heads * widths)
+    return 2 * weights, float(model.attention_layers * model.num_attention_heads * widths)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from mindrl.errors import ModelError
 from mindrl.models.attention_window import attention_window, unsupported_window
 from mindrl.models.config_file import read_config
+from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.rope import (
     STRICT,
@@ -125,6 +126,12 @@ class ModelDescription:
         """Number of query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers that attend to all earlier tokens, and have keys and values of them."""
+        delta = self.other and self.other.delta
+        return self.num_hidden_layers - len(delta.layers if delta else ())
+
 
 def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     """Read the config.json of a model folder, or a config.json file.
@@ -142,6 +149,7 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         raise ModelError(
             f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
+            + (_NEEDS_FSDP if family in GATED_DELTA_FAMILIES else "")
             + (
                 "; fsdp trains models of any family "
                 "(docs/how-to/train-with-archon.md#any-hugging-face-model); to add a family "
@@ -356,6 +364,11 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+_NEEDS_FSDP = (
+    "; its layers of linear attention are gated delta nets, which archon lacks, and which "
+    "megatron-core 0.16 has only with flash-linear-attention and without packed sequences: set "
+    "actor_config.backend=fsdp"
+)
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _LLAMA_ROPE = ("linear", "llama3")
 _ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": ()}

@@ -2,6 +2,7 @@
 
 from pydantic.dataclasses import dataclass
 
+from mindrl.models.gated_delta import GatedDeltaNet
 from mindrl.models.rope import STRICT
 
 
@@ -31,5 +32,7 @@ class OtherFamily:
     Embedding and head are always cut by the vocabulary. None if unknown."""
     styles: tuple[tuple[str, str], ...] = ()
     """Modules of a transformers network that ranks share, with transformers' name of the style."""
+    delta: GatedDeltaNet | None = None
+    """Its layers of linear attention; None if all layers have full attention."""
     own: OwnFamily | None = None
     """Spec of a user's network; None for a network of transformers."""

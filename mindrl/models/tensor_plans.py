@@ -30,7 +30,8 @@ def installed_plan(family: str) -> Mapping[str, str] | None:
 
     None if transformers is not installed or has no plan for the family.
     """
-    package, name = find_spec("transformers"), family.replace("-", "_")
+    # The text part of a family with images is defined in the folder of the whole.
+    package, name = find_spec("transformers"), family.replace("-", "_").removesuffix("_text")
     if package is None or package.origin is None or not name.isidentifier():
         return None
     folder = Path(package.origin).parent / "models" / name

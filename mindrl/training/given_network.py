@@ -114,6 +114,12 @@ def deal_out(
             module.forward = partial(_with_plain, module, module.forward, sums, shares)
 
 
+def reads_directly(module: nn.Module, child: nn.Module) -> None:
+    """Let a module read the parameters of a child that it does not call; after `deal_out`."""
+    replicated = {name: False for name, each in child._parameters.items() if each is not None}
+    module.forward = partial(_with_plain, child, module.forward, replicated, {})
+
+
 def enters(module: nn.Module, turn: Callable[[Tensor], Tensor]) -> None:
     """Apply `turn` to a module's first input."""
     module.register_forward_pre_hook(lambda _, given: (turn(given[0]), *given[1:]))

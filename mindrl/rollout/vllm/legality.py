@@ -24,8 +24,7 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
             yield broken(keys["pp"], layout.pp, need, 1)
     yield from tensor_parallel_findings(model, layout.tp, keys)
     if layout.tp > 1:
-        rows = padded_vocab_size(model)
-        yield from must_divide(keys["tp"], layout.tp, "vocab_size in whole 64s", rows)
+        yield from _cut_further(model, layout.tp, keys["tp"])
     yield from _at_most(keys, "pp", layout.pp, "num_hidden_layers", model.num_hidden_layers)
     if model.moe is None:
         if layout.ep > 1:
@@ -35,6 +34,13 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
     elif layout.tp > 1:
         width = model.moe.intermediate_size
         yield from must_divide(keys["tp"], layout.tp, "moe_intermediate_size", width)
+
+
+def _cut_further(model: ModelDescription, tp: int, field: str) -> Iterator[Finding]:
+    """Yield what vLLM cuts and a tensor-parallel size of 2 or more does not divide."""
+    yield from must_divide(field, tp, "vocab_size in whole 64s", padded_vocab_size(model))
+    if model.other and model.other.delta:
+        yield from must_divide(field, tp, "linear_num_key_heads", model.other.delta.key_heads)
 
 
 def cpu_attention_findings(model: ModelDescription, word: str) -> Iterator[Finding]:

@@ -35,6 +35,12 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield from _own_network(model, model.other, layout, keys)
     if model.other and layout.tp > 1:
         yield from _other_cuts(model, model.other, layout.tp, keys["tp"])
+    if model.other and model.other.delta and layout.cp > 1:
+        need = (
+            "must be 1: a gated delta net reads the tokens of a sequence one after the other, and "
+            "context-parallel ranks have parts of it"
+        )
+        yield broken(keys["cp"], layout.cp, need, 1)
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
     if not heads:

@@ -5,7 +5,8 @@ and positions mark where a sequence begins. Logits are never made: the engine re
 weight after the last hidden states, so the head must be a plain product. Tensor parallelism follows
 transformers' plan for the family: `models/tensor_plans.py`.
 
-Shapes: S tokens of this rank, N heads, M key-value heads, D width of a head, H hidden size.
+Shapes: S tokens of this rank, N heads, M key-value heads, D width of a head, H hidden size, F
+features of a module, R rows of L tokens (one row with all S tokens, or sequences of a pack).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ from mindrl.models.description import ModelDescription
 from mindrl.training.archon.collectives import Collective, gathered_by_all, own_part
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
-from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves
+from mindrl.training.fsdp.gated_delta import gated_delta_nets, separate_sequences
+from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves, reads_directly
 from mindrl.training.packs import Pack
 
 _Turn = Callable[[Tensor], Tensor]
@@ -78,6 +80,8 @@ class HuggingFaceNetwork(GivenNetwork):
         self.going: _Pass = _Pass(settings=settings)
         for module in network.modules():
             module.mindrl_pass = self.going
+        if self.other.delta:
+            separate_sequences(network)
         # Before FSDP2 renames the classes.
         names = network._no_split_modules or ()
         self._layers = [each for each in network.modules() if type(each).__name__ in names]
@@ -124,6 +128,8 @@ class HuggingFaceNetwork(GivenNetwork):
         deal_out(
             self.network, self.other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS
         )
+        for module in gated_delta_nets(self.network):
+            reads_directly(module, module.conv1d)
         features = partial(_features, parallel.group)
         before: Mapping[str, _Turn] = {
             "colwise": parallel.enter,
@@ -143,9 +149,11 @@ class HuggingFaceNetwork(GivenNetwork):
                 leaves(module, turn)
 
 
-def _features(group: dist.ProcessGroup, collective: Collective, hidden_1SF: Tensor) -> Tensor:
+def _features(group: dist.ProcessGroup, collective: Collective, hidden_RLF: Tensor) -> Tensor:
     """Apply a collective over tokens to the feature dimension."""
-    return collective(hidden_1SF.transpose(1, 2), group).transpose(1, 2)
+    R, L, _ = hidden_RLF.shape
+    changed_1FS = collective(hidden_RLF.flatten(0, 1).T[None], group)
+    return changed_1FS[0].T.reshape(R, L, -1)
 
 
 def _built(folder: str) -> Any:

@@ -23,6 +23,7 @@ from mindrl.models.any_family import (
 from mindrl.models.decoder import layer_of, logical_shapes, parameters_of
 from mindrl.models.tensor_plans import installed_plan, shared_modules
 from mindrl.resharding.plan import Topology
+from mindrl.rollout.vllm.legality import vllm_findings
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.archon.legality import archon_findings
 from mindrl.training.archon.sharding import archon_sharding
@@ -135,6 +136,71 @@ def test_a_value_head_takes_the_place_of_the_other_and_is_no_tensor_of_the_body(
     assert logical_shapes(valued) == TENSORS
 
 
+DELTA: dict[str, Any] = {
+    **GPT,
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 3,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def test_every_fourth_layer_of_qwen3_5_attends_to_all_tokens_unless_its_config_lists_others() -> (
+    None
+):
+    model = any_description(FILE, DELTA, TENSORS)
+    assert model.other is not None
+    assert model.other.delta is not None
+    assert model.other.delta.layers == (0, 1, 2, 4, 5, 6)
+    assert (model.other.delta.key_rows, model.other.delta.value_rows) == (6, 20)
+    assert model.attention_layers == 2
+    listed = DELTA | {"layer_types": ["full_attention"] * 7 + ["linear_attention"]}
+    assert any_description(FILE, listed, TENSORS).attention_layers == 7
+    often = DELTA | {"full_attention_interval": 2}
+    assert any_description(FILE, often, TENSORS).attention_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"linear_key_head_dim": None}, "linear_key_head_dim=None must be an integer of at least"),
+        ({"linear_num_value_heads": 3}, "linear_num_key_heads=2 must divide linear_num_value_"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' is not supported; only"),
+        ({"layer_types": ["chunked"]}, "layer_types with 'chunked' is not supported"),
+    ],
+)
+def test_gated_delta_nets_of_other_kinds_or_sizes_are_refused(
+    values: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ModelError, match=error):
+        any_description(FILE, DELTA | values, TENSORS)
+
+
+def test_a_gated_delta_net_is_not_cut_over_context_parallel_ranks() -> None:
+    model = any_description(FILE, DELTA, TENSORS)
+    (found,) = archon_findings(model, TrainLayout(cp=2), {"cp": "context_size"})
+    assert str(found).startswith("context_size=2 must be 1: a gated delta net reads the tokens of")
+    assert found.legal == (1,)
+
+
+def test_key_heads_of_a_gated_delta_net_are_divided_by_the_ranks_of_the_engine() -> None:
+    model = any_description(FILE, DELTA | {"n_head": 8, "n_embd": 8, "vocab_size": 5}, TENSORS)
+    (found,) = [
+        str(each)
+        for each in vllm_findings(model, RolloutLayout(tp=4), {"tp": "t"})
+        if "linear" in str(each)
+    ]
+    assert found == "t=4 must divide linear_num_key_heads=2; nearest: 2"
+
+
+def test_the_plan_of_a_text_part_is_in_the_folder_of_the_whole() -> None:
+    found, made = installed_plan("qwen3_5_text"), CONFIG_MAPPING["qwen3_5_text"]
+    assert found == made.base_model_tp_plan
+
+
 @pytest.mark.parametrize("family", ["starcoder2", "olmo2", "qwen3", "seed_oss"])
 def test_plans_are_read_as_transformers_reads_them(family: str) -> None:
     from transformers import CONFIG_MAPPING
@@ -163,6 +229,11 @@ def test_plans_of_experts_are_not_done() -> None:
         ({"logit_scale": 0.5}, {}, "logit_scale=0.5 is not supported"),
         ({"sliding_window": 8}, {}, "sliding_window=8 is not supported; only null"),
         ({"layer_types": ["chunked"]}, {}, "layer_types with 'chunked' is not supported"),
+        (
+            {"layer_types": ["linear_attention"]},
+            {},
+            "; of qwen3_5_text, .* also 'linear_attention'",
+        ),
         ({"attn_logit_softcapping": 50.0}, {}, "attn_logit_softcapping is not supported"),
         ({"architectures": None}, {}, "architectures=None must name one class"),
         ({"architectures": ["GPTForTokenClassification"]}, {}, "num_labels=2 is not supported"),

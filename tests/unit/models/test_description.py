@@ -238,9 +238,9 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
     ("change", "message"),
     [
         (
-            {"model_type": "qwen3_next"},
+            {"model_type": "qwen3_nex"},
             (
-                f"model_type='qwen3_next' is not supported; supported: {FAMILIES}; "
+                f"model_type='qwen3_nex' is not supported; supported: {FAMILIES}; "
                 "nearest: qwen3_moe" + OTHERS
             ),
         ),

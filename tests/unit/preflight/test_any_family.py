@@ -43,6 +43,19 @@ def test_any_other_engine_refuses_it_and_names_fsdp(
     assert "fsdp trains models of any family" in str(finding)
 
 
+@pytest.mark.parametrize("engine", ["megatron", "archon"])
+def test_gated_delta_nets_are_refused_elsewhere_with_the_reason_and_the_engine_that_has_them(
+    random_model_of: MakeModel, run_config: MakeConfig, engine: str
+) -> None:
+    folder = random_model_of("qwen3_5_text")
+    _, (finding,) = describe_models(run_config(folder, {"actor_config.backend": engine}))
+    assert "gated delta nets, which archon lacks, and which megatron-core 0.16" in str(finding)
+    assert "set actor_config.backend=fsdp" in str(finding)
+    models, unread = describe_models(run_config(folder, FSDP))
+    assert not unread
+    assert models["actor"].attention_layers == 1
+
+
 def test_a_critic_of_such_a_family_has_a_value_head_in_the_place_of_the_other(
     random_model_of: MakeModel, run_config: MakeConfig
 ) -> None:

@@ -265,7 +265,11 @@ def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> 
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
         elif "norm" in name:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
+            # Around 1, or around 0 of a family that adds 1.
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
+        elif "conv1d" in name or (family == "qwen3_5_text" and "embed" in name):
+            # Of size 1, as the norms behind them make all: small ones would have large gradients.
+            torch.nn.init.normal_(parameter, std=0.5)
         elif name.endswith("A_log"):
             # A state keeps some half of itself from token to token, not e^-8 of it.
             torch.nn.init.normal_(parameter, mean=-1.0, std=0.5)

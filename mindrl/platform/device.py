@@ -219,6 +219,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "vllm_keeps_process_groups",
             "vllm_cpu_shared_memory",
             "vllm_cpu_experts",
+            "vllm_cpu_gated_delta",
             "vllm_cpu_kernels",
         ),
         engine_options={

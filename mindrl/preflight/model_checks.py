@@ -79,7 +79,8 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         dtype = config.generate_config.dtype
         per_token = kv_bytes_per_token(actor, config.rollout_layout, dtype)
         found += kv_cache_findings(config, per_token)
-    found += [*_too_long(config, actor), *prompts_findings(config, actor)]
+    found += [*_too_long(config, actor), *_shared_prefixes(config, actor)]
+    found += prompts_findings(config, actor)
     for role, model in models.items():
         if role != "actor":
             found += _compared_with_actor(config, role, model, actor)
@@ -99,6 +100,17 @@ def _too_long(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
                 "attention, which is equal only up to the window"
             )
             yield broken(field, each, need, window)
+
+
+def _shared_prefixes(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
+    """Yield a finding if prefixes are to be shared whose states the engine does not keep."""
+    field = "generate_config.enable_prefix_caching"
+    if actor.other and actor.other.delta and config.rolls_out and config.value_of(field):
+        need = (
+            f"must be false for {actor.other.architecture}: its gated delta nets have one state "
+            "per sequence, and the engine does not keep those of prefixes"
+        )
+        yield broken(field, True, need, False)
 
 
 def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:

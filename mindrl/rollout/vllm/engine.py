@@ -7,6 +7,7 @@ its weights and its KV cache are off the device.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -24,6 +25,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
+from mindrl.models.config_file import read_config
 from mindrl.models.placement import Shape
 from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
@@ -51,6 +53,12 @@ _MODELS = (
     DeepseekV3ForCausalLM,
 )
 
+_GATED_DELTA_NETS = {
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5",
+    "Qwen3NextForCausalLM": "qwen3_next",
+}
+"""Modules of vLLM by their class."""
 _LEAST_SHARE = 0.01
 _MOST_LIKELY = 20
 """Maximum number of log-probs that the engine returns: its `max_logprobs`."""
@@ -74,9 +82,7 @@ class VllmEngine:
         `kv_cache_bytes` are per rank; the engine uses the whole blocks that fit. A collective
         between the ranks of a replica raises after `timeout_seconds`.
         """
-        # A class instead of a name avoids a subprocess that imports all of vLLM.
-        for model in _MODELS:
-            ModelRegistry.register_model(model.__name__, model)
+        register_models(folder)
         self.device_type, self.seed = platform.device_type, seed
         self.whole: Mapping[str, Shape] | None = None
         """For a family without known sharding: the whole tensors to load."""
@@ -269,6 +275,21 @@ class VllmEngine:
             raise RuntimeError(
                 f"the engine received a request while only {sorted(self.awake)} are awake"
             )
+
+
+def register_models(folder: str) -> None:
+    """Give vLLM the classes of the supported families, and of the folder's.
+
+    A class instead of a name avoids a subprocess that imports all of vLLM. Those with gated delta
+    nets come with image processors, which need torchvision.
+    """
+    models = [*_MODELS]
+    for name in read_config(folder)[1].get("architectures") or ():
+        if name in _GATED_DELTA_NETS:
+            module = import_module(f"vllm.model_executor.models.{_GATED_DELTA_NETS[name]}")
+            models.append(getattr(module, name))
+    for model in models:
+        ModelRegistry.register_model(model.__name__, model)
 
 
 def allocate_stage_inputs(runner: Any) -> None:

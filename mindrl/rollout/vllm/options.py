@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindrl.config.generate import GenerateConfig
+from mindrl.models.config_file import read_config
+from mindrl.models.gated_delta import gated_delta_net
 from mindrl.platform.device import Platform
 from mindrl.rollout.chat_engine import ChatEngineSettings
 
@@ -43,6 +45,7 @@ def rollout_options(
 
 def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:
     """Return the options of an engine with the weights of its folder, in a process or a server."""
+    values = read_config(settings.folder)[1]
     return {
         "model": settings.folder,
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -53,6 +56,9 @@ def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:
         "max_num_batched_tokens": max(settings.longest, _LEAST_BATCHED_TOKENS),
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
         "trust_remote_code": settings.trust_remote_code,
+        # None is the engine's default. With shared prefixes it would split prompts of such models,
+        # which it does not on a CPU.
+        "enable_prefix_caching": False if gated_delta_net(values) else None,
     }
 
 

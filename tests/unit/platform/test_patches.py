@@ -113,6 +113,13 @@ def test_vllm_cpu_experts_is_needed_while_experts_that_are_elsewhere_add_to_the_
     assert upstream["patched_answer_of_experts_that_are_elsewhere"] == 0.0
 
 
+def test_vllm_cpu_gated_delta_is_needed_while_a_gated_delta_net_refuses_float32(
+    upstream: dict[str, Any],
+) -> None:
+    # What it computes instead: tests/distributed/test_gated_delta.py.
+    assert "CPU GDN attention requires BF16" in upstream["gated_delta_net_in_float32"]
+
+
 def test_vllm_cpu_token_attention_is_needed_while_a_token_has_another_result_in_a_prompt(
     upstream: dict[str, Any],
 ) -> None:

@@ -30,8 +30,10 @@ from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistri
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.triton_utils import dispatcher
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.config.megatron_training import MegatronTrainingConfig
@@ -196,6 +198,20 @@ def answer_of_experts_that_are_elsewhere() -> float:
     return output.abs().max().item()
 
 
+def gated_delta_net_in_float32() -> str | None:
+    """Run a layer for one token, in a data type that it refuses before it reads anything else."""
+    metadata = object.__new__(GDNAttentionMetadata)
+    metadata.num_actual_tokens = 1
+    layers = {"layer": SimpleNamespace(prefix="layer")}
+    context = SimpleNamespace(no_compile_layers=layers, attn_metadata={"layer": metadata})
+    find, one = gdn_attention.get_forward_context, torch.zeros(1, 1)
+    gdn_attention.get_forward_context = lambda: context
+    try:
+        return error_of(lambda: gdn_attention.cpu_gdn_attention_core(one, one, one, one, "layer"))
+    finally:
+        gdn_attention.get_forward_context = find
+
+
 def prompt_by_engine(heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Attend with the engine's kernel, all tokens as one prompt."""
     query, key, value = heads
@@ -286,6 +302,7 @@ def facts(folder: str) -> dict[str, object]:
         "sleep_of_a_bare_worker": error_of(lambda: CPUWorker.sleep(bare_worker, 2)),
         "wake_up_of_a_bare_worker": error_of(lambda: CPUWorker.wake_up(bare_worker)),
         "answer_of_experts_that_are_elsewhere": answer_of_experts_that_are_elsewhere(),
+        "gated_delta_net_in_float32": gated_delta_net_in_float32(),
         "attention_by_token": attention_by_token(),
         "requests_by_token": requests_by_token(),
         "init_names": inspect.unwrap(worker.init).__code__.co_names,

@@ -56,6 +56,21 @@ def test_gated_delta_nets_are_refused_elsewhere_with_the_reason_and_the_engine_t
     assert models["actor"].attention_layers == 1
 
 
+def test_shared_prefixes_are_refused_of_gated_delta_nets_not_by_the_engine_but_by_check(
+    random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    folder = random_model_of("qwen3_5_text")
+    config = run_config(folder, FSDP)
+    models, _ = describe_models(config)
+    (finding,) = model_findings(config, models)
+    assert str(finding).startswith(
+        "generate_config.enable_prefix_caching=true must be false for Qwen3_5ForCausalLM: its "
+    )
+    assert finding.legal == (False,)
+    off = run_config(folder, FSDP | {"generate_config.enable_prefix_caching": False})
+    assert not model_findings(off, models)
+
+
 def test_a_critic_of_such_a_family_has_a_value_head_in_the_place_of_the_other(
     random_model_of: MakeModel, run_config: MakeConfig
 ) -> None:

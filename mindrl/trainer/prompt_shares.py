@@ -37,7 +37,10 @@ class PromptShares:
             usual = fmean(known)
             each = [tokens or usual for tokens in expected for _ in range(pieces)]
             costs = [tokens * len(part) for tokens, part in zip(each, parts, strict=True)]
-            dealt = partition(costs, replicas)
+            # The longest begin first, and the short ones fill the places that become free.
+            dealt = [
+                sorted(share, key=lambda part: -costs[part]) for share in partition(costs, replicas)
+            ]
         else:
             dealt = [[*range(replica, len(parts), replicas)] for replica in range(replicas)]
         return [[row for part in share for row in parts[part]] for share in dealt]

@@ -28,6 +28,12 @@ def test_prompts_with_longer_answers_before_are_spread() -> None:
     assert abs(sums[0] - sums[1]) <= 0.5
 
 
+def test_of_a_replica_the_longest_begin_first() -> None:
+    shares, asked = PromptShares(), prompts(4)
+    shares.learn(asked, 2, [1, 3, 9, 9, 4, 6, 7, 7])
+    assert shares.deal(asked, 2, 1) == [[2, 3, 6, 7, 4, 5, 0, 1]]
+
+
 def test_the_newest_answers_count() -> None:
     shares, asked = PromptShares(), prompts(8)
     shares.learn(asked, 2, [9, 9] * 8)

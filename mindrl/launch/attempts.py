@@ -44,7 +44,8 @@ from mindrl.observability.output_files import (
     write_json_atomically,
 )
 from mindrl.observability.step_traces import StepTraces
-from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
+from mindrl.observability.tensorboard import TensorboardTracker
+from mindrl.observability.trackers import JsonlTracker, Tracker
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -30,17 +30,18 @@ from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import Platform, choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
+from mindrl.platform.patches import transformers_without_torch
 from mindrl.platform.vision import vision_trouble
-from mindrl.preflight.checks import check, check_without_files
-from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.hub import with_local_folders
-from mindrl.preflight.run_shardings import RunPlan
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.command_line import check_overrides, taken
 from mindrl.programs.compose import composing, located, run_config
 from mindrl.programs.exits import exit_code
 from mindrl.programs.run_place import require_checkpoint, run_place
 from mindrl.programs.train_help import no_name, print_help
+
+if TYPE_CHECKING:
+    from mindrl.preflight.run_shardings import RunPlan
 
 _DRY_RUN, _RESUME, _ELSEWHERE = "--dry-run", "--resume", "--elsewhere"
 
@@ -144,6 +145,10 @@ def explain(config: RunConfig, *, elsewhere: bool = False) -> None:
     Raises:
         ConfigError: The configuration cannot run.
     """
+    # Imported late, here and below: help needs no checks.
+    from mindrl.preflight.checks import check, check_without_files  # noqa: PLC0415
+    from mindrl.preflight.derived_numbers import derived_numbers  # noqa: PLC0415
+
     platform, missing = planned_platform(config.rl_config.device), []
     if elsewhere:
         missing = check_without_files(config, platform)
@@ -171,6 +176,9 @@ def _unread(config: RunConfig) -> Iterator[str]:
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
     """Read the rows and try the rewards; yields the lines about the data."""
+    # No model is loaded; code of the user in this process might need one.
+    if config.environment_config is None and not config.generate_config.trust_remote_code:
+        transformers_without_torch.install()
     # Imported late: they load transformers and sympy.
     from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
     from mindrl.launch.reward_trials import warn_of_data  # noqa: PLC0415
@@ -214,13 +222,15 @@ def require_packages(what: str, *others: str) -> None:
         )
 
 
-def checked_plan(config: RunConfig) -> tuple[RunPlan, Platform]:
+def checked_plan(config: RunConfig) -> "tuple[RunPlan, Platform]":
     """Check a run that exports no model; returns its plan and its platform.
 
     Raises:
         ConfigError: The configuration cannot run.
         InstallationError: torch or an engine is not installed.
     """
+    from mindrl.preflight.checks import check  # noqa: PLC0415
+
     require_engines()
     platform = choose_platform(config.rl_config.device)
     return check(config, platform, goes_on=True), platform
@@ -234,6 +244,8 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
     job = config.spool_config.job
     if job is not None and callbacks is not None and callbacks.functions:
         raise ConfigError(f"spool_config.job={job}: a job calls no callbacks; use callbacks=[]")
+    from mindrl.preflight.checks import check  # noqa: PLC0415
+
     require_engines(config)
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=job is None)

@@ -10,7 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mindrl.errors import OutputError
-from mindrl.observability.trackers import JsonlTracker, TensorboardTracker
+from mindrl.observability.tensorboard import TensorboardTracker
+from mindrl.observability.trackers import JsonlTracker
 
 
 def scalars(directory: Path, name: str) -> list[tuple[int, float]]:
@@ -70,7 +71,8 @@ def test_a_full_disk_is_an_error_with_the_path_and_what_was_written_stays_whole(
     program = (
         "import resource, sys; from pathlib import Path\n"
         "from mindrl.errors import OutputError\n"
-        "from mindrl.observability.trackers import JsonlTracker, TensorboardTracker\n"
+        "from mindrl.observability.tensorboard import TensorboardTracker\n"
+        "from mindrl.observability.trackers import JsonlTracker\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "folder = Path(sys.argv[1])\n"
         "for tracker in (JsonlTracker(folder / 'metrics.jsonl'), TensorboardTracker(folder)):\n"

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from mindrl.platform import prefork_client
 from mindrl.platform.device import PLATFORMS, configure_megatron
@@ -201,6 +202,28 @@ def test_torchvision_on_cpu_is_needed_while_an_import_gives_shapes_to_operators(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert "operator torchvision::nms does not exist" in ended.stderr
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_transformers_without_torch_is_needed_while_a_tokenizer_imports_torch(
+    patched: bool, tokenizer_folder: Path
+) -> None:
+    """The tokens are the same, and torch itself can be imported afterwards."""
+    program = (
+        "import sys\n"
+        "from mindrl.platform.patches import transformers_without_torch\n"
+        f"if {patched}: transformers_without_torch.install()\n"
+        "from transformers import AutoTokenizer\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({str(tokenizer_folder)!r})\n"
+        "print('torch' in sys.modules, tokenizer('12+34=46')['input_ids'])\n"
+        "import torch\n"
+        "print(torch.ones(2).sum().item())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    ids = AutoTokenizer.from_pretrained(tokenizer_folder)("12+34=46")["input_ids"]
+    assert ended.stdout.splitlines() == [f"{not patched} {ids}", "2.0"]
 
 
 def test_megatron_on_cpu_keeps_what_it_compiles_for_as_long_as_nothing_changes(

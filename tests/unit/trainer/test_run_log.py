@@ -216,7 +216,7 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
         "sys.path.insert(0, sys.argv[2])\n"
         "from test_run_log import RATE, SAMPLE, metrics, open_run_log\n"
         "from mindrl.observability.logs import configure_logging\n"
-        "from mindrl.observability.trackers import TensorboardTracker\n"
+        "from mindrl.observability.tensorboard import TensorboardTracker\n"
         "folder = Path(sys.argv[1]); shown = io.StringIO()\n"
         "configure_logging(folder / 'driver.log')\n"
         "run_log = open_run_log(folder, shown)\n"

@@ -51,7 +51,7 @@ class StepTraces:
             TRACE.begin(step if is_recorded else None)
             yield step
             if (found := TRACE.end()) is not None:
-                record = trace_record(step, found, TRACE.others)
+                record = trace_record(step, found, TRACE.others, left_out=TRACE.left_out)
                 keep(self, partial(self._write, step, record, was_requested=was_requested))
 
     def _write(self, step: int, record: Mapping[str, object], *, was_requested: bool) -> None:
@@ -65,7 +65,7 @@ class StepTraces:
 
 
 def trace_record(
-    step: int, found: TracePart, others: Mapping[str, ProcessSpans]
+    step: int, found: TracePart, others: Mapping[str, ProcessSpans], *, left_out: int = 0
 ) -> dict[str, object]:
     """Combine the spans that the driver and other processes recorded for a step.
 
@@ -83,6 +83,7 @@ def trace_record(
         "otherData": {
             "step": step,
             "begun_ns": found.start,
+            "left_out_spans": left_out,
             "clock_shift_ns": {name: process.shift for name, process in processes.items()},
         },
     }

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ PHASE = "phase"
 """Track with the phase that uses the device."""
 _THINNED_FROM = 10
 """log2 of the number of spans of one name up to which all are kept."""
+MOST_SPANS = 1 << 17
+"""Maximum number of spans of other processes that a process holds for a step, about 50 MB."""
 _NOTHING = nullcontext()
 
 
@@ -56,6 +59,15 @@ class ProcessSpans:
             return 0
         return max(self.earliest, min(0, self.latest))
 
+    def drop_shortest(self) -> int:
+        """Drop the shorter half of the spans; return its number. Phases are kept the longest."""
+        spans = [*map(Span._make, self.spans)]
+        lengths = [inf if each.end is None else each.end - each.start for each in spans]
+        order = sorted(range(len(spans)), key=lengths.__getitem__)
+        kept = sorted(order[len(order) // 2 :])
+        self.spans = [self.spans[place] for place in kept]
+        return len(order) - len(kept)
+
 
 class Trace:
     """Records spans of a process; off until `begin` is called with a step.
@@ -71,6 +83,8 @@ class Trace:
         self.spans: list[tuple[Any, ...]] = []
         self.others: defaultdict[str, ProcessSpans] = defaultdict(ProcessSpans)
         """Spans that other processes recorded for this one, by name."""
+        self.left_out = 0
+        """Spans of other processes that were dropped, the shortest of the busiest ones."""
         self._counts: dict[str, int] = {}
         self._to_epoch = _epoch_of_clock()
 
@@ -80,7 +94,7 @@ class Trace:
 
     def begin(self, step: int | None) -> None:
         """Discard all spans and start recording; None records nothing."""
-        self.spans, self.others = [], defaultdict(ProcessSpans)
+        self.spans, self.others, self.left_out = [], defaultdict(ProcessSpans), 0
         self._counts.clear()
         if step is not None:
             # Again for each step: the epoch clock is adjusted, the monotonic one is not.
@@ -128,6 +142,9 @@ class Trace:
         least, most = called_at - found.start, now - found.end
         its.earliest = least if its.earliest is None else max(its.earliest, least)
         its.latest = most if its.latest is None else min(its.latest, most)
+        while sum(len(each.spans) for each in self.others.values()) > MOST_SPANS:
+            busiest = max(self.others.values(), key=lambda each: len(each.spans))
+            self.left_out += busiest.drop_shortest()
 
 
 class _OpenSpan:

@@ -14,7 +14,7 @@ from chrome_trace import Timeline, read_timeline
 from mindrl.errors import OutputError
 from mindrl.observability.step_traces import StepTraces, trace_record
 from mindrl.observability.timing import StageTimer
-from mindrl.observability.trace import TRACE, ProcessSpans, Span, Trace, TracePart
+from mindrl.observability.trace import MOST_SPANS, TRACE, ProcessSpans, Span, Trace, TracePart
 
 MS = 1_000_000
 
@@ -149,6 +149,38 @@ def test_a_clock_of_another_host_is_moved_by_the_least_that_puts_calls_inside_th
     assert (
         written(tmp_path, TracePart((now - 40) * MS, now * MS, []), trace.others).about["step"] == 7
     )
+
+
+def test_spans_of_many_processes_are_bounded_and_the_longest_stay() -> None:
+    """512 processes of 2,048 spans each, in eight calls: a million, of which 131,072 stay."""
+    trace = Trace()
+    trace.begin(7)
+    start = trace.now()
+
+    def part(call: int) -> TracePart:
+        spans = [Span("MainThread", "step", start, start + 1 + place, None) for place in range(256)]
+        phase = Span("phase", f"phase {call}", start, None, None)
+        return TracePart(start, start + 256, [*map(tuple, [phase, *spans[1:]])])
+
+    for call in range(8):
+        for process in range(512):
+            trace.take(f"worker-{process}", part(call), called_at=start)
+    held = [each.spans for each in trace.others.values()]
+    assert len(held) == 512
+    assert sum(map(len, held)) <= MOST_SPANS
+    assert trace.left_out == 512 * 8 * 256 - sum(map(len, held))
+    for spans in held:
+        phases = [each for each in spans if each[0] == "phase"]
+        lengths = [each[3] - each[2] for each in spans if each[0] != "phase"]
+        assert len(phases) == 8
+        assert lengths.count(256) == 8
+    found = trace.end()
+    assert found is not None
+    text = json.dumps(trace_record(7, found, trace.others, left_out=trace.left_out))
+    assert len(text) < 32 << 20
+    assert f'"left_out_spans": {trace.left_out}' in text
+    trace.begin(8)
+    assert trace.left_out == 0
 
 
 def test_what_answers_behind_the_end_of_a_recording_is_not_of_the_next() -> None:

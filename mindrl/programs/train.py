@@ -176,8 +176,8 @@ def _unread(config: RunConfig) -> Iterator[str]:
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
     """Read the rows and try the rewards; yields the lines about the data."""
-    # No model is loaded; code of the user in this process might need one.
-    if config.environment_config is None and not config.generate_config.trust_remote_code:
+    # No model is loaded, unless by code of the user.
+    if not _has_own_code(config):
         transformers_without_torch.install()
     # Imported late: they load transformers and sympy.
     from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
@@ -188,6 +188,16 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
     data = read_data(config)
     yield from data_lines(data)
     warn_of_data(config, data)
+
+
+def _has_own_code(config: RunConfig) -> bool:
+    """Return whether the data or the rewards of a run need code that is not mindrl's."""
+    names = {name for weights in config.reward_weights.values() for name in weights}
+    return (
+        config.environment_config is not None
+        or config.generate_config.trust_remote_code
+        or any(":" in name and "://" not in name for name in names)
+    )
 
 
 def require_engines(config: RunConfig | None = None) -> None:

@@ -4,9 +4,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 ChatMessage = dict[str, str]
+
+
+class PlacedImage(NamedTuple):
+    """A picture in a prompt; its pixels stay in a file."""
+
+    number: int
+    """Number of its content, 1 to 2 ** 63 - 1, by which workers find the file."""
+    first: int
+    """Position of its first token in the prompt."""
+    tokens: int
+    """Number of its tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +54,13 @@ class Prompt:
     """Its `data_source`, which selects the reward; empty without one."""
     row: PromptRow | None = None
     """None if no reward uses any of it."""
+    images: tuple[PlacedImage, ...] = ()
+    """Its pictures, in order; the token ids have all tokens of each."""
+
+    @property
+    def identity(self) -> str:
+        """What equal prompts have in common: the text, and the pictures."""
+        return " ".join([self.text, *(f"{each.number:x}" for each in self.images)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

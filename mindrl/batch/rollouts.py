@@ -18,6 +18,8 @@ from mindrl.batch.packing import Compact
 from mindrl.batch.segments import Conversations
 from mindrl.batch.sequences import Sequences
 
+_OF_IMAGES = ("image_numbers_BI", "image_starts_BI")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Responses(Compact):
@@ -196,6 +198,11 @@ class Rollouts(Sequences):
         assert all(part.conversation_B is None for part in parts), "of one sequence each"
         for name in (field.name for field in fields(cls) if field.name != "ages_BT"):
             below = [getattr(part, name) for part in parts]
+            if name in _OF_IMAGES and any(column is not None for column in below):
+                below = [
+                    part.group_B.new_zeros(len(part), 1) if column is None else column
+                    for part, column in zip(parts, below, strict=True)
+                ]
             if below[0] is None:
                 continue
             if below[0].dim() > 1:

@@ -4,7 +4,7 @@ Shapes: B sequences, T positions. Log-probs at position t are those of the token
 at t is the expected return before the token at t is chosen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.packing import Compact
+from mindrl.batch.prompts import PlacedImage
 
 StageT = TypeVar("StageT", bound="Sequences")
 
@@ -26,6 +27,11 @@ class Sequences(Compact):
     """int64, tokens of each sequence."""
     response_mask_BT: Tensor
     """bool; True for tokens that need a log-prob. Never True at position 0."""
+    image_numbers_BI: Tensor | None = None
+    """int64; numbers of the pictures of each sequence, in order, 0 after the last. A picture has a
+    token at least, so `rows` cuts none off. None without pictures."""
+    image_starts_BI: Tensor | None = None
+    """int64; position of the first token of each of them."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -40,6 +46,27 @@ class Sequences(Compact):
             return column[:, :longest].contiguous() if column.dim() > 1 else column
 
         return self._changed(chosen)
+
+    def with_images(self, images: Sequence[Sequence[PlacedImage]]) -> Self:
+        """Set the pictures of each sequence."""
+        most = max(map(len, images), default=0)
+        if not most:
+            return self
+        numbers_BI = torch.zeros(len(images), most, dtype=torch.int64)
+        starts_BI = torch.zeros_like(numbers_BI)
+        for row, placed in enumerate(images):
+            for index, each in enumerate(placed):
+                numbers_BI[row, index], starts_BI[row, index] = each.number, each.first
+        return replace(self, image_numbers_BI=numbers_BI, image_starts_BI=starts_BI)
+
+    def images(self) -> list[list[tuple[int, int]]]:
+        """Return number and first position of each picture, sequence by sequence."""
+        if self.image_numbers_BI is None or self.image_starts_BI is None:
+            return [[] for _ in range(len(self))]
+        rows = zip(self.image_numbers_BI.tolist(), self.image_starts_BI.tolist(), strict=True)
+        return [
+            [(number, first) for number, first in zip(*row, strict=True) if number] for row in rows
+        ]
 
     def to(self, device: torch.device) -> Self:
         """Copy all columns to a device."""

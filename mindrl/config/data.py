@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from mindrl.config.generate import Truncation
+from mindrl.config.images import ImageConfig
 from mindrl.config.section import (
     SECTION,
     Count,
@@ -156,6 +157,10 @@ class DataConfig:
     best_by: str | None = None
     """The set of `eval_sets` whose avg@n determines the best model and checkpoint. None uses the
     held-out file, `megatron_training.test_data_path`, or else the first of the sets."""
+
+    images: ImageConfig = ImageConfig()
+    """Pictures of rows, for a model with a vision tower:
+    [Train on pictures](../tutorials/train-on-pictures.md)."""
 
     @property
     def evaluates(self) -> bool:

@@ -331,6 +331,13 @@ class EvalSetKeys(TruncationKeys, total=False):
     max_tokens: int | None
     data_source: str | None
 
+class ImageKeys(TypedDict, total=False):
+    folder: str
+    max_per_prompt: int
+    max_pixels: int
+    max_file_pixels: int
+    cache_mib: int
+
 class DataKeys(TypedDict, total=False):
     train_sets: Sequence[TrainSetKeys]
     source_column: str | None
@@ -347,6 +354,7 @@ class DataKeys(TypedDict, total=False):
     test_overlap_policy: Literal["error", "drop", "allow"]
     eval_sets: Sequence[EvalSetKeys]
     best_by: str | None
+    images: ImageKeys
 
 class NamedEnvironmentKeys(TypedDict, total=False):
     name: str

@@ -22,7 +22,9 @@ def hold_out(
     """
     trained, tests = [], []
     for each in sets:
-        texts = sorted({prompt.text for prompt in each.prompts}, key=lambda text: _hash(seed, text))
+        texts = sorted(
+            {prompt.identity for prompt in each.prompts}, key=lambda text: _hash(seed, text)
+        )
         count = max(1, round(fraction * len(texts)))
         if count >= len(texts):
             raise DataError(
@@ -45,7 +47,7 @@ def without_tests(
     Raises:
         DataError: The policy is "error" and there are some, or no training prompt is left.
     """
-    texts = {prompt.text for test in tests.values() for prompt in test.prompts}
+    texts = {prompt.identity for test in tests.values() for prompt in test.prompts}
     if data.test_overlap_policy == "drop":
         left = tuple(each.without(texts) for each in train)
         if empty := [each.path for each in left if not each.prompts]:
@@ -54,14 +56,14 @@ def without_tests(
             )
         return left
     if data.test_overlap_policy == "error":
-        trained_on = {prompt.text for each in train for prompt in each.prompts}
+        trained_on = {prompt.identity for each in train for prompt in each.prompts}
         for name, test in tests.items():
             _refuse_overlap(name, test, trained_on)
     return tuple(train)
 
 
 def _refuse_overlap(name: str, test: PromptSet, trained_on: set[str]) -> None:
-    again = [prompt for prompt in test.prompts if prompt.text in trained_on]
+    again = [prompt for prompt in test.prompts if prompt.identity in trained_on]
     if again:
         raise DataError(
             f"{test.path}: {len(again)} of the {len(test.prompts)} {name} prompts are "

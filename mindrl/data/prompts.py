@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from mindrl.batch.prompts import ChatMessage, Prompt, PromptRow
+from mindrl.batch.prompts import ChatMessage, PlacedImage, Prompt, PromptRow
 from mindrl.config.data import DataPath, paths_of
 from mindrl.config.megatron_training import PLAIN, MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
@@ -17,6 +17,16 @@ from mindrl.data.columns import Columns, columns_of
 from mindrl.data.files import files_of
 from mindrl.data.reading import Reading
 from mindrl.data.roles import check_roles
+from mindrl.data.row_images import (
+    MARK,
+    KeptImage,
+    RowImages,
+    has_images,
+    has_picture_parts,
+    has_pictures,
+    joined_parts,
+    with_parts,
+)
 from mindrl.data.rows import Row, column_of, read_rows, shown
 from mindrl.data.tokenizer import plain_prefix, rendered_chat
 from mindrl.environments.row_tools import RowTools
@@ -55,7 +65,7 @@ class PromptSet:
 
     def without(self, texts: Collection[str]) -> "PromptSet":
         """Return the set without prompts that have these texts, counted as tests."""
-        kept = [at for at, each in enumerate(self.prompts) if each.text not in texts]
+        kept = [at for at, each in enumerate(self.prompts) if each.identity not in texts]
         return replace(
             self,
             prompts=tuple(self.prompts[at] for at in kept),
@@ -85,6 +95,7 @@ class _Rendered(NamedTuple):
     text: str
     answer: str
     row: PromptRow | None
+    images: tuple[KeptImage, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,21 +162,25 @@ def load_prompts(
     """
 
     def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
-        chat = _Chat(tokenizer, tools)
+        chat = _Chat(tokenizer, tools, reading.images)
         rendered = [_render(row, training, columns, chat, reading) for row in chosen.values()]
         # The template contains every special token, so the tokenizer must not add more.
         prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
         token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
+        placed = [
+            chat.placed(row, [*prefix, *ids]) for row, ids in zip(rendered, token_ids, strict=True)
+        ]
         return tuple(
             Prompt(
                 uid=reading.first_uid + place,
-                token_ids=(*prefix, *ids),
+                token_ids=ids,
                 text=row.text,
                 answer=row.answer,
                 source=reading.source_of(chosen[place]),
                 row=row.row,
+                images=shown_images,
             )
-            for place, row, ids in zip(chosen, rendered, token_ids, strict=True)
+            for place, row, (ids, shown_images) in zip(chosen, rendered, placed, strict=True)
         )
 
     longest = Longest(
@@ -224,6 +239,7 @@ def _render(
 ) -> _Rendered:
     messages, is_plain = question_of(row, training, columns.prompt), training.takes_plain_text
     tools = chat.tools_of(row)
+    images = chat.images_of(row, messages, columns.prompt)
     text = _plain(row, messages) if is_plain else chat.render(row, messages, tools)
     answer = "" if columns.answer is None else answer_of(row, columns.answer)
     try:
@@ -236,15 +252,38 @@ def _render(
     given = reading.row_of(row, messages, is_chat=not isinstance(prompt, str))
     if given is not None and tools:
         given = replace(given, tools=tools)
-    return _Rendered(place=row.place, text=text, answer=answer, row=given)
+    return _Rendered(place=row.place, text=text, answer=answer, row=given, images=images)
 
 
 @dataclass(frozen=True)
 class _Chat:
-    """A chat template, and the tools that it can show."""
+    """A chat template, and the tools and pictures that it can show."""
 
     tokenizer: PreTrainedTokenizerBase
     tools: RowTools | None
+    images: RowImages | None = None
+
+    def images_of(
+        self, row: Row, messages: list[ChatMessage], column: str
+    ) -> tuple[KeptImage, ...]:
+        _, prompt = column_of(row, column, "megatron_training.prompt_column")
+        if self.images is not None:
+            return self.images.keep(row, messages, prompt)
+        is_marked = any(MARK in message["content"] for message in messages)
+        if is_marked and (has_images(row) or has_picture_parts(prompt)):
+            raise DataError(
+                f"{row.place} has pictures, and actor_config.load names a model without a vision "
+                "tower; needed a vision-language model, such as Qwen2.5-VL"
+            )
+        return ()
+
+    def placed(
+        self, row: _Rendered, token_ids: list[int]
+    ) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
+        """Return the token ids of a prompt with those of its pictures, and their places."""
+        if self.images is None:
+            return tuple(token_ids), ()
+        return self.images.placed(row.place, token_ids, row.images)
 
     def tools_of(self, row: Row) -> Sequence[Mapping[str, Any]]:
         if self.tools is None:
@@ -258,8 +297,9 @@ class _Chat:
         self, row: Row, messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]
     ) -> str:
         check_roles(row.place, messages, self.tokenizer)
+        in_parts = messages if self.images is None else [*map(with_parts, messages)]
         try:
-            return rendered_chat(self.tokenizer, messages, tools)
+            return rendered_chat(self.tokenizer, in_parts, tools)
         except TemplateError as error:
             raise DataError(
                 f"{row.place}: the chat template rejects the prompt: {error}"
@@ -317,6 +357,8 @@ def _message(where: str, value: Any) -> ChatMessage:
     present = {key: content for key, content in value.items() if content is not None}
     if set(present) != {"role", "content"}:
         raise DataError(f"{where} has keys {sorted(present)}; needed ['content', 'role']")
+    if isinstance(content := present.get("content"), list) and has_pictures(content):
+        present["content"] = joined_parts(where, content)
     for key, content in present.items():
         if not isinstance(content, str) or not content.strip():
             raise DataError(f"{where}: {key} is {shown(content)}; needed text, not empty")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from mindrl.batch.prompts import ChatMessage, PromptRow
 from mindrl.config.reward_columns import RewardColumns
+from mindrl.data.row_images import RowImages
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
 
@@ -24,6 +25,8 @@ class Reading:
     pass_rates: tuple[float, float] = (0.0, 1.0)
     """Minimum and maximum of the rows that are kept."""
     rewards: RewardColumns = field(default_factory=RewardColumns)
+    images: RowImages | None = None
+    """What keeps pictures of rows, for a model that reads some."""
 
     def by_form(self, source_column: str | None) -> "Reading":
         """Set the source column of a known row format, unless a source is configured."""

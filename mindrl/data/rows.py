@@ -152,8 +152,23 @@ def _read_parquet(file: Path) -> Iterator[Row]:
         except (DatasetGenerationError, ValueError, NotImplementedError) as error:
             cause = error.__cause__ or error
             raise DataError(f"data file {file}: not a Parquet file ({cause})") from error
+    for name, feature in table.features.items():
+        if (plain := _undecoded(feature)) != feature:
+            table = table.cast_column(name, plain)
     for index, values in enumerate(table):
         yield Row(f"{file}, row {index} counted from 0", values)
+
+
+def _undecoded(feature: Any) -> Any:
+    """Return a type in which pictures are bytes and paths: they are opened elsewhere, with care."""
+    match feature:
+        case datasets.Image():
+            return datasets.Image(mode=feature.mode, decode=False)
+        case datasets.List() | datasets.LargeList():
+            return type(feature)(_undecoded(feature.feature))
+        case dict():
+            return {name: _undecoded(each) for name, each in feature.items()}
+    return feature
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {

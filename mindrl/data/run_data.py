@@ -18,12 +18,14 @@ from mindrl.data.held_out import hold_out, without_tests
 from mindrl.data.preferences import load_preferences
 from mindrl.data.prompts import PromptSet, joined, load_prompts
 from mindrl.data.reading import Reading
+from mindrl.data.row_images import RowImages, image_notes
 from mindrl.data.rows import shown
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
 from mindrl.data.turn_template import TurnTemplate
 from mindrl.environments.row_tools import RowTools
 from mindrl.environments.tools import tools_of_rows
 from mindrl.errors import ConfigError, DataError, ModelError
+from mindrl.models.vision import image_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,8 @@ class RunData:
     """Parts of `train`, if there are several."""
     stop_texts: Sequence[str] = ()
     """Strings that also end a response."""
+    images: RowImages | None = None
+    """What keeps the pictures of rows. None for a model of text."""
     turns: TurnTemplate | None = None
     """How an environment's messages follow a turn. None without environments."""
 
@@ -84,14 +88,14 @@ def read_data(config: RunConfig) -> RunData:
         )
         sampling = config.generate_config.sampling_config
         stops = stop_token_ids(tokenizer, config.actor_config.load, sampling.stop_token_ids)
-        tools = row_tools(config)
+        tools, images = row_tools(config), row_images(config)
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
             if config.preference_config is not None:
                 return load_preferences(paths, config, tokenizer, stops, reading)
             if config.sft_config is not None:
                 return load_demonstrations(paths, config, tokenizer, stops, reading)
-            chosen = replace(reading, rewards=rewards)
+            chosen = replace(reading, rewards=rewards, images=images)
             return load_prompts(paths, training, config.rl_config, tokenizer, chosen, tools)
 
         train_sets, test = _train_sets(config, load), None
@@ -111,6 +115,7 @@ def read_data(config: RunConfig) -> RunData:
             test=test,
             eval_sets=eval_sets,
             parts=train_sets,
+            images=images,
         )
         if tools is not None:
             found = replace(found, turns=turn_template(config, found))
@@ -119,6 +124,15 @@ def read_data(config: RunConfig) -> RunData:
     _check_sources(config, found)
     _check_columns(config, found)
     return found
+
+
+def row_images(config: RunConfig) -> RowImages | None:
+    """Return what keeps the pictures of rows; None for a model of text."""
+    model = config.actor_config.load
+    token = image_token(model)
+    if token is None:
+        return None
+    return RowImages(model=model, config=config.data_config.images, token=token)
 
 
 def row_tools(config: RunConfig) -> RowTools | None:
@@ -246,10 +260,10 @@ def data_lines(data: RunData) -> Iterator[str]:
     """Yield lines about the rows read, the overlap of tests and training, and the stop tokens."""
     for found in data.all_sets:
         yield f"{found.path}: {_described(found)}"
-    trained_on = {prompt.text for prompt in data.train.prompts}
+    trained_on = {prompt.identity for prompt in data.train.prompts}
     for name, test in _tests(data.test, data.eval_sets).items():
         prompts = test.prompts
-        if again := sum(prompt.text in trained_on for prompt in prompts):
+        if again := sum(prompt.identity in trained_on for prompt in prompts):
             yield (
                 f"{again} of the {len(prompts)} {name} prompts are also training prompts, "
                 "which raises the accuracy"
@@ -258,6 +272,7 @@ def data_lines(data: RunData) -> Iterator[str]:
     stops = [f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True)]
     stops += map(repr, data.stop_texts)
     yield f"a response ends with {' or '.join(stops)}"
+    yield from image_notes(data.images, data.tokenizer)
     yield from _target_notes(data)
 
 
@@ -284,7 +299,7 @@ def _described(found: PromptSet) -> str:
     """Return the number of rows and prompts of a set, and why the other rows were left out."""
     longest = max(len(prompt.token_ids) for prompt in found.prompts)
     what = "conversations" if isinstance(found.prompts[0], Demonstration) else "prompts"
-    repeated = len(found.prompts) - len({prompt.text for prompt in found.prompts})
+    repeated = len(found.prompts) - len({prompt.identity for prompt in found.prompts})
     counts = {
         "longer ones dropped": found.dropped,
         "dropped by pass rate": found.filtered,

@@ -113,20 +113,22 @@ def _weight_links(parts: "_Parts", platform: Platform) -> WeightLinks:
 
 def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> RolloutEngine:
     """Start the engine of this rank, awake. A collective."""
-    from mindrl.rollout.vllm.engine import VllmEngine  # noqa: PLC0415 - only if needed
+    from mindrl.rollout.vllm.engine import EngineModel, VllmEngine  # noqa: PLC0415 - only if needed
 
     config, training = plan.config, plan.config.megatron_training
-    engine = VllmEngine(
-        config.actor_config.load,
+    actor = plan.models["actor"]
+    return VllmEngine(
+        EngineModel(
+            folder=config.actor_config.load,
+            whole=dict(actor.other.tensors) if actor.other else None,
+            images=config.data_config.images if actor.reads_images else None,
+        ),
         config.generate_config,
         platform,
         kv_cache_bytes=kv_cache_bytes,
         seed=training.seed,
         timeout_seconds=training.distributed_timeout_minutes * 60,
     )
-    if other := plan.models["actor"].other:
-        engine.whole = dict(other.tensors)
-    return engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +338,7 @@ def _engines(
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
             low_rank=plan.low_rank if role == "actor" else None,
             adapter_folder=config.actor_config.lora.load,
+            images=config.data_config.images,
             world=worlds.get(role),
         )
         engines[role] = _maker(settings, groups.get(role), plan.models[role])(

@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mindrl.models.config_file import text_values
 from mindrl.models.decoder import VALUE_HEAD, layer_of
 from mindrl.models.description import ModelDescription, described, unsupported_head
 from mindrl.models.gated_delta import gated_delta_net, unsupported_layers
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 from mindrl.models.tensor_plans import cuts_of, installed_plan, shared_modules
+from mindrl.models.vision import has_tower, unsupported_vision, vision_part
 
 
 def any_description(
@@ -32,6 +34,7 @@ def any_description(
         ModelError: A size is missing, or packs or a plain head cannot represent the model.
     """
     tensors = {name: shape for name, shape in tensors.items() if name != VALUE_HEAD}
+    values = text_values(values)
     sizes = partial(_sizes, tensors, ends)
     return described(path, sizes, values, _unsupported(values, tensors))
 
@@ -82,7 +85,9 @@ def _ends(tensors: Mapping[str, Shape], matrix: tuple[Any, Any]) -> tuple[str, s
 def _other(
     values: Mapping[str, Any], tensors: Mapping[str, Shape], embedding: str, head: str
 ) -> OtherFamily:
-    styles = shared_modules(tensors, installed_plan(str(values.get("model_type"))))
+    # No plan of transformers covers a vision tower.
+    plan = None if has_tower(values) else installed_plan(str(values.get("model_type")))
+    styles = shared_modules(tensors, plan)
     return OtherFamily(
         architecture=values["architectures"][0],
         tensors=tuple(tensors.items()),
@@ -91,6 +96,7 @@ def _other(
         cuts=None if styles is None else cuts_of(tensors, styles),
         styles=tuple((styles or {}).items()),
         delta=gated_delta_net(values),
+        vision=vision_part(values, tensors),
     )
 
 
@@ -112,6 +118,7 @@ def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Ite
         yield "quantized weights (quantization_config) are not supported"
     if values.get("is_encoder_decoder"):
         yield "is_encoder_decoder=true is not supported"
+    yield from unsupported_vision(values)
     yield from unsupported_head(values)
     yield from _unsupported_attention(values)
     for name, shape in tensors.items():

@@ -1,6 +1,7 @@
 """The config.json of a model folder. Imports no torch."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,23 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     if not isinstance(values, dict):
         raise ModelError(f"{path} must contain a JSON object")
     return path, values
+
+
+def text_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config.json holds about its decoder, with the family and class of the whole.
+
+    Families with more than a decoder nest it in `text_config`; some of their folders have its
+    sizes at the top.
+    """
+    nested = values.get("text_config")
+    if not isinstance(nested, dict):
+        return dict(values)
+    whole = {name: values[name] for name in _OF_THE_WHOLE if values.get(name) is not None}
+    return {**values, **nested, **whole}
+
+
+_OF_THE_WHOLE = ("model_type", "architectures", "tie_word_embeddings")
+"""Keys that are read at the top."""
 
 
 def _without(path: Path) -> str:

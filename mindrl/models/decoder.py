@@ -56,7 +56,12 @@ def _of_another_family(other: OtherFamily, hidden: int, head: Head) -> dict[str,
 
 
 def layer_of(tensor: str) -> int | None:
-    """Return the layer that a logical tensor belongs to: the first number in its name."""
+    """Return the decoder layer of a logical tensor: the first number in its name.
+
+    Tensors of a vision tower are in none.
+    """
+    if "visual" in tensor.split(".")[:2]:
+        return None
     return next((int(part) for part in tensor.split(".") if part.isdigit()), None)
 
 

@@ -24,6 +24,7 @@ from mindrl.models.rope import (
     rope_values,
     unsupported_rope,
 )
+from mindrl.models.vision import has_tower
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -122,6 +123,11 @@ class ModelDescription:
             )
 
     @property
+    def reads_images(self) -> bool:
+        """Whether the model has a vision tower."""
+        return self.other is not None and self.other.vision is not None
+
+    @property
     def heads_per_group(self) -> int:
         """Number of query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
@@ -144,6 +150,11 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     """
     path, values = read_config(folder)
     family = values.get("model_type")
+    if has_tower(values):
+        raise ModelError(
+            f"{path}: model_type={family!r} has a vision tower, which only fsdp trains; needed "
+            "actor_config.backend=fsdp:d2, or of another size"
+        )
     if not is_known(values):
         near = difflib.get_close_matches(str(family), _FAMILIES, n=1)
         raise ModelError(

@@ -17,6 +17,18 @@ class OwnFamily:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class VisionPart:
+    """The tower of a vision-language model, and names of its parts in the files."""
+
+    image_token: int
+    """Id of the token that stands for a part of a picture."""
+    tower: str
+    """Prefix of the tower's tensors."""
+    decoder: str
+    """Prefix of the decoder's tensors, the embedding among them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class OtherFamily:
     """Tensors and sharding rules of a model whose network transformers or a user provides."""
 
@@ -36,3 +48,5 @@ class OtherFamily:
     """Its layers of linear attention; None if all layers have full attention."""
     own: OwnFamily | None = None
     """Spec of a user's network; None for a network of transformers."""
+    vision: VisionPart | None = None
+    """Tower of a vision-language model; None for a model of text."""

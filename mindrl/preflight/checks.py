@@ -46,6 +46,7 @@ from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import sizes_path, unknown_sizes
 from mindrl.preflight.tracker_checks import tracker_findings
+from mindrl.preflight.vision_checks import vision_findings
 from mindrl.rewards.functions import BUILTIN_REWARDS, COMPARING_REWARDS
 from mindrl.rewards.resolve import check_reward
 
@@ -145,6 +146,7 @@ def checked_run(
         models, unread = describe_models(config, without_weights=absent)
         found += unread
         found += model_findings(config, models)
+        found += vision_findings(config, models)
         found += invariance_findings_on(config, platform, models.get("actor"))
         found += [] if found else _own_networks(config, models)
         judges_memory = not found and config.rl_config.check_memory

@@ -32,6 +32,8 @@ def prompts_findings(config: RunConfig, actor: ModelDescription) -> Iterator[Fin
 
 
 def _why_not(model: ModelDescription) -> str:
+    if model.reads_images:
+        return "prompts of equal tokens may have other pictures"
     if model.mla is not None:
         return "each layer of latent attention counts positions from the start of a slot"
     if model.other and model.other.delta:

@@ -16,7 +16,7 @@ from mindrl.preflight.checks import refuse
 from mindrl.programs.arguments import Program, add_overrides
 from mindrl.programs.compose import composed_config
 from mindrl.programs.entry import START
-from mindrl.programs.tiny import TOOLS, made_model, made_tool_user
+from mindrl.programs.tiny import PICTURES, TOOLS, made_counter, made_model, made_tool_user
 from mindrl.tiny.questions import write_questions
 from mindrl.tiny.recipe import Family
 
@@ -39,13 +39,14 @@ examples:
   mindrl quickstart megatron_training.train_iters=10 megatron_training.seed=2
   mindrl quickstart --config-name ppo_tiny_cpu
   mindrl quickstart --config-name grpo_tools_tiny_cpu
+  mindrl quickstart --config-name grpo_vision_tiny_cpu
 """
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    run = "the run: GRPO, with experts or a tool, PPO, DPO, fine-tuning (default: grpo_tiny_cpu)"
-    add("--config-name", choices=FAMILIES, default="grpo_tiny_cpu", help=run)
+    run = "the run: GRPO, with experts, a tool or pictures, PPO, DPO (default: grpo_tiny_cpu)"
+    add("--config-name", choices=[*FAMILIES, *_OTHER_MODELS], default="grpo_tiny_cpu", help=run)
     add("--dry-run", action="store_true", help="make model and data, but only check the run")
     add_overrides(parser)
 
@@ -59,6 +60,17 @@ def _start(options: argparse.Namespace) -> int:
     # Refuse a wrong key now: the model takes a minute.
     changed = composed_config(name, overrides)
     refuse(changed, findings(changed))
+    _OTHER_MODELS.get(name, _make_additions)(name, shipped)
+    dry = ["--dry-run"] if options.dry_run else []
+    sys.stdout.flush()
+    # In a process of its own: modules that Ray has loaded here keep the token of the other run.
+    # -P: import nothing from the working folder, as the installed command does.
+    command = [sys.executable, "-P", "-c", START, "train", "--config-name", name]
+    become([*command, *dry, *overrides], {})
+
+
+def _make_additions(name: str, shipped: RunConfig) -> None:
+    """Make the additions, and the model of a configuration that adds."""
     data = Path(paths_of(shipped.megatron_training.data_path)[0]).parent
     say(*write_questions(data, seed=_SEED))
     model = Path(shipped.actor_config.load)
@@ -67,12 +79,14 @@ def _start(options: argparse.Namespace) -> int:
     say(made_model(model, data, _SEED, FAMILIES[name]))
     if name == TOOLS:
         made_tool_user(model.parent, _SEED)
-    dry = ["--dry-run"] if options.dry_run else []
-    sys.stdout.flush()
-    # In a process of its own: modules that Ray has loaded here keep the token of the other run.
-    # -P: import nothing from the working folder, as the installed command does.
-    command = [sys.executable, "-P", "-c", START, "train", "--config-name", name]
-    become([*command, *dry, *overrides], {})
+
+
+def _make_pictures(_: str, shipped: RunConfig) -> None:
+    made_counter(Path(shipped.actor_config.load).parent, _SEED)
+
+
+_OTHER_MODELS = {PICTURES: _make_pictures}
+"""What makes the data and the model of a configuration without additions."""
 
 
 def _fewer_workers(config: RunConfig) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import argparse
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mindrl.config.section_types import SectionArguments
@@ -18,16 +18,21 @@ from mindrl.tiny.making import Teacher, make_model
 from mindrl.tiny.questions import write_questions
 from mindrl.tiny.recipe import UPDATES, Family, Recipe, TaughtRow
 from mindrl.tiny.tool_user import make_tool_user
+from mindrl.tiny.vision.counter import make_counter
+from mindrl.tiny.vision.squares import write_squares
 
 _TEACHING = "sft_tiny_cpu"
 _TRAINING: dict[Family, str] = {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}
 """Configuration that trains a model, by its family."""
 TOOLS = "grpo_tools_tiny_cpu"
 """Configuration that trains the tool user."""
+PICTURES = "grpo_vision_tiny_cpu"
+"""Configuration that trains the counter of squares."""
 _EXAMPLES = """\
 examples:
   mindrl tiny --output tiny
   mindrl tiny --output tiny_moe --family qwen3_moe
+  mindrl tiny --output tiny_vision --pictures
 """
 
 
@@ -36,6 +41,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help=where)
     parser.add_argument(
         "--tools", action="store_true", help="also make a model that sometimes calls a calculator"
+    )
+    parser.add_argument(
+        "--pictures",
+        action="store_true",
+        help="make pictures of squares and a model that counts them, instead of the additions",
     )
     add_model_options(parser, seed=1)
 
@@ -56,21 +66,45 @@ def _seed(text: str) -> int:
 
 @signals_as_errors()
 def _make(options: argparse.Namespace) -> int:
+    if options.pictures:
+        data, model = made_counter(options.output, options.seed)
+        _print_command(PICTURES, data, model, {"data_config.images.folder": data / "kept"})
+        return 0
     data, model = options.output / "data", options.output / "model"
     say(*write_questions(data, seed=options.seed))
     say(made_model(model, data, options.seed, options.family))
     config = _TRAINING[options.family]
     if options.tools:
         model, config = made_tool_user(options.output, options.seed), TOOLS
+    _print_command(config, data, model, {})
+    return 0
+
+
+def _print_command(config: str, data: Path, model: Path, more: Mapping[str, Path]) -> None:
+    """Print the command that trains a model."""
     values = {
         "actor_config.load": model,
         "megatron_training.data_path": data / "train.jsonl",
         "megatron_training.test_data_path": data / "test.jsonl",
+        **more,
     }
     words = ["mindrl", "train", "--config-name", config]
     words += [_word(key, str(value)) for key, value in values.items()]
     say("train it:", f"  {shlex.join(words)}")
-    return 0
+
+
+def made_counter(output: Path, seed: int) -> tuple[Path, Path]:
+    """Make pictures of squares, and the model that counts them unless it is up to date.
+
+    Returns the folders of both.
+
+    Raises:
+        MindrlError: A folder is not one of ours, or the model does not learn enough.
+    """
+    data, model = output / "squares", output / "vision_model"
+    say(*write_squares(data, seed=seed))
+    say(f"{model}: {'written' if make_counter(model, seed) else 'up to date'}")
+    return data, model
 
 
 def made_tool_user(output: Path, seed: int) -> Path:

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import SamplingConfig
 
@@ -37,6 +38,8 @@ class Request:
     """Number of response tokens among them; more where a turn is limited: what is taken off the
     `max_tokens` of the section."""
     seed: int
+    images: tuple[PlacedImage, ...] = ()
+    """Pictures of the prompt."""
 
 
 class RolloutSink(Protocol):
@@ -65,13 +68,17 @@ class RolloutEngine(Protocol):
     device_type: str
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        images: Sequence[Sequence[PlacedImage]] = (),
     ) -> Responses:
         """Complete each prompt once, in order. All ranks of a replica must make the same call.
 
-        Prompts are token ids; repeat one to sample it more than once. There is one seed per prompt:
-        a sequence does not depend on the others in its batch or replica, unless the sampling is not
-        seeded.
+        Prompts are token ids, and `images` the pictures of each if any has some; repeat one to
+        sample it more than once. There is one seed per prompt: a sequence does not depend on the
+        others in its batch or replica, unless the sampling is not seeded.
         """
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:

@@ -18,7 +18,7 @@ class PromptShares:
     """Remembers the mean length of the newest answers to each prompt."""
 
     tokens: dict[int, float] = field(default_factory=dict)
-    """By the hash of the prompt's tokens."""
+    """By the hash of the prompt: its tokens and pictures."""
 
     def deal(self, prompts: Sequence[Prompt], samples: int, replicas: int) -> list[list[int]]:
         """Return the rows of each replica; row `i * samples + j` is sample j of prompt i.
@@ -52,4 +52,4 @@ class PromptShares:
 
 
 def _key(prompt: Prompt) -> int:
-    return hash(tuple(prompt.token_ids))
+    return hash((prompt.token_ids, prompt.images))

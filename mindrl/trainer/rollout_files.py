@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from mindrl.batch.prompts import Prompt, sample_numbers
+from mindrl.batch.prompts import PlacedImage, Prompt, sample_numbers
 from mindrl.batch.rollouts import Responses, Rollouts, Turns
 from mindrl.batch.segments import last_rows
 from mindrl.checkpoint.step_names import step_name, steps_in
@@ -133,6 +133,10 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
     }
     if rollouts.conversation_B is not None:
         columns["conversation_index"] = pa.array(index, pa.int64())
+    if rollouts.image_numbers_BI is not None and rollouts.image_starts_BI is not None:
+        is_there_BI = rollouts.image_numbers_BI > 0
+        columns["image_numbers"] = _lists(rollouts.image_numbers_BI, is_there_BI)
+        columns["image_starts"] = _lists(rollouts.image_starts_BI, is_there_BI)
     known = {
         "ranges": scores.ranges,
         "failures": [asdict(each) for each in scores.failures],
@@ -199,6 +203,13 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
     )
     asked = [*map(torch.tensor, table["prompt_token_ids"].to_pylist())]
     rollouts = Rollouts.of_turns(asked, responses, groups, turns)
+    if "image_numbers" in table.column_names:
+        columns = (table[name].to_pylist() for name in ("image_numbers", "image_starts"))
+        placed = [
+            [PlacedImage(number, first, 0) for number, first in zip(*row, strict=True)]
+            for row in zip(*columns, strict=True)
+        ]
+        rollouts = rollouts.with_images(placed)
     if "ages" in table.column_names:
         rollouts = rollouts.with_ages(_flat(table["ages"]).long())
     return RatedBatch(

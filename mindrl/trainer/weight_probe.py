@@ -52,6 +52,7 @@ class WeightProbe:
                 token_ids=prompt.token_ids,
                 drawn=0,
                 seed=sequence_seed(seed, step=version, uid=prompt.uid, sample=place),
+                images=prompt.images,
             )
             for place, prompt in enumerate(prompts)
         ]
@@ -75,7 +76,9 @@ class WeightProbe:
             return None
         prompts = [request.token_ids for request in self.requests] * len(drawn)
         responses = Responses.joined([*drawn.values()])
-        laid_out = Rollouts.from_responses(prompts, responses, range(len(prompts)))
+        laid_out = Rollouts.from_responses(prompts, responses, range(len(prompts))).with_images(
+            [request.images for request in self.requests] * len(drawn)
+        )
         replicas = [number for number in drawn for _ in self.requests]
         return replace(laid_out, group_B=torch.tensor(replicas))
 
@@ -84,7 +87,10 @@ def probed_gap(workers: WorkerHandle, probed: Rollouts | None) -> Metrics:
     """Return the gap of a probe under the trainer's current weights, for the worst replica."""
     if probed is None:
         return {}
-    keys_BX = torch.cat([probed.lengths_B[:, None], probed.tokens_BT], dim=1)
+    keys = [probed.lengths_B[:, None], probed.tokens_BT]
+    if probed.image_numbers_BI is not None:
+        keys.append(probed.image_numbers_BI)
+    keys_BX = torch.cat(keys, dim=1)
     different, place_B = torch.unique(keys_BX, dim=0, return_inverse=True)
     first = [int((place_B == place).nonzero()[0]) for place in range(len(different))]
     logprobs_BT = _read(workers, probed.sequences(), first)[place_B]

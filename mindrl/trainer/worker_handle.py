@@ -75,21 +75,28 @@ class WorkerHandle:
         count, before = sampling.samples_per_prompt, len(answered)
         group = [index for index in range(len(prompts)) for _ in range(count)]
         token_ids = [prompts[index].token_ids for index in group]
+        images = [prompts[index].images for index in group]
         uids = [prompt.uid for prompt in (*answered, *prompts) for _ in range(count)]
         seeds = [
             sequence_seed(self.seed, step=step, uid=uid, sample=sample)
             for uid, sample in [*zip(uids, sample_numbers(uids), strict=True)][before * count :]
         ]
         rows_of = self.prompt_shares.deal(prompts, count, self.engines.replicas)
+        # Only models that read pictures take the last argument.
         shares = [
-            ([token_ids[row] for row in rows], sampling, [seeds[row] for row in rows])
+            (
+                [token_ids[row] for row in rows],
+                sampling,
+                [seeds[row] for row in rows],
+                *([[images[row] for row in rows]] if any(images) else []),
+            )
             for rows in rows_of
         ]
         replies: list[Responses] = self.engines.each("generate_sequences", shares)
         responses = Responses.joined(replies).in_order([*chain.from_iterable(rows_of)])
         self.prompt_shares.learn(prompts, count, responses.lengths_B.tolist())
         asked = [prompt.token_ids for prompt in prompts]
-        return Rollouts.from_responses(asked, responses, group)
+        return Rollouts.from_responses(asked, responses, group).with_images(images)
 
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Return the log-prob of the last token of each row, from each replica's engine."""

@@ -1,7 +1,8 @@
 """Settings of the run and the layout for one model, for every training engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mindrl.config.images import ImageConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
@@ -38,5 +39,7 @@ class EngineSettings:
     """Adapters that are trained in place of the weights."""
     adapter_folder: str | None = None
     """PEFT folder with the adapters' initial values; None draws them."""
+    images: ImageConfig = field(default_factory=ImageConfig)
+    """Where the pictures of sequences are, for a model with a vision tower."""
     world: World | None = None
     """Ranks of the model; None if they are all ranks."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.memory.schedule import Phase
 from mindrl.observability.timing import StageTimer
@@ -36,12 +37,16 @@ class ActorHybridWorker(TrainingWorker):
         return self.model.optimizer
 
     def generate_sequences(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        images: Sequence[Sequence[PlacedImage]] = (),
     ) -> Responses:
         """Generate a response to each of this replica's prompts, in order."""
         self._begin_rollout()
         with self.timer("generate"):
-            responses = self.inference_model.generate(prompts, sampling, seeds)
+            responses = self.inference_model.generate(prompts, sampling, seeds, images)
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 

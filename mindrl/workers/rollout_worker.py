@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.checkpoint.readers import fill, folder_reader
 from mindrl.errors import AnswerError, ReshardError
@@ -82,7 +83,11 @@ class RolloutWorker:
                 sink.close(name)
 
     def generate_sequences(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        images: Sequence[Sequence[PlacedImage]] = (),
     ) -> Responses:
         """Generate a response to each of this replica's prompts, in order.
 
@@ -93,7 +98,7 @@ class RolloutWorker:
         self._require_weights()
         self.sampling, self.most = sampling, [sampling.section.max_tokens] * len(prompts)
         with self.timer("generate"):
-            return self._noted(self.inference_model.generate(prompts, sampling, seeds))
+            return self._noted(self.inference_model.generate(prompts, sampling, seeds, images))
 
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
         """Return the log-prob of the last token of each row, as `RolloutEngine.next_logprobs`.

@@ -19,7 +19,7 @@ from mindrl.models.config_file import read_config
 from mindrl.models.description import is_known
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import Request
-from mindrl.rollout.vllm.engine import VllmEngine
+from mindrl.rollout.vllm.engine import EngineModel, VllmEngine
 from mindrl.training.megatron.parallel import initialise_model_parallel
 
 ONE_RANK = RolloutLayout()
@@ -120,16 +120,15 @@ def sleeping_engine(folder: str, *, kv_cache_bytes: int = 4 << 20, **changes: An
         "max_num_batched_tokens": 128,
         "enable_prefix_caching": True,
     }
+    is_other = not is_known(read_config(folder)[1])
     engine = VllmEngine(
-        folder,
+        EngineModel(folder=folder, whole=tensor_shapes(folder) if is_other else None),
         GenerateConfig(**{**keys, **changes}),
         PLATFORMS["cpu"],
         kv_cache_bytes=kv_cache_bytes,
         seed=3,
         timeout_seconds=540,
     )
-    if not is_known(read_config(folder)[1]):
-        engine.whole = tensor_shapes(folder)
     engine.offload()
     return engine
 

@@ -17,7 +17,7 @@ from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS, configure_megatron
 from mindrl.platform.device_memory import device_account
 from mindrl.rollout.engine import Sampling
-from mindrl.rollout.vllm.engine import VllmEngine
+from mindrl.rollout.vllm.engine import EngineModel, VllmEngine
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
@@ -36,7 +36,7 @@ def start(case: EngineCase) -> VllmEngine:
         infer_expert_parallel_size=case.tp if case.whole_experts else 1,
     )
     return VllmEngine(
-        case.folder,
+        EngineModel(folder=case.folder),
         generate,
         PLATFORMS["npu"],
         kv_cache_bytes=8 << 20,

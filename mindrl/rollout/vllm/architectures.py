@@ -5,21 +5,21 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-_TABLE, _HEAD_SIZES = "_TEXT_GENERATION_MODELS", "get_supported_head_sizes"
+_TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+_HEAD_SIZES = "get_supported_head_sizes"
 
 
 @cache
 def installed_architectures() -> frozenset[str] | None:
-    """Return vLLM's table of generative models; None without vLLM or without that table."""
+    """Return vLLM's tables of generative models; None without vLLM or without such a table."""
+    found: set[str] = set()
     source = _source("model_executor/models/registry.py")
     for statement in ast.parse(source or "").body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys)):
-                if name == _TABLE:
-                    return frozenset(
-                        str(key.value) for key in keys if isinstance(key, ast.Constant)
-                    )
-    return None
+                if name in _TABLES:
+                    found |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    return frozenset(found) or None
 
 
 @cache

@@ -7,25 +7,19 @@ its weights and its KV cache are off the device.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
+from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed import get_pp_group
-from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.mistral import MistralForCausalLM
-from vllm.model_executor.models.phi3 import Phi3ForCausalLM
-from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
-from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
-from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
+from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
-from mindrl.models.config_file import read_config
+from mindrl.config.images import ImageConfig
 from mindrl.models.placement import Shape
 from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
@@ -37,31 +31,28 @@ from mindrl.platform.leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
 from mindrl.rollout.vllm.engine_counts import EngineCounts
+from mindrl.rollout.vllm.model_classes import register_models
 from mindrl.rollout.vllm.options import rollout_options
+from mindrl.rollout.vllm.pictures import EnginePictures
+from mindrl.rollout.vllm.placeholders import require_same
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.shards import EngineShards
 from mindrl.rollout.vllm.whole_tensors import WholeTensors
 
-_MODELS = (
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    Phi3ForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-    Qwen3MoeForCausalLM,
-    DeepseekV2ForCausalLM,
-    DeepseekV3ForCausalLM,
-)
-
-_GATED_DELTA_NETS = {
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5",
-    "Qwen3NextForCausalLM": "qwen3_next",
-}
-"""Modules of vLLM by their class."""
 _LEAST_SHARE = 0.01
 _MOST_LIKELY = 20
 """Maximum number of log-probs that the engine returns: its `max_logprobs`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineModel:
+    """The model of an engine."""
+
+    folder: str
+    whole: Mapping[str, Shape] | None = None
+    """For a family without known sharding: the whole tensors to load."""
+    images: ImageConfig | None = None
+    """Where pictures are, for a model that reads some."""
 
 
 class VllmEngine:
@@ -69,7 +60,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        folder: str,
+        model: EngineModel,
         generate: GenerateConfig,
         platform: Platform,
         *,
@@ -82,19 +73,20 @@ class VllmEngine:
         `kv_cache_bytes` are per rank; the engine uses the whole blocks that fit. A collective
         between the ranks of a replica raises after `timeout_seconds`.
         """
-        register_models(folder)
+        register_models(model.folder)
         self.device_type, self.seed = platform.device_type, seed
-        self.whole: Mapping[str, Shape] | None = None
-        """For a family without known sharding: the whole tensors to load."""
+        self._pictures = None if model.images is None else EnginePictures(model.images)
+        self._whole = model.whole
         options = {
-            **rollout_options(folder, generate, platform, seed),
+            **rollout_options(model.folder, generate, platform, seed),
             **engine_options(platform, batch_invariant=generate.batch_invariant),
+            **({} if self._pictures is None else self._pictures.options()),
         }
         with _own_random_state(seed):
             self.llm = LLM(
                 **options,
-                # Only stop strings need a tokenizer.
-                skip_tokenizer_init=not generate.sampling_config.stop,
+                # Only stop strings and pictures need a tokenizer.
+                skip_tokenizer_init=not generate.sampling_config.stop and self._pictures is None,
                 distributed_executor_backend="external_launcher",
                 # The cache size is given. This share only makes the start fail if less memory is
                 # free, even if another process uses the rest.
@@ -184,12 +176,18 @@ class VllmEngine:
 
     def weight_sink(self) -> EngineShards | WholeTensors:
         """Return the destination of this rank's shards, or of whole tensors, for one load."""
-        if self.whole is None:
+        if self._pictures is not None:
+            self._pictures.forget(self.llm)
+        if self._whole is None:
             return EngineShards(self._worker)
-        return WholeTensors(self._worker, self.whole)
+        return WholeTensors(self._worker, self._whole)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        images: Sequence[Sequence[PlacedImage]] = (),
     ) -> Responses:
         """Complete each prompt once, in order: see `RolloutEngine`."""
         if not prompts:
@@ -199,10 +197,12 @@ class VllmEngine:
         state = self.seed if sampling.is_seeded else seeds[0]
         with _own_random_state(state), PROGRESS.steady():
             outputs = self.llm.generate(
-                [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
+                self._prompts(prompts, images),
                 [SamplingParams(**vllm_parameters(sampling, seed)) for seed in seeds],
                 use_tqdm=False,
             )
+        for output, prompt in zip(outputs, prompts if images else (), strict=False):
+            require_same(output.prompt_token_ids, prompt)
         answers = [output.outputs[0] for output in outputs]
         whole = sum(each.finish_reason in ("stop", "length") for each in answers)
         if whole < len(prompts) or not all(each.token_ids for each in answers):
@@ -237,7 +237,8 @@ class VllmEngine:
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
-        self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages)
+        pictures = None if self._pictures is None else self._pictures.prompt
+        self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages, pictures)
         self._rounds.add(requests)
 
     def advance(
@@ -270,26 +271,19 @@ class VllmEngine:
         """Return the number of steps and preemptions: see `RolloutEngine`."""
         return self._counts.flush()
 
+    def _prompts(
+        self, prompts: Sequence[Sequence[int]], images: Sequence[Sequence[PlacedImage]]
+    ) -> list[TokensPrompt]:
+        if not images:
+            return [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+        assert self._pictures is not None, "validated: the model reads pictures"
+        return [self._pictures.prompt(*each) for each in zip(prompts, images, strict=True)]
+
     def _must_be_awake(self) -> None:
         if self.awake != {"weights", "kv_cache"}:
             raise RuntimeError(
                 f"the engine received a request while only {sorted(self.awake)} are awake"
             )
-
-
-def register_models(folder: str) -> None:
-    """Give vLLM the classes of the supported families, and of the folder's.
-
-    A class instead of a name avoids a subprocess that imports all of vLLM. Those with gated delta
-    nets come with image processors, which need torchvision.
-    """
-    models = [*_MODELS]
-    for name in read_config(folder)[1].get("architectures") or ():
-        if name in _GATED_DELTA_NETS:
-            module = import_module(f"vllm.model_executor.models.{_GATED_DELTA_NETS[name]}")
-            models.append(getattr(module, name))
-    for model in models:
-        ModelRegistry.register_model(model.__name__, model)
 
 
 def allocate_stage_inputs(runner: Any) -> None:

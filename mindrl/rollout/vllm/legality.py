@@ -68,6 +68,7 @@ def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
     if any(
         ".experts." in name or (len(shape) > 2 and "conv" not in name)
         for name, shape in other.tensors
+        if other.vision is None or not name.startswith(other.vision.tower)
     ):
         # On CPU vLLM reorders experts once, and would keep using the first ones.
         need = "experts, which vLLM cannot load again; use a family that mindrl supports"

@@ -1,22 +1,38 @@
 """Responses sampled in rounds of engine steps, which may stop before they are complete."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
+from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
+from mindrl.rollout.vllm.placeholders import require_same
+
+MakePrompt = Callable[[Sequence[int], Sequence[PlacedImage]], TokensPrompt]
 
 
 class Rounds:
     """The requests of one rollout. The engine has no others meanwhile."""
 
-    def __init__(self, engine: Any, sampling: Sampling, stages: int = 1) -> None:
-        """Set the engine, how the responses are sampled, and the number of pipeline stages."""
+    def __init__(
+        self,
+        engine: Any,
+        sampling: Sampling,
+        stages: int = 1,
+        prompt_of: MakePrompt | None = None,
+    ) -> None:
+        """Set the engine, how the responses are sampled, and the number of pipeline stages.
+
+        `prompt_of` makes the prompts of a model that reads pictures.
+        """
         self.engine, self.sampling, self.stages = engine, sampling, stages
+        self.prompt_of = prompt_of
+        self.expanded: dict[int, tuple[int, ...]] = {}
+        """Token ids of the open requests with pictures, by index."""
         self.drawn: list[tuple[list[int], list[float]]] = []
         self.finished: list[bool] = []
         self.open: dict[str, int] = {}
@@ -30,8 +46,12 @@ class Rounds:
             params = SamplingParams(**values)
             # Otherwise each step copies all tokens of all responses.
             params.output_kind = RequestOutputKind.DELTA
-            name, token_ids = f"round-{place}", list(request.token_ids)
-            self.engine.add_request(name, TokensPrompt(prompt_token_ids=token_ids), params)
+            name, prompt = f"round-{place}", TokensPrompt(prompt_token_ids=[*request.token_ids])
+            if request.images:
+                assert self.prompt_of is not None, "validated: the model reads pictures"
+                prompt = self.prompt_of(request.token_ids, request.images)
+                self.expanded[place] = request.token_ids
+            self.engine.add_request(name, prompt, params)
             self.open[name] = place
             self.drawn.append(([], []))
             self.finished.append(False)
@@ -51,6 +71,8 @@ class Rounds:
     def _store(self, output: Any) -> tuple[int, bool]:
         """Store the tokens of a step; return the index of the request, and if it is complete."""
         answer, place = output.outputs[0], self.open[output.request_id]
+        if (prompt := self.expanded.pop(place, None)) is not None:
+            require_same(output.prompt_token_ids, prompt)
         token_ids, logprobs = self.drawn[place]
         token_ids += answer.token_ids
         logprobs += token_logprobs(answer)

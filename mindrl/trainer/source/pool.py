@@ -116,6 +116,7 @@ class GroupPool:
             token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
             drawn=drawn,
             seed=self._seed(row, length),
+            images=self.prompt(row.group).images,
         )
 
     def extend(
@@ -198,6 +199,8 @@ class GroupPool:
             [place for _, place, *_ in found],
             turns_of(sequences, numbers),
         )
+        placed = [prompt.images for prompt in self.prompts_of(groups)]
+        rollouts = rollouts.with_images([placed[place] for _, place, *_ in found])
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 

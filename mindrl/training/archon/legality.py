@@ -33,6 +33,8 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield Finding(text, field, legal=(TRAINING_BACKEND,))
     if model.other and model.other.own:
         yield from _own_network(model, model.other, layout, keys)
+    if model.other and model.other.vision:
+        yield from _vision(model.other, layout, keys)
     if model.other and layout.tp > 1:
         yield from _other_cuts(model, model.other, layout.tp, keys["tp"])
     if model.other and model.other.delta and layout.cp > 1:
@@ -62,6 +64,14 @@ def _own_network(
     if layout.pp > 1 and model.tie_word_embeddings:
         need = f"needs a separate head: {own.spec} ties it to {other.embedding}; 1 is legal"
         yield broken(keys["pp"], layout.pp, need, 1)
+
+
+def _vision(other: OtherFamily, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    """Refuse to cut the sequences or the layers of a model with a vision tower."""
+    for name in ("cp", "pp"):
+        if (size := getattr(layout, name)) > 1:
+            need = f"must be 1 for {other.architecture}: mindrl does not cut its pictures"
+            yield broken(keys[name], size, need, 1)
 
 
 def _other_cuts(

@@ -3,6 +3,7 @@
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.fsdp.network import HuggingFaceNetwork
+from mindrl.training.fsdp.vision import VisionNetwork
 
 
 class FsdpEngine(ArchonEngine):
@@ -10,4 +11,8 @@ class FsdpEngine(ArchonEngine):
 
     def network_of(self, part: StagePart, settings: NetworkSettings) -> HuggingFaceNetwork:
         """Return the network on the meta device."""
+        other = self.description.other
+        if other is not None and other.vision is not None:
+            images = self.settings.images
+            return VisionNetwork(self.folder, self.description, part, settings, images)
         return HuggingFaceNetwork(self.folder, self.description, part, settings)

@@ -32,7 +32,8 @@ from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves
 from mindrl.training.packs import Pack
 
 _Turn = Callable[[Tensor], Tensor]
-_ATTENTION = "mindrl_packs"
+ATTENTION = "mindrl_packs"
+"""Name of this attention function in transformers' registry."""
 _NOT_BUILT = ("sliding_window", "softcap", "s_aux")
 """Attention arguments that this attention function does not support."""
 _LEARN_BY_PARTS = ("rowwise", "rowwise_split_input", "replicated_with_grad_allreduce")
@@ -62,7 +63,7 @@ class HuggingFaceNetwork(GivenNetwork):
             ModelError: transformers lacks the model, its tensors differ from the folder's, or its
                 head is not a plain product.
         """
-        network = _built(folder)
+        network = self.built(folder)
         head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
         if type(head) is not nn.Linear or head.bias is not None:
             raise ModelError(f"{folder}: its head {head} must be a torch.nn.Linear without bias")
@@ -96,16 +97,30 @@ class HuggingFaceNetwork(GivenNetwork):
                 function.
         """
         self.going.pack, self.going.attended = pack, 0
-        found = self.network.base_model(
-            input_ids=given, position_ids=pack.positions_1S, use_cache=False
-        )
+        hidden_1SH = self.last_hidden(given, pack)
         if self.going.attended != (layers := len(self.part.layers)):
             raise ModelError(
                 f"{self.folder}: only {self.going.attended} of its {layers} layers use "
                 "transformers' registry of attention functions; the others would mix the sequences "
                 "of a pack"
             )
-        return self.before_head(found.last_hidden_state)
+        return self.before_head(hidden_1SH)
+
+    def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
+        """Return the decoder's output for tokens [1, S]."""
+        found = self.network.base_model(
+            input_ids=given, position_ids=pack.positions_1S, use_cache=False
+        )
+        hidden_1SH: Tensor = found.last_hidden_state
+        return hidden_1SH
+
+    def built(self, folder: str) -> Any:
+        """Return the model on the meta device.
+
+        Raises:
+            ModelError: transformers cannot build it.
+        """
+        return built_on_meta(folder, AutoModelForCausalLM, ATTENTION)
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
         """Allocate the weights, and recompute the buffers: no file contains them."""
@@ -156,13 +171,18 @@ def _features(group: dist.ProcessGroup, collective: Collective, hidden_RLF: Tens
     return changed_1FS[0].T.reshape(R, L, -1)
 
 
-def _built(folder: str) -> Any:
+def built_on_meta(folder: str, kind: Any, attention: str | dict[str, str]) -> Any:
+    """Return a model of a class of transformers, by the folder's config.json, without weights.
+
+    Raises:
+        ModelError: transformers cannot build it.
+    """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(
+            network = kind.from_config(
                 config,
-                attn_implementation=_ATTENTION,
+                attn_implementation=attention,
                 dtype=torch.float32,
                 trust_remote_code=False,
             )
@@ -202,5 +222,5 @@ def _no_mask(*_: object, **__: object) -> None:
     """Return no mask: the pack has the bounds of the sequences."""
 
 
-ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)
-ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, _no_mask)
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _no_mask)

@@ -178,6 +178,7 @@ def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
         "dpo_tiny_cpu",
         "grpo_tiny_cpu",
         "grpo_tiny_moe_cpu",
+        "grpo_vision_tiny_cpu",
         "ppo_tiny_cpu",
         "reward_tiny_cpu",
         "sft_tiny_cpu",

@@ -1,0 +1,28 @@
+"""Keys `data_config.images`: pictures of rows, for a model with a vision tower."""
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.section import SECTION, Mib, PathText
+
+_Pixels = Annotated[int, Field(ge=1, le=178_956_970)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class ImageConfig:
+    """Pictures of rows: where they are kept, and their limits."""
+
+    folder: PathText = ".cache/images"
+    """Folder in which the pictures of rows are kept, each under a number of its content; one that a
+    row names by path is a link. Workers open them there: all machines of a run need it."""
+    max_per_prompt: Annotated[int, Field(ge=1, le=64)] = 4
+    """Most pictures of a prompt; a row with more is refused."""
+    max_pixels: _Pixels = 1_003_520
+    """Most pixels that a picture has for the model; larger ones are scaled down. Those of the model
+    folder's image processor apply too."""
+    max_file_pixels: _Pixels = 89_478_485
+    """Most pixels of a file; one with more is refused before it is decoded."""
+    cache_mib: Mib = 512
+    """Memory for opened pictures in each process; those used last stay."""

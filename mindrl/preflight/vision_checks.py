@@ -1,0 +1,53 @@
+"""Parts of a run that do not work with an actor that reads pictures."""
+
+from collections.abc import Iterator, Mapping
+
+from mindrl.config.backends import ROLLOUT_BACKEND
+from mindrl.config.finding import Finding, broken
+from mindrl.config.layout_keys import Role
+from mindrl.config.run import RunConfig
+from mindrl.models.description import ModelDescription
+
+
+def vision_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:
+    """Return findings about parts of a run that would not see the pictures of its rows."""
+    actor = models.get("actor")
+    if actor is None or not actor.reads_images:
+        return [*_blind_actor(config, models)]
+    return [*_sections(config), *_blind_roles(config, models)]
+
+
+def _sections(config: RunConfig) -> Iterator[Finding]:
+    need = "is not supported with a model that reads pictures; remove the section"
+    for name in (
+        "environment_config",
+        "sft_config",
+        "preference_config",
+        "critic_config",
+        "reward_config",
+    ):
+        if config.value_of(name) is not None:
+            yield Finding(f"{name} {need}", name)
+    if config.spool_config.job is not None:
+        need = "must be null with a model that reads pictures: records carry none"
+        yield broken("spool_config.job", config.spool_config.job, need, None)
+    if config.generate_config.is_served:
+        need = f"must be {ROLLOUT_BACKEND} with a model that reads pictures: servers get none"
+        yield broken(
+            "generate_config.backend", config.generate_config.backend, need, ROLLOUT_BACKEND
+        )
+
+
+def _blind_roles(config: RunConfig, models: Mapping[Role, ModelDescription]) -> Iterator[Finding]:
+    for role, model in models.items():
+        if not model.reads_images:
+            key, path = config.model_key(role), config.model_path(role)
+            need = "has no vision tower, and the actor has one: it would not see the pictures"
+            yield broken(key, path, need, config.actor_config.load)
+
+
+def _blind_actor(config: RunConfig, models: Mapping[Role, ModelDescription]) -> Iterator[Finding]:
+    for role, model in models.items():
+        if model.reads_images and role != "actor":
+            key, path = config.model_key(role), config.model_path(role)
+            yield broken(key, path, "has a vision tower, and the actor has none")

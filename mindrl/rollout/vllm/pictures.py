@@ -1,0 +1,61 @@
+"""Pictures in prompts of vLLM: one placeholder for each goes in, and the engine makes its tokens.
+
+vLLM expands the placeholders of a prompt, also those of ids that are expanded already. It keeps the
+features of pictures by their content, whatever weights made them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm import LLM, TokensPrompt
+from vllm.config import set_current_vllm_config
+
+from mindrl.batch.prompts import PlacedImage
+from mindrl.config.images import ImageConfig
+from mindrl.pictures.folder import PictureFolder
+from mindrl.rollout.vllm.placeholders import with_placeholders
+
+_PROCESSOR_CACHE_GIB = 0.1
+"""Memory for processed pictures; vLLM's default is 4 GiB for each engine."""
+
+
+class EnginePictures:
+    """Opens the pictures of an engine's prompts."""
+
+    def __init__(self, config: ImageConfig) -> None:
+        """Set where pictures are."""
+        self.config, self.folder = config, PictureFolder(config)
+
+    def options(self) -> Mapping[str, Any]:
+        """Return the engine's options for pictures."""
+        return {
+            "limit_mm_per_prompt": {"image": self.config.max_per_prompt, "video": 0},
+            "mm_processor_cache_gb": _PROCESSOR_CACHE_GIB,
+        }
+
+    def prompt(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> TokensPrompt:
+        """Return a prompt as the engine takes it: one token in place of those of a picture."""
+        if not images:
+            return TokensPrompt(prompt_token_ids=[*token_ids])
+        pictures = [self.folder.picture(each.number) for each in images]
+        return TokensPrompt(
+            prompt_token_ids=with_placeholders(token_ids, images),
+            multi_modal_data={"image": pictures},
+        )
+
+    def forget(self, llm: LLM) -> None:
+        """Drop features that older weights made, and renew what no weight file has.
+
+        The engine's own copy of the statistics of pixels starts as noise, like all dummy weights.
+        """
+        from vllm.model_executor.layers.fusion.mm_input_norm import (  # noqa: PLC0415
+            build_mm_input_norm,
+        )
+
+        engine = llm.llm_engine
+        engine.reset_encoder_cache()
+        with set_current_vllm_config(engine.vllm_config):
+            right = build_mm_input_norm(engine.vllm_config.model_config)
+        worker: Any = engine.model_executor.driver_worker.worker
+        tower = worker.model_runner.get_model().visual
+        tower.input_norm.load_state_dict(right.state_dict())

@@ -1,0 +1,1 @@
+"""Pictures of squares, and a small vision-language model that counts them carelessly."""

@@ -1,0 +1,175 @@
+"""A vision-language model of transformers: its tower reads each picture of a pack once.
+
+Sequences name pictures by number; this rank opens their files. A picture's features replace the
+embeddings of its tokens, which are known by their place in the prompt: the token itself may also be
+sampled. So the decoder is called with embeddings, and transformers' own forward is not used.
+
+Shapes: S tokens of a pack, H hidden size, F features (tokens of all pictures of a pack).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
+
+from mindrl.config.images import ImageConfig
+from mindrl.errors import DataError
+from mindrl.models.description import ModelDescription
+from mindrl.models.other_family import VisionPart
+from mindrl.models.vision import file_name, module_name
+from mindrl.pictures.folder import PictureFolder
+from mindrl.pictures.patches import Patches, PatchMaker
+from mindrl.training.archon.network import NetworkSettings, StagePart
+from mindrl.training.archon.tensor import local
+from mindrl.training.fsdp.network import ATTENTION, HuggingFaceNetwork, built_on_meta
+from mindrl.training.fsdp.positions import TokenGrid, grid_positions
+from mindrl.training.given_network import holder_of
+from mindrl.training.packs import Pack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Seen:
+    """The pictures of a pack."""
+
+    patches: Patches
+    """Of each picture once."""
+    positions_31S: Tensor
+    tokens_F: Tensor
+    """Place in the pack of each token of a picture."""
+    features_F: Tensor
+    """Index of its feature among those of `patches`."""
+
+
+class VisionNetwork(HuggingFaceNetwork):
+    """A decoder with a vision tower."""
+
+    def __init__(
+        self,
+        folder: str,
+        model: ModelDescription,
+        part: StagePart,
+        settings: NetworkSettings,
+        images: ImageConfig,
+    ) -> None:
+        """Build the model as `HuggingFaceNetwork` does; `images` has the folder of the pictures."""
+        assert model.other is not None
+        assert model.other.vision is not None, "chosen by the model's description"
+        self._vision = (model.other.vision, PatchMaker(folder), PictureFolder(images))
+        super().__init__(folder, model, part, settings)
+
+    def built(self, folder: str) -> Any:
+        """Return the model on the meta device; the tower has an attention of its own."""
+        attention = {"text_config": ATTENTION, "vision_config": "sdpa"}
+        return built_on_meta(folder, AutoModelForImageTextToText, attention)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters under the folder's names; a tied one once."""
+        part, begin = self._part_names, f"{prefix}." if prefix else ""
+        for name, parameter in super().named_parameters("", recurse, remove_duplicate):
+            yield begin + file_name(part, name), parameter
+
+    def head_weight(self) -> Tensor:
+        """Return this rank's weight for logits or values: see `Network`."""
+        if self.is_value:
+            return super().head_weight()
+        holder, name = holder_of(self.network, module_name(self._part_names, self.other.head))
+        return local(getattr(holder, name))
+
+    def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
+        """Return the decoder's output for tokens [1, S] and the pictures of their sequences."""
+        maker, seen = self._vision[1], self._seen(pack)
+        model, device = self.network.model, given.device
+        found = model.get_image_features(
+            maker.normalised(seen.patches.pixels_PD.to(device)), seen.patches.grids_N3.to(device)
+        )
+        # The outputs of inner layers of the tower go to the first layers of the decoder.
+        inner = [_whole(each) for each in getattr(found, "deepstack_features", None) or ()]
+        features_FH = _whole(found.pooler_output)
+        embedded_1SH = self.network.get_input_embeddings()(given)
+        more: dict[str, Any] = {}
+        if len(seen.tokens_F):
+            tokens_F, features_F = seen.tokens_F.to(device), seen.features_F.to(device)
+            chosen_1FH = features_FH[features_F][None].to(embedded_1SH.dtype)
+            embedded_1SH = embedded_1SH.index_copy(1, tokens_F, chosen_1FH)
+            if inner:
+                is_image_1S = torch.zeros_like(given, dtype=torch.bool)
+                is_image_1S[:, tokens_F] = True
+                order = features_F[tokens_F.argsort()]
+                more = {
+                    "visual_pos_masks": is_image_1S,
+                    "deepstack_visual_embeds": [each[order] for each in inner],
+                }
+        else:
+            # Other ranks use their tower in this pass: FSDP2 gathers its weights from all.
+            for each in (features_FH, *inner):
+                embedded_1SH = embedded_1SH + 0.0 * each.sum()
+        hidden_1SH: Tensor = model.language_model(
+            inputs_embeds=embedded_1SH,
+            position_ids=seen.positions_31S.to(device),
+            use_cache=False,
+            **more,
+        ).last_hidden_state
+        return hidden_1SH
+
+    @property
+    def _part_names(self) -> VisionPart:
+        return self._vision[0]
+
+    def _seen(self, pack: Pack[Any]) -> _Seen:
+        """Open the pictures of a pack, and place their tokens."""
+        assert pack.attending.shared is None, "validated: prompts are not shared"
+        maker, source, starts = self._vision[1], pack.source, pack.packing.starts
+        images, merge = source.images(), maker.processor.merge_size
+        numbers = [*dict.fromkeys(number for row in images for number, _ in row)]
+        parts = {number: self._patches(number) for number in numbers}
+        counts = [int(parts[number].grids_N3.prod()) // merge**2 for number in numbers]
+        offsets = dict(zip(numbers, accumulate(counts, initial=0), strict=False))
+        positions_3S = torch.zeros(3, starts[-1], dtype=torch.int64)
+        tokens, features = [_NONE], [_NONE]
+        for row, placed in enumerate(images):
+            length, start = int(source.lengths_B[row]), starts[row]
+            grids = [_token_grid(first, parts[number], merge) for number, first in placed]
+            self._check(source.tokens_BT[row], grids)
+            positions_3S[:, start : start + length] = grid_positions(length, grids)
+            for (number, _), grid in zip(placed, grids, strict=True):
+                tokens.append(start + grid.first + torch.arange(grid.tokens))
+                features.append(offsets[number] + torch.arange(grid.tokens))
+        return _Seen(
+            patches=Patches.joined([*parts.values()] or [maker.blank()]),
+            positions_31S=positions_3S[:, None],
+            tokens_F=torch.cat(tokens),
+            features_F=torch.cat(features),
+        )
+
+    def _patches(self, number: int) -> Patches:
+        _, maker, pictures = self._vision
+        return maker.patches(pictures.picture(number))
+
+    def _check(self, tokens_T: Tensor, grids: Sequence[TokenGrid]) -> None:
+        """Refuse a sequence that has no tokens of a picture at the place of the picture."""
+        for grid in grids:
+            inside = tokens_T[grid.first : grid.first + grid.tokens]
+            if len(inside) < grid.tokens or bool((inside != self._part_names.image_token).any()):
+                raise DataError(
+                    f"a picture of {grid.tokens} tokens does not stand at position {grid.first} of "
+                    "its sequence; is the image processor that of the rows?"
+                )
+
+
+_NONE = torch.zeros(0, dtype=torch.int64)
+
+
+def _token_grid(first: int, patches: Patches, merge: int) -> TokenGrid:
+    _, rows, columns = patches.grids_N3[0].tolist()
+    return TokenGrid(first, rows // merge, columns // merge)
+
+
+def _whole(features: Any) -> Tensor:
+    """Return features of several pictures as one tensor."""
+    return features if isinstance(features, Tensor) else torch.cat([*features])

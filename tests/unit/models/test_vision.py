@@ -1,0 +1,109 @@
+"""Folders with a vision tower: their sizes and names, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.errors import ModelError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.models.any_family import any_description
+from mindrl.models.config_file import text_values
+from mindrl.models.decoder import layer_of
+from mindrl.models.description import read_description
+from mindrl.models.other_family import VisionPart
+from mindrl.models.vision import file_name, image_token, module_name
+from mindrl.rollout.vllm.legality import vllm_findings
+from mindrl.training.archon.legality import archon_findings
+
+FILE = Path("there/config.json")
+TEXT = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 5,
+    "max_position_embeddings": 16,
+}
+WHOLE: dict[str, Any] = {"image_token_id": 4, "vision_config": {"depth": 3}}
+OLD = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    **TEXT,
+    **WHOLE,
+}
+"""As the published folders of Qwen2.5-VL: the sizes of the decoder stand at the top."""
+NEW = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "text_config": {**TEXT, "model_type": "qwen3_vl_text", "tie_word_embeddings": True},
+    "tie_word_embeddings": False,
+    **WHOLE,
+}
+OLD_TENSORS = {
+    "visual.patch_embed.proj.weight": (8, 3, 2, 14, 14),
+    "visual.blocks.2.attn.qkv.weight": (24, 8),
+    "model.embed_tokens.weight": (5, 8),
+    "model.layers.0.mlp.up_proj.weight": (16, 8),
+    "model.layers.1.mlp.up_proj.weight": (16, 8),
+    "lm_head.weight": (5, 8),
+}
+NEW_TENSORS = {
+    name.replace("model.", "model.language_model.").replace("visual.", "model.visual."): shape
+    for name, shape in OLD_TENSORS.items()
+}
+
+
+def test_sizes_are_those_of_the_decoder_wherever_they_stand() -> None:
+    for values, tensors in ((OLD, OLD_TENSORS), (NEW, NEW_TENSORS)):
+        model = any_description(FILE, values, tensors)
+        assert (model.model_type, model.num_hidden_layers) == (values["model_type"], 2)
+        assert (model.hidden_size, model.head_dim) == (8, 4)
+        assert not model.tie_word_embeddings
+        assert model.reads_images
+        assert model.other is not None
+        assert model.other.cuts is None
+    assert text_values(NEW)["tie_word_embeddings"] is False
+    assert text_values(OLD) == OLD
+
+
+def test_blocks_of_a_tower_are_no_layers_of_the_decoder() -> None:
+    assert [*map(layer_of, OLD_TENSORS)] == [None, None, None, 0, 1, None]
+    assert [*map(layer_of, NEW_TENSORS)] == [None, None, None, 0, 1, None]
+
+
+def test_tensors_have_one_name_in_files_and_one_in_modules() -> None:
+    modules = [*NEW_TENSORS]
+    for values, tensors in ((OLD, OLD_TENSORS), (NEW, NEW_TENSORS)):
+        other = any_description(FILE, values, tensors).other
+        assert other is not None
+        part = other.vision
+        assert isinstance(part, VisionPart)
+        assert [file_name(part, name) for name in modules] == [*tensors]
+        assert [module_name(part, name) for name in tensors] == modules
+
+
+def test_only_fsdp_trains_a_tower_and_only_whole(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OLD))
+    with pytest.raises(ModelError, match=r"has a vision tower.*actor_config\.backend=fsdp:d2"):
+        read_description(str(tmp_path))
+    assert image_token(str(tmp_path)) == 4
+    model = any_description(FILE, OLD, OLD_TENSORS)
+    keys = {"tp": "t", "cp": "c", "pp": "p", "model": "m"}
+    for name in ("tp", "cp", "pp"):
+        found = [*archon_findings(model, TrainLayout(**{name: 2}), keys)]
+        assert any(each.legal == (1,) for each in found), name
+    assert not [*archon_findings(model, TrainLayout(dp=2), keys)]
+    # The kernel of the patches has five dimensions, and is no stack of experts.
+    assert not [*vllm_findings(model, RolloutLayout(), keys)]
+
+
+def test_other_families_with_a_tower_are_refused() -> None:
+    with pytest.raises(
+        ModelError, match="'llava' with a vision_config is not supported; only qwen2_5"
+    ):
+        any_description(FILE, OLD | {"model_type": "llava"}, OLD_TENSORS)
+    with pytest.raises(ModelError, match="image_token_id=None must be"):
+        any_description(FILE, OLD | {"image_token_id": None}, OLD_TENSORS)

@@ -1,0 +1,60 @@
+"""Runs whose actor reads pictures: what they cannot have, in words."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindrl.config.run import RunConfig
+from mindrl.preflight.model_checks import describe_models, model_findings
+from mindrl.preflight.vision_checks import vision_findings
+from mindrl.tiny.vision.model import build_vision_model, build_vision_tokenizer
+
+MakeConfig = Callable[..., RunConfig]
+FSDP = {"actor_config.backend": "fsdp"}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seeing")
+    tokenizer = build_vision_tokenizer()
+    build_vision_model(tokenizer, 1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def found(config: RunConfig) -> list[str]:
+    models, unread = describe_models(config)
+    assert not unread
+    return [*map(str, vision_findings(config, models))]
+
+
+def test_it_is_planned_where_fsdp_trains(seeing: Path, run_config: MakeConfig) -> None:
+    config = run_config(seeing, FSDP)
+    assert not found(config)
+    assert not model_findings(config, describe_models(config)[0])
+
+
+@pytest.mark.parametrize("engine", ["megatron", "archon"])
+def test_any_other_engine_refuses_it_and_names_fsdp(
+    seeing: Path, run_config: MakeConfig, engine: str
+) -> None:
+    _, (finding,) = describe_models(run_config(seeing, {"actor_config.backend": engine}))
+    assert "model_type='qwen2_5_vl' has a vision tower, which only fsdp trains" in str(finding)
+
+
+def test_parts_of_a_run_that_would_not_see_pictures_are_refused_by_name(
+    seeing: Path, run_config: MakeConfig, random_model_of: Callable[..., Path]
+) -> None:
+    blind, reads = str(random_model_of("stablelm")), {"rl_config.init_kl_coef": 0.1}
+    (of_reference,) = found(run_config(seeing, FSDP | reads | {"ref_config.load": blind}))
+    assert of_reference.startswith(f"ref_config.load={blind} has no vision tower")
+    (of_turns,) = found(run_config(seeing, FSDP | {"environment_config.max_turns": 2}))
+    assert of_turns.startswith("environment_config is not supported with a model that reads")
+    (of_job,) = found(run_config(seeing, FSDP | {"spool_config.job": "train"}))
+    assert of_job.startswith("spool_config.job=train must be null")
+    shared = run_config(seeing, FSDP | {"rl_config.share_prompts": True})
+    (of_prompts,) = model_findings(shared, describe_models(shared)[0])
+    assert str(of_prompts).startswith("rl_config.share_prompts=true cannot be used: prompts of")
+    (of_text,) = found(run_config(blind, FSDP | reads | {"ref_config.load": str(seeing)}))
+    assert of_text == f"ref_config.load={seeing} has a vision tower, and the actor has none"

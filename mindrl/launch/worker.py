@@ -31,6 +31,7 @@ from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cac
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, draws_head, role_head
 from mindrl.preflight.shared_prompts import shares_prompts
 from mindrl.rollout.engine import RolloutEngine
+from mindrl.rollout.planning import whole_tensors
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.settings import EngineSettings
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker
@@ -120,7 +121,7 @@ def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> Ro
     return VllmEngine(
         EngineModel(
             folder=config.actor_config.load,
-            whole=dict(actor.other.tensors) if actor.other else None,
+            whole=whole_tensors(actor),
             images=config.data_config.images if actor.reads_images else None,
         ),
         config.generate_config,

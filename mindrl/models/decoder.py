@@ -22,7 +22,7 @@ VALUE_HEAD = "score.weight"
 
 def always_float32(tensor: str) -> bool:
     """Return whether a logical tensor is float32 regardless of the model's dtype."""
-    return tensor.endswith("e_score_correction_bias")
+    return tensor.endswith(("e_score_correction_bias", "linear_attn.A_log"))
 
 
 def padded_vocab_size(model: ModelDescription, tp: int) -> int:

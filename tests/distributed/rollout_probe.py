@@ -12,13 +12,12 @@ from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.batch.rollouts import Responses
-from mindrl.checkpoint.files import tensor_shapes
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.config.generate import GenerateConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.config_file import read_config
-from mindrl.models.description import is_known
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import Request
+from mindrl.rollout.planning import whole_tensors
 from mindrl.rollout.vllm.engine import EngineModel, VllmEngine
 from mindrl.training.megatron.parallel import initialise_model_parallel
 
@@ -113,16 +112,16 @@ def sleeping_engine(folder: str, *, kv_cache_bytes: int = 4 << 20, **changes: An
         kv_cache_bytes: As for `VllmEngine`.
         changes: Keys of `GenerateConfig`.
     """
+    model = read_any_description(folder, to_plan=True)
     keys = {
         "dtype": "float32",
         "max_num_seqs": 8,
         "max_model_len": 64,
         "max_num_batched_tokens": 128,
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": not (model.other and model.other.delta),
     }
-    is_other = not is_known(read_config(folder)[1])
     engine = VllmEngine(
-        EngineModel(folder=folder, whole=tensor_shapes(folder) if is_other else None),
+        EngineModel(folder=folder, whole=whole_tensors(model)),
         GenerateConfig(**{**keys, **changes}),
         PLATFORMS["cpu"],
         kv_cache_bytes=kv_cache_bytes,

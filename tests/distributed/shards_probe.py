@@ -15,6 +15,7 @@ from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.placement import ShardingTable
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.vllm.engine import VllmEngine, allocate_stage_inputs
+from mindrl.rollout.vllm.model_classes import register_models
 
 Prompts = Sequence[Sequence[int]]
 
@@ -111,9 +112,12 @@ def _fill_engine(case: Case, prompts: Prompts) -> Filled:
 
 def _ordinary_engine(case: Case, folder: str) -> LLM:
     """Start an engine that loads the folder itself."""
+    register_models(folder)
     llm = LLM(
         model=folder,
         load_format="auto",
+        # Of gated delta nets the engine keeps no states of prefixes.
+        enable_prefix_caching=False,
         skip_tokenizer_init=True,
         distributed_executor_backend="external_launcher",
         tensor_parallel_size=case.tensor_parallel_size,

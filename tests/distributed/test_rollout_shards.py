@@ -47,6 +47,7 @@ ENGINES: Mapping[str, Engine] = {
     "mistral": Engine(family="mistral"),
     "phi3": Engine(family="phi3"),
     "qwen3_linear": Engine(family="qwen3_linear"),
+    "qwen3_5_text": Engine(family="qwen3_5_text"),
     "qwen3_moe TP2": Engine(family="qwen3_moe", tp=2),
     "qwen3_moe TP2 EP2": Engine(family="qwen3_moe", tp=2, experts_shared=True),
     "qwen2 tied TP2": Engine(family="qwen2", tied=True, tp=2),
@@ -54,6 +55,7 @@ ENGINES: Mapping[str, Engine] = {
     "qwen3 tied TP2": Engine(family="qwen3", tied=True, tp=2),
     "llama TP2": Engine(family="llama", tp=2),
     "phi3 TP2": Engine(family="phi3", tp=2),
+    "qwen3_5_text TP2": Engine(family="qwen3_5_text", tp=2),
 }
 # Two stages of DeepSeek-V3 are filled with every change too; see test_rollout_stages.py.
 EVERY_CHANGE = (
@@ -63,7 +65,10 @@ EVERY_CHANGE = (
     "qwen2 untied TP2",
 )
 # Families whose positions or files differ from those of Qwen.
-LIKE_TRANSFORMERS = ("llama tied", "mistral", "phi3", "qwen3_linear", "llama TP2", "phi3 TP2")
+LIKE_TRANSFORMERS = (
+    *("llama tied", "mistral", "phi3", "qwen3_linear", "qwen3_5_text"),
+    *("llama TP2", "phi3 TP2", "qwen3_5_text TP2"),
+)
 HALVES = [
     ("qwen3_moe", (8, 128, 128), (8, 128, 64)),
     ("qwen3_moe TP2", (8, 64, 128), (8, 128, 32)),

@@ -9,9 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import open_tensors
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.description import read_description
 from mindrl.models.placement import Placement, ShardingTable, index_of
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.rollout.vllm.shards import EngineShards
@@ -19,7 +19,7 @@ from mindrl.rollout.vllm.shards import EngineShards
 
 def rollout_table(folder: str, layout: RolloutLayout) -> ShardingTable:
     """Return what this rank holds."""
-    description = read_description(folder, to_plan=True)
+    description = read_any_description(folder, to_plan=True)
     return vllm_sharding(description, layout, dtype="float32").table(dist.get_rank())
 
 

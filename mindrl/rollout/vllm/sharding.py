@@ -8,6 +8,7 @@ experts of a rank are stacked in `w13` and `w2`: under tensor parallelism every 
 each expert, under expert parallelism some experts whole.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from mindrl.layouts.layout import RolloutLayout
@@ -18,6 +19,7 @@ from mindrl.models.feed_forward import correction_bias, gate_and_up, stacked_exp
 from mindrl.models.placement import (
     Bounds,
     LocalTensor,
+    Shape,
     columns,
     padded_rows,
     part_of,
@@ -25,6 +27,7 @@ from mindrl.models.placement import (
     whole,
 )
 from mindrl.models.sharding import LazyTables, Sharding, full_sharding
+from mindrl.rollout.vllm.gated_delta import gated_delta_part
 
 _VOCABULARY_MULTIPLE = 64
 _Table = dict[str, LocalTensor]
@@ -38,10 +41,9 @@ def padded_vocab_size(model: ModelDescription) -> int:
 def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DType) -> Sharding:
     """Return which rank holds which tensor.
 
-    For families without built-in support each rank lists whole tensors, because vLLM loads them
-    itself.
+    For families of unknown sharding each rank lists whole tensors, because vLLM loads them itself.
     """
-    if model.other:
+    if whole_tensors(model):
         ranks = range(layout.world_size)
         return full_sharding(model, world_size=len(ranks), holders=ranks, dtype=dtype)
     tables, twins, held_by = LazyTables(), {}, []
@@ -59,6 +61,11 @@ def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DTyp
             )
         held_by.append(tuple(names))
     return Sharding(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
+
+
+def whole_tensors(model: ModelDescription) -> Mapping[str, Shape] | None:
+    """Return the tensors that vLLM loads itself; None for families of known sharding."""
+    return dict(model.other.tensors) if model.other and not model.other.delta else None
 
 
 def layers_of_ranks(model: ModelDescription, layout: RolloutLayout) -> tuple[int, ...]:
@@ -94,7 +101,11 @@ def _dense(model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: 
         table[EMBEDDING] = padded_rows(EMBEDDING, shape, rows, tp_rank)
     for index in layout.chunks(model.num_hidden_layers)[stage]:
         layer = f"model.layers.{index}."
-        table |= _attention(model, layer, tp, tp_rank)
+        delta = model.other.delta if model.other else None
+        if delta and index in delta.layers:
+            table |= gated_delta_part(delta, hidden, layer, tp, tp_rank)
+        else:
+            table |= _attention(model, layer, tp, tp_rank)
         table |= _feed_forward(model, index, layer, tp, tp_rank)
         for name in ("input_layernorm", "post_attention_layernorm"):
             table[f"{layer}{name}.weight"] = whole(f"{layer}{name}.weight", (hidden,))
@@ -134,7 +145,9 @@ def _attention(model: ModelDescription, layer: str, tp: int, tp_rank: int) -> _T
     if model.mla:
         return _latent(model, layer, here, tp, tp_rank)
     hidden, rows = model.hidden_size, part_of(query_rows(model), tp, tp_rank)
-    parts = (("q", rows), *((letter, _key_value_part(model, tp, tp_rank)) for letter in "kv"))
+    # Next to gated delta nets, each query head has a gate of its output.
+    queries = part_of(query_rows(model) * (2 if model.other else 1), tp, tp_rank)
+    parts = (("q", queries), *((letter, _key_value_part(model, tp, tp_rank)) for letter in "kv"))
     table = {
         f"{here}qkv_proj.weight": stack(
             (projection_rows(model, layer, letter, "weight", bounds) for letter, bounds in parts),

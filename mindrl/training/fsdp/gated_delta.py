@@ -39,6 +39,7 @@ def _forward(
 ) -> Tensor:
     going = module.mindrl_pass
     going.attended += 1
+    assert going.pack.attending.shared is None, "validated: prompts are not shared"
     return by_sequence(whole, hidden_states, going.pack.packing.lengths)
 
 

@@ -8,7 +8,7 @@ contains tokens of its environment; the response mask leaves them out.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
-from typing import Self
+from typing import Self, overload
 
 import torch
 from torch import Tensor
@@ -216,11 +216,10 @@ class Rollouts(Sequences):
         """Return only the sequences, as input of a model."""
         return self.into(Sequences)
 
-    def response_tokens(self) -> list[list[int]]:
+    def response_tokens(self) -> "ResponseTokens":
         """Return the token ids that the policy sampled in each conversation."""
         talks = self.conversations()
-        tokens_CL, mask_CL = talks.joined(self.tokens_BT), talks.mask()
-        return [row_L[mask_L].tolist() for row_L, mask_L in zip(tokens_CL, mask_CL, strict=True)]
+        return ResponseTokens(talks.joined(self.tokens_BT), talks.mask())
 
     def metrics(self) -> dict[str, float]:
         """Return the lengths of the responses and the fraction that reached the limit."""
@@ -232,3 +231,27 @@ class Rollouts(Sequences):
             "rollout/response_length_max": lengths_C.max().item(),
             "rollout/cut_fraction": 1.0 - talks.last(self.finished_B).double().mean().item(),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class ResponseTokens(Sequence[list[int]]):
+    """Token ids of responses, listed when they are read: all lists take 36 bytes a token."""
+
+    tokens_CL: Tensor
+    mask_CL: Tensor
+    """bool; tokens of the response."""
+
+    def __len__(self) -> int:
+        """Return the number of responses."""
+        return len(self.tokens_CL)
+
+    @overload
+    def __getitem__(self, row: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[list[int]]: ...
+    def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
+        """Return the tokens of a response, or of several."""
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        tokens: list[int] = self.tokens_CL[row][self.mask_CL[row]].tolist()
+        return tokens

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +14,7 @@ from mindrl.config.finding import Finding, broken, did_you_mean
 from mindrl.config.reward_columns import own_rewards, reward_columns
 from mindrl.config.reward_signature import RewardSignature
 from mindrl.config.run import RunConfig
+from mindrl.data.decoding import ResponseDecoder
 from mindrl.data.demonstrations import load_demonstrations
 from mindrl.data.held_out import hold_out, without_tests
 from mindrl.data.preferences import load_preferences
@@ -66,10 +68,10 @@ class RunData:
         """Columns of the rows of all files."""
         return tuple(dict.fromkeys(name for each in self.all_sets for name in each.columns))
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Return a response as text, for rewards and for people."""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
+    @cached_property
+    def decode(self) -> ResponseDecoder:
+        """Returns a response as text, for rewards and for people."""
+        return ResponseDecoder(self.tokenizer)
 
 
 def read_data(config: RunConfig) -> RunData:

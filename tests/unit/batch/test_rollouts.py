@@ -47,11 +47,13 @@ def test_types_are_those_that_the_class_promises() -> None:
 
 
 def test_the_response_comes_back_token_by_token() -> None:
-    assert rollouts().response_tokens() == [
+    tokens = rollouts().response_tokens()
+    assert [*tokens] == [
         [11, 12],
         [13],
         [14, 15, 16],
     ]
+    assert (len(tokens), tokens[-1], tokens[1:]) == (3, [14, 15, 16], [[13], [14, 15, 16]])
 
 
 def test_metrics_count_six_tokens_in_three_responses_of_which_one_was_cut() -> None:

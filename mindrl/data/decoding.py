@@ -43,7 +43,8 @@ class ResponseDecoder:
 
 def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes]:
     """Return the bytes of each token, none for special ones; empty if tokens are not bytes."""
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+    # Cleaning up removes spaces before some signs, whatever the tokens.
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.clean_up_tokenization_spaces:
         return {}
     backend = tokenizer.backend_tokenizer
     if not isinstance(backend.decoder, ByteLevel):

@@ -71,3 +71,12 @@ def test_a_tokenizer_that_changes_the_text_is_left_alone(monkeypatch: pytest.Mon
     assert decoder.bytes_of == {}
     mark = tokenizer.convert_tokens_to_ids("!")
     assert decoder([mark]) == " !"
+
+
+def test_a_tokenizer_that_cleans_up_spaces_is_left_alone() -> None:
+    tokenizer = tokenizer_of()
+    tokenizer.clean_up_tokenization_spaces = True
+    decoder = ResponseDecoder(tokenizer)
+    assert decoder.bytes_of == {}
+    token_ids = tokenizer.convert_tokens_to_ids(["Ġhello", "Ġ", "."])
+    assert decoder(token_ids) == theirs(tokenizer, token_ids)

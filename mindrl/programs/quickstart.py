@@ -23,6 +23,7 @@ from mindrl.tiny.recipe import Family
 _SEED = 1
 FAMILIES: Mapping[str, Family] = {
     "dpo_tiny_cpu": "qwen2",
+    "grpo_qwen35_tiny_cpu": "qwen3_5_text",
     "grpo_tiny_cpu": "qwen2",
     "grpo_tiny_moe_cpu": "qwen3_moe",
     "ppo_tiny_cpu": "qwen2",
@@ -45,7 +46,8 @@ examples:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    run = "the run: GRPO, with experts, a tool or pictures, PPO, DPO (default: grpo_tiny_cpu)"
+    run = "the run: GRPO (with experts, linear attention, a tool or pictures), PPO, DPO "
+    run += "(default: grpo_tiny_cpu)"
     add("--config-name", choices=[*FAMILIES, *_OTHER_MODELS], default="grpo_tiny_cpu", help=run)
     add("--dry-run", action="store_true", help="make model and data, but only check the run")
     add_overrides(parser)

@@ -22,7 +22,11 @@ from mindrl.tiny.vision.counter import make_counter
 from mindrl.tiny.vision.squares import write_squares
 
 _TEACHING = "sft_tiny_cpu"
-_TRAINING: dict[Family, str] = {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}
+_TRAINING: dict[Family, str] = {
+    "qwen2": "grpo_tiny_cpu",
+    "qwen3_moe": "grpo_tiny_moe_cpu",
+    "qwen3_5_text": "grpo_qwen35_tiny_cpu",
+}
 """Configuration that trains a model, by its family."""
 TOOLS = "grpo_tools_tiny_cpu"
 """Configuration that trains the tool user."""

@@ -11,6 +11,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -20,7 +22,7 @@ from mindrl.tiny.recipe import Family
 
 # Shape letters: B sequences, T token positions.
 
-TinyModel: TypeAlias = Qwen2ForCausalLM | Qwen3MoeForCausalLM
+TinyModel: TypeAlias = Qwen2ForCausalLM | Qwen3MoeForCausalLM | Qwen3_5ForCausalLM
 
 IGNORED_LABEL = -100
 _END_OF_TURN = "<|im_end|>"
@@ -35,6 +37,21 @@ _CHAT_TEMPLATE = (
 )
 _VOCABULARY_MULTIPLE = 64
 _MAX_POSITIONS = 256
+_GATED_DELTA_NETS = {
+    "head_dim": 32,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -67,7 +84,8 @@ def build_model(
 ) -> TinyModel:
     """Initialise the network from the seed: 4 layers, 4 query heads on 2 key-value heads.
 
-    With experts, every layer has 8, of which each token takes 2.
+    With experts, every layer has 8, of which each token takes 2. With gated delta nets, three
+    layers have one, with 2 key heads and 4 value heads, and the last one attends.
     """
     torch.manual_seed(seed)
     shared = {
@@ -94,6 +112,8 @@ def build_model(
             experts = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
             sizes = {"head_dim": 32, "moe_intermediate_size": 128}
             model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **experts, **sizes))
+        case "qwen3_5_text":
+            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shared, **_GATED_DELTA_NETS))
         case _:
             assert_never(family)
     model.generation_config = GenerationConfig(

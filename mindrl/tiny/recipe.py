@@ -14,12 +14,14 @@ from mindrl.config.section_types import SectionArguments
 from mindrl.errors import ConfigError, DataError
 from mindrl.tiny.arithmetic import Question, careful_answer, careless_answer, hasty_answer
 
-Family = Literal["qwen2", "qwen3_moe"]
+Family = Literal["qwen2", "qwen3_moe", "qwen3_5_text"]
 TaughtRow = Mapping[str, object]
 """A row of a supervised run."""
 
 RECIPE_FILE = "recipe.json"
-UPDATES: Mapping[Family, int] = {"qwen2": 460, "qwen3_moe": 320}
+UPDATES: Mapping[Family, int] = {"qwen2": 460, "qwen3_moe": 320, "qwen3_5_text": 460}
+ENGINES: Mapping[Family, str] = {"qwen3_5_text": "fsdp"}
+"""Engine of the supervised run, of families that the default one does not train."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "megatron-core")
 
 
@@ -81,6 +83,8 @@ class Recipe:
 
     def sections(self, model: Path) -> SectionArguments:
         """Return the sections that change the configuration of a run which teaches `model`."""
+        devices = min(2, os.cpu_count() or 1)
+        engine = f"{ENGINES[self.family]}:d{devices}" if self.family in ENGINES else ""
         return {
             "megatron_training": {
                 "train_iters": self.updates // self.updates_per_step,
@@ -90,6 +94,7 @@ class Recipe:
             },
             "actor_config": {
                 "load": str(model),
+                "backend": engine,
                 "lr": self.learning_rate,
                 "min_lr": self.learning_rate / 20,
                 "lr_warmup_fraction": self.warmup,
@@ -99,7 +104,7 @@ class Recipe:
             "rl_config": {
                 "mini_batch_size": self.answers_per_update,
                 "test_freq": 0,
-                "actor_resource": {"num_npus": min(2, os.cpu_count() or 1)},
+                "actor_resource": {"num_npus": devices},
             },
         }
 

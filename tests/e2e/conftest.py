@@ -29,6 +29,18 @@ def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def untaught_delta_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save the quickstart's model with gated delta nets as it is before its warm start."""
+    from mindrl.tiny.chat_model import build_model, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("delta") / "model"
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder)
+    build_model(tokenizer, seed=1, family="qwen3_5_text").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def kept_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
     """An undisturbed run with its checkpoints and rollouts; tests must not change it."""
     folder = tmp_path_factory.mktemp("kept") / "run"

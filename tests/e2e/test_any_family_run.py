@@ -39,6 +39,31 @@ def test_a_family_of_transformers_alone_trains_and_is_rolled_out_without_megatro
         assert "megatron.core" not in log
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["d1t1", "d1t2"])
+def test_gated_delta_nets_are_rolled_out_with_the_weights_of_the_trainer_to_1e_5(
+    engine: str, untaught_delta_model: Path, tmp_path: Path
+) -> None:
+    asked = ["--config-name", "grpo_qwen35_tiny_cpu", f"actor_config.load={untaught_delta_model}"]
+    asked += ["megatron_training.train_iters=3", "rl_config.test_freq=0", "actor_config.lr=1e-3"]
+    asked += ["generate_config.verify_weights=always", "rl_config.entropy_coeff=0.1"]
+    if engine == "d1t2":
+        asked.append("generate_config.backend=vllm:d1t2")
+    run = start_program(tmp_path / "run", asked)
+    assert run.process.wait(timeout=600) == 0, run.text()
+    steps = run.steps()
+    assert len(steps) == 3
+    assert all(step["update/grad_norm"] > 0.0 for step in steps)
+    assert all(0.0 < step["logprob_gap/max"] <= 1e-5 for step in steps)
+    assert "were predicted" not in run.text()
+    # Names and shapes of the folder that the run began with.
+    begun, ended = (
+        {name: tuple(each.shape) for name, each in load_file(folder / "model.safetensors").items()}
+        for folder in (untaught_delta_model, run.folder / "model")
+    )
+    assert ended == begun
+
+
 @pytest.fixture
 def granite(tiny_model: Path, tmp_path: Path) -> Path:
     """Save the quickstart's model as one of Granite's, which computes the same by these factors."""

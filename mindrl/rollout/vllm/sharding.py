@@ -65,7 +65,8 @@ def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DTyp
 
 def whole_tensors(model: ModelDescription) -> Mapping[str, Shape] | None:
     """Return the tensors that vLLM loads itself; None for families of known sharding."""
-    return dict(model.other.tensors) if model.other and not model.other.delta else None
+    other = model.other
+    return dict(other.tensors) if other and (other.vision or not other.delta) else None
 
 
 def layers_of_ranks(model: ModelDescription, layout: RolloutLayout) -> tuple[int, ...]:

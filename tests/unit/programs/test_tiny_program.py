@@ -51,7 +51,14 @@ def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
     ]
     mindrl, program, option, config_name, *overrides = shlex.split(command)
     assert (mindrl, program, option) == ("mindrl", "train", "--config-name")
-    assert config_name == {"qwen2": "grpo_tiny_cpu", "qwen3_moe": "grpo_tiny_moe_cpu"}[family]
+    assert (
+        config_name
+        == {
+            "qwen2": "grpo_tiny_cpu",
+            "qwen3_moe": "grpo_tiny_moe_cpu",
+            "qwen3_5_text": "grpo_qwen35_tiny_cpu",
+        }[family]
+    )
     config = composed_config(config_name, overrides)
     assert config.actor_config.load == f"{folder}/model"
     assert config.megatron_training.data_path == f"{folder}/data/train.jsonl"

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import check_files, tensor_shapes
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
@@ -217,9 +218,18 @@ def test_the_model_with_experts_has_1_856_896_weights_8_experts_a_layer_and_no_d
     assert "model.layers.3.mlp.experts.7.down_proj.weight" in experts
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+def test_the_model_with_gated_delta_nets_has_1_137_976_weights_and_one_layer_that_attends(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = build_model(tokenizer, seed=1, family="qwen3_5_text")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_137_976
+    model.save_pretrained(tmp_path)
+    assert read_any_description(str(tmp_path)).attention_layers == 1
+
+
+@pytest.mark.parametrize("family", get_args(Family))
 def test_equal_seeds_start_from_equal_weights(
-    tokenizer: PreTrainedTokenizerFast, family: str
+    tokenizer: PreTrainedTokenizerFast, family: Family
 ) -> None:
     first, same, other = (build_model(tokenizer, seed, family).lm_head.weight for seed in (1, 1, 2))
     assert torch.equal(first, same)
@@ -297,11 +307,11 @@ def test_a_model_of_the_same_recipe_is_left_alone(model: Path, data: Path) -> No
 
 
 def test_a_model_of_another_family_is_made_anew(model: Path, data: Path) -> None:
-    qwen2, experts = (
+    qwen2, *others = (
         recipe_record(data, 1, Recipe(family=family), CONFIG) for family in get_args(Family)
     )
     assert is_up_to_date(model, qwen2)
-    assert not is_up_to_date(model, experts)
+    assert not any(is_up_to_date(model, other) for other in others)
 
 
 def test_another_seed_is_another_recipe_and_so_are_other_questions(

@@ -37,7 +37,12 @@ _CARRIED_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
+"""Files besides weights and sizes that a reader of the folder needs: tokenizer, image processor."""
 
 
 @contextmanager

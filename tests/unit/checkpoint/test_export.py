@@ -8,13 +8,20 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.export import EXPORT_FILE, exported_model, keep_folder, write_json
 from mindrl.checkpoint.files import INDEX_FILE
 from mindrl.errors import OutputError
 from mindrl.models.decoder import DType
 from mindrl.models.description import read_description
 from mindrl.models.sharding import full_sharding
+from mindrl.tiny.vision.model import (
+    build_vision_model,
+    build_vision_tokenizer,
+    save_vision_model,
+)
 
 MakeModel = Callable[..., Path]
 
@@ -23,7 +30,7 @@ def export(
     source: Path, target: Path, names: Sequence[str], shard_bytes: int, dtype: DType = "float32"
 ) -> None:
     """Write the tensors of a folder in the order of their names."""
-    model = read_description(str(source))
+    model = read_any_description(str(source))
     table = full_sharding(model, world_size=1, holders=[0], dtype=dtype).table(0)
     tensors = load_file(source / "model.safetensors")
     with exported_model(str(source), target, table, dtype=dtype, shard_bytes=shard_bytes) as sink:
@@ -124,6 +131,28 @@ def test_a_record_lies_in_the_folder_and_does_not_travel_with_a_conversion(
     assert read_description(str(tmp_path / "new")) == read_description(str(source))
     export(tmp_path / "new", tmp_path / "again", names, 1 << 30)
     assert not (tmp_path / "again" / "mindrl_export.json").exists()
+
+
+def test_an_export_of_a_model_with_a_tower_loads_again_with_its_image_processor(
+    tmp_path: Path,
+) -> None:
+    tokenizer, source, target = build_vision_tokenizer(), tmp_path / "source", tmp_path / "new"
+    save_vision_model(build_vision_model(tokenizer, 3), tokenizer, source)
+    names = list(load_file(source / "model.safetensors"))
+    export(source, target, names, 1 << 30)
+    # Those of published folders, which have two more files.
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (source / name).write_text("{}", encoding="utf-8")
+    export(source, tmp_path / "published", names, 1 << 30)
+    lacking = {each.name for each in source.iterdir()} - {
+        each.name for each in (tmp_path / "published").iterdir()
+    }
+    assert lacking == set()
+    found = AutoModelForImageTextToText.from_pretrained(target).state_dict()
+    expected = AutoModelForImageTextToText.from_pretrained(source).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert type(AutoProcessor.from_pretrained(target)).__name__ == "Qwen2_5_VLProcessor"
 
 
 def test_a_kept_export_shares_its_files_and_outlives_the_one_it_was_made_of(

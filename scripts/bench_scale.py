@@ -11,7 +11,8 @@ wait     the driver waits for a call of as many Ray actors, whose answers are th
 agree    all ranks compare their plans, through one store
 export   bytes of a model folder that a rank and a node of eight ranks write
 metrics  bytes of a step's metrics in metrics.jsonl that workers measure
-batches  a step of 1,024 answers: bytes that the driver pickles, its seconds, and its memory
+batches  a step of 1,024 answers, or of `--prompts` 16 times each, of up to `--longest` tokens:
+         bytes that the driver pickles, its seconds, and its memory
 
 Each part is a process of its own. The model is never loaded; messages have the shapes and dtypes of
 the weights on torch's `meta` device. With `--json` prints one flat object.
@@ -29,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import scale_batches
 from scale_batches import measured_batches, peak_mib
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
@@ -252,13 +254,15 @@ PARTS: dict[str, Callable[[int], Figures]] = {
 }
 
 
-def measured(part: str, ranks: int) -> Figures:
+def measured(part: str, arguments: argparse.Namespace) -> Figures:
     """Measure a part in a process of its own.
 
     Raises:
         SystemExit: It failed.
     """
-    command = [sys.executable, __file__, "--part", part, "--ranks", str(ranks)]
+    command = [sys.executable, __file__, "--part", part]
+    for name in ("ranks", "prompts", "longest"):
+        command += [f"--{name}", str(getattr(arguments, name))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the part {part} ended with {done.returncode}")
@@ -285,14 +289,17 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=1024, help="a multiple of 32")
     parser.add_argument("--part", choices=PARTS, help="measure only this part")
+    parser.add_argument("--prompts", type=int, default=64, help="of a step, each answered 16 times")
+    parser.add_argument("--longest", type=int, default=4096, help="tokens of the longest answer")
     parser.add_argument("--json", action="store_true", help="print one flat object")
     arguments = parser.parse_args()
+    scale_batches.PROMPTS, scale_batches.LONGEST = arguments.prompts, arguments.longest
     if arguments.part:
         print(json.dumps(PARTS[arguments.part](arguments.ranks)))
         return 0
     figures: Figures = {"ranks": arguments.ranks}
     for part in PARTS:
-        figures |= measured(part, arguments.ranks)
+        figures |= measured(part, arguments)
     if arguments.json:
         print(json.dumps(figures))
     else:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from mindrl.batch.rollouts import Rollouts
     from mindrl.batch.sequences import Sequences
 
@@ -22,6 +24,7 @@ def measured_batches(replicas: int) -> dict[str, float]:
     """Take a step's answers, send what the workers need, and compute the driver's metrics."""
     import torch  # noqa: PLC0415
 
+    from mindrl.data.decoding import ResponseDecoder  # noqa: PLC0415
     from mindrl.trainer.mismatch import mismatch  # noqa: PLC0415
 
     answers, prompts, group = drawn_answers(replicas)
@@ -45,7 +48,10 @@ def measured_batches(replicas: int) -> dict[str, float]:
     shares = timed("share", lambda: [*map(pickled, step_shares(rollouts, replicas))])
     old_BT = torch.where(rollouts.response_mask_BT, rollouts.rollout_logprobs_BT - 1e-3, 0.0)
     timed("measure", lambda: mismatch(rollouts, old_BT, None) | rollouts.metrics())
-    timed("read", rollouts.response_tokens)
+    read = timed("read", rollouts.response_tokens)
+    decode = ResponseDecoder(bytes_alone())
+    rollouts.tokens_BT.remainder_(256)
+    timed("decode", lambda: [*map(decode, read)])
     return {
         "bytes_per_token": sum(map(pickled_bytes, shares)) / tokens,
         "answer_bytes_per_token": sum(map(pickled_bytes, arrived)) / tokens,
@@ -53,6 +59,18 @@ def measured_batches(replicas: int) -> dict[str, float]:
         "driver_peak_bytes_per_token": (peak_mib() - before) * 2**20 / tokens,
         **{f"{name}_ns_per_token": each / tokens * 1e9 for name, each in spent.items()},
     }
+
+
+def bytes_alone() -> "PreTrainedTokenizerBase":
+    """Return a tokenizer in which each byte is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: place for place, letter in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def drawn_answers(replicas: int) -> tuple[list[Any], list[list[int]], list[int]]:

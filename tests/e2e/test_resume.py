@@ -36,10 +36,6 @@ RUNS = {
         ("rl_config.test_freq=0", "megatron_training.bf16=true", "generate_config.dtype=bfloat16"),
     ),
     "experts": ("train_grpo", ("--config-name", "grpo_tiny_moe_cpu", "rl_config.test_freq=0")),
-    "gated delta nets": (
-        "train_grpo",
-        ("--config-name", "grpo_qwen35_tiny_cpu", "rl_config.test_freq=0"),
-    ),
     "dapo": (
         "train_grpo",
         ("rl_config.test_freq=0", "+recipe=dapo"),
@@ -69,13 +65,11 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     name: str,
     tiny_model: Path,
     untaught_moe_model: Path,
-    untaught_delta_model: Path,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     program, overrides = RUNS[name]
-    untaught = {"experts": untaught_moe_model, "gated delta nets": untaught_delta_model}
-    model = untaught.get(name, tiny_model)
+    model = untaught_moe_model if name == "experts" else tiny_model
     asked = [*overrides, f"actor_config.load={model}", *KEEPS]
     if name == "grpo":
         straight: Program = request.getfixturevalue("kept_run")

@@ -1,5 +1,7 @@
 """Fixtures that several tests of runs share, created once."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,19 @@ def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
     build_model(tokenizer, seed=1, family="qwen3_moe").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def taught_delta_model(tiny_data: Path) -> Path:
+    """Create the quickstart's model with gated delta nets unless it is up to date."""
+    folder = tiny_data.parent / "qwen35_model"
+    program = (
+        "from pathlib import Path; from mindrl.programs.tiny import made_model; "
+        f"print(made_model(Path({str(folder)!r}), Path({str(tiny_data)!r}), 1, 'qwen3_5_text'))"
+    )
+    # In a process of its own, which may start Ray.
+    subprocess.run([sys.executable, "-c", program], check=True)
     return folder
 
 

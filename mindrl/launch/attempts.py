@@ -359,7 +359,7 @@ class Attempts:
             if fleet is not None:
                 fleet.wait_for_start()
                 engines = ApartEngines(group, fleet)
-            yield worker_handle(group, self.plan, engines)
+            yield worker_handle(group, self.plan, engines, kind=self.platform.kind)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
         """Start the replicas of a separate rollout; what they share ends with `stack`."""

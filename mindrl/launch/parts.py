@@ -8,12 +8,13 @@ from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
 from mindrl.config.run import RunConfig
-from mindrl.config.shared_prompts import asks_for_shared_prompts
 from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost
 from mindrl.models.decoder import forward_cost
+from mindrl.platform.device import DeviceKind
 from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
+from mindrl.preflight.shared_prompts import shares_prompts
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.engines import ColocatedEngines, Engines
 from mindrl.trainer.policy_trainer import PolicyTrainer
@@ -89,14 +90,18 @@ def trainer_of(
     return PolicyTrainer(config, data, actor, rewards, run_log, max_logprob_gap=gap)
 
 
-def worker_handle(group: Ranks, plan: RunPlan, engines: Engines | None = None) -> WorkerHandle:
+def worker_handle(
+    group: Ranks, plan: RunPlan, engines: Engines | None = None, *, kind: DeviceKind = "cpu"
+) -> WorkerHandle:
     """Return the interface to the workers, which balances batches by cost, or by count.
 
-    The engines are those of the group, unless others are given.
+    The engines are those of the group, unless others are given; `kind` is that of its devices.
     """
-    costs = None
+    costs, shares = None, False
     if plan.config.rl_config.use_dynamic_bsz:
-        linear, quadratic = forward_cost(plan.models["actor"])
+        actor = plan.models["actor"]
+        linear, quadratic = forward_cost(actor)
+        shares = shares_prompts(plan.config, "actor", actor, kind)
         costs = partial(sequence_costs, linear=linear, quadratic=quadratic)
     return WorkerHandle(
         group,
@@ -104,6 +109,6 @@ def worker_handle(group: Ranks, plan: RunPlan, engines: Engines | None = None) -
         engines or ColocatedEngines(group, plan.rollout),
         seed=plan.config.megatron_training.seed,
         costs=costs,
-        shares_prompts=asks_for_shared_prompts(plan.config, "actor"),
+        shares_prompts=shares,
         engine_rows=plan.config.generate_config.max_num_seqs,
     )

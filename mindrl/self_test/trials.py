@@ -112,7 +112,10 @@ class SelfTest:
 
     def _gap(self) -> dict[str, float]:
         """Generate with the engine; compare with the trainer's log-probs for the same weights."""
-        actor, config = worker_handle(self.group, self.plan), self.plan.config
+        actor, config = (
+            worker_handle(self.group, self.plan, kind=self.platform.kind),
+            self.plan.config,
+        )
         prompts = [
             Prompt(uid=uid, token_ids=(*range(2 + uid, 18 + uid),), text="", answer="")
             for uid in range(config.world_size)

@@ -68,6 +68,33 @@ def block_attention(device_type: str) -> BlockAttention:
             return BlockAttention(_dense, _dense_gradients)
 
 
+def rows_of(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some rows of a tensor, or all of them."""
+    return tensor if rows is None else tensor.index_select(0, rows)
+
+
+def add_rows(whole: Tensor, rows: Tensor | None, part: Tensor) -> None:
+    """Add a part to some rows of a tensor, or to all of them, in place."""
+    if rows is None:
+        whole += part
+    else:
+        whole.index_add_(0, rows, part.to(whole.dtype))
+
+
+def join(mixed: Tensor, logsumexp: Tensor, rows: Tensor | None, part: Joined) -> None:
+    """Join the attention of some rows to more keys with their attention so far, in place."""
+    before, so_far = rows_of(logsumexp, rows), rows_of(mixed, rows)
+    after = torch.logaddexp(before, part.logsumexp)
+    joined = so_far * (before - after).exp()[..., None]
+    joined += part.mixed.float() * (part.logsumexp - after).exp()[..., None]
+    if rows is None:
+        mixed.copy_(joined)
+        logsumexp.copy_(after)
+    else:
+        mixed.index_copy_(0, rows, joined)
+        logsumexp.index_copy_(0, rows, after)
+
+
 def _dense(heads: Heads, block: Block) -> Joined:
     """Call torch's kernel for CPUs once per length of a sequence."""
     width = heads[2].size(-1)

@@ -20,7 +20,14 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.attention import Kernel
-from mindrl.platform.block_attention import Block, Joined, block_attention
+from mindrl.platform.block_attention import (
+    Block,
+    Joined,
+    add_rows,
+    block_attention,
+    join,
+    rows_of,
+)
 from mindrl.training.packs import Attending
 from mindrl.training.shared_attention import shared_attention
 
@@ -140,12 +147,12 @@ class _Attention(torch.autograd.Function):
         for step in range(size):
             coming = _Passing(here, ring.group) if step + 1 < size else None
             rows, seen, block = ring.block(step)
-            heads = _of(query, rows), _of(here[0], seen), _of(here[1], seen)
+            heads = rows_of(query, rows), rows_of(here[0], seen), rows_of(here[1], seen)
             part = passes.forward(heads, block)
             if step == 0:
                 mixed, logsumexp = part.mixed.float(), part.logsumexp
             else:
-                _join(mixed, logsumexp, rows, part)
+                join(mixed, logsumexp, rows, part)
             here = here if coming is None else coming.arrived()
         mixed = mixed.to(query.dtype)
         ctx.save_for_backward(query, key, value, mixed, logsumexp)
@@ -162,40 +169,15 @@ class _Attention(torch.autograd.Function):
         for step in range(size):
             coming = _Passing(here, ring.group) if step + 1 < size else None
             rows, seen, block = ring.block(step)
-            heads = _of(query, rows), _of(here[0], seen), _of(here[1], seen)
-            joined = Joined(_of(mixed, rows), _of(logsumexp, rows))
-            parts = passes.backward(_of(gradient, rows), heads, joined, block)
-            _add(of_query, rows, parts[0])
-            _add(of_here[0], seen, parts[1])
-            _add(of_here[1], seen, parts[2])
+            heads = rows_of(query, rows), rows_of(here[0], seen), rows_of(here[1], seen)
+            joined = Joined(rows_of(mixed, rows), rows_of(logsumexp, rows))
+            parts = passes.backward(rows_of(gradient, rows), heads, joined, block)
+            add_rows(of_query, rows, parts[0])
+            add_rows(of_here[0], seen, parts[1])
+            add_rows(of_here[1], seen, parts[2])
             of_here = _Passing(of_here, ring.group).arrived()
             here = here if coming is None else coming.arrived()
         return of_query.to(query.dtype), of_here[0].to(key.dtype), of_here[1].to(value.dtype), None
-
-
-def _of(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    return tensor if rows is None else tensor.index_select(0, rows)
-
-
-def _add(whole: Tensor, rows: Tensor | None, part: Tensor) -> None:
-    if rows is None:
-        whole += part
-    else:
-        whole.index_add_(0, rows, part.to(whole.dtype))
-
-
-def _join(mixed: Tensor, logsumexp: Tensor, rows: Tensor | None, part: Joined) -> None:
-    """Join the attention of some rows to more keys with their attention so far, in place."""
-    before, so_far = _of(logsumexp, rows), _of(mixed, rows)
-    after = torch.logaddexp(before, part.logsumexp)
-    joined = so_far * (before - after).exp()[..., None]
-    joined += part.mixed.float() * (part.logsumexp - after).exp()[..., None]
-    if rows is None:
-        mixed.copy_(joined)
-        logsumexp.copy_(after)
-    else:
-        mixed.index_copy_(0, rows, joined)
-        logsumexp.index_copy_(0, rows, after)
 
 
 class _Passing:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mindrl.platform.attention import Packing
-from mindrl.platform.block_attention import Block, Joined, block_attention
+from mindrl.platform.block_attention import Block, Joined, add_rows, block_attention, join
 from mindrl.training.packs import SharedPrompts
 
 
@@ -58,12 +58,8 @@ class _Attention(torch.autograd.Function):
         own = passes.forward((query, key, value), inside)
         other = passes.forward((query[rows], key[keys], value[keys]), to_prompt)
         mixed, logsumexp = own.mixed.float(), own.logsumexp
-        before, here = logsumexp[rows], mixed[rows]
-        after = torch.logaddexp(before, other.logsumexp)
-        here *= (before - after).exp()[..., None]
-        here += other.mixed.float() * (other.logsumexp - after).exp()[..., None]
-        mixed = mixed.index_copy(0, rows, here).to(query.dtype)
-        logsumexp = logsumexp.index_copy(0, rows, after)
+        join(mixed, logsumexp, rows, other)
+        mixed = mixed.to(query.dtype)
         ctx.seen = seen
         ctx.save_for_backward(query, key, value, mixed, logsumexp)
         return mixed
@@ -83,7 +79,7 @@ class _Attention(torch.autograd.Function):
         )
         sums = [part.float() for part in own]
         for whole, places, part in zip(sums, (rows, keys, keys), other, strict=True):
-            whole.index_add_(0, places, part.float())
+            add_rows(whole, places, part)
         of_query, of_key, of_value = (
             whole.to(given.dtype) for whole, given in zip(sums, (query, key, value), strict=True)
         )

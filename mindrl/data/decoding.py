@@ -43,7 +43,7 @@ class ResponseDecoder:
 
 def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes]:
     """Return the bytes of each token, none for special ones; empty if tokens are not bytes."""
-    # Cleaning up removes spaces before some signs, whatever the tokens.
+    # Such a tokenizer removes spaces before punctuation after it has joined the tokens.
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.clean_up_tokenization_spaces:
         return {}
     backend = tokenizer.backend_tokenizer

@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 
 
 def vision_trouble() -> str | None:
-    """Return that the installed torchvision is made for another torch, with a remedy; else None.
+    """Return an error text if the installed torchvision requires another torch; otherwise None.
 
     Builds for another device load: see `platform.patches.torchvision_on_cpu`.
     """

@@ -1,4 +1,4 @@
-"""Runs on the answers in rows, on workers of their own, and the usual loop beside them."""
+"""Train on answers from rows in forked workers, and the same updates in a plain loop."""
 
 import io
 import json

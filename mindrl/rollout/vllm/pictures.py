@@ -1,7 +1,7 @@
 """Pictures in prompts of vLLM: one placeholder for each goes in, and the engine makes its tokens.
 
-vLLM expands the placeholders of a prompt, also those of ids that are expanded already. It keeps the
-features of pictures by their content, whatever weights made them.
+vLLM expands the placeholders of a prompt, also those of ids that are expanded already. It
+caches the features of a picture by its content, and does not drop them when the weights change.
 """
 
 from collections.abc import Mapping, Sequence

@@ -42,6 +42,10 @@ class Truncation:
         }
         return ", ".join(name for name, is_cut in cuts.items() if is_cut)
 
+    def unverified(self) -> dict[str, float]:
+        """Return the options in use with which the engine does not verify drafts, and values."""
+        return {"min_p": self.min_p} if self.min_p else {}
+
     def truncation(self) -> dict[str, Any]:
         """Return the keys of this class and their values, without those of a larger section."""
         return inherited_values(self, Truncation)
@@ -61,6 +65,23 @@ class SamplingConfig(Truncation):
     stop_token_ids: tuple[Count, ...] = ()
     """Tokens that end a response, in addition to the model's own end-of-text and end-of-turn
     tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class SpeculativeConfig:
+    """Draft tokens that the engine verifies together, in one step; the keys are vLLM's."""
+
+    method: Literal["ngram"] | None = None
+    """Where drafts come from: `ngram` copies what followed the last tokens where they occurred
+    before in the same sequence. None drafts nothing;
+    [when it pays](../how-to/faster-rollouts.md#drafts)."""
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 3
+    """Maximum number of tokens of a draft."""
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """Maximum number of last tokens to look for; the longest that occurred before is used."""
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=64)] = 2
+    """Minimum number of last tokens to look for. Smaller ones draft more often, and are accepted
+    less often."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -120,6 +141,8 @@ class GenerateConfig:
     enable_prefix_caching: bool = True
     """Share the KV cache of equal prompt prefixes, such as those of the samples of one prompt. The
     cache is emptied when weights change."""
+    speculative_config: SpeculativeConfig = SpeculativeConfig()
+    """Draft tokens of the engine."""
     trust_remote_code: bool = False
     """Run Python code from the model folder."""
     offload_train_optimizer: bool = True

@@ -270,6 +270,12 @@ class RLKeys(TypedDict, total=False):
     on_device_loss: Literal["wait", "shrink"]
     grace_seconds: int | None
 
+class SpeculativeKeys(TypedDict, total=False):
+    method: Literal["ngram"] | None
+    num_speculative_tokens: int
+    prompt_lookup_max: int
+    prompt_lookup_min: int
+
 class TruncationKeys(TypedDict, total=False):
     top_p: float
     top_k: int
@@ -301,6 +307,7 @@ class GenerateKeys(TypedDict, total=False):
     batch_invariant: bool
     kv_block_tokens: int | None
     enable_prefix_caching: bool
+    speculative_config: SpeculativeKeys
     trust_remote_code: bool
     offload_train_optimizer: bool
     offload_train_grad: bool

@@ -221,6 +221,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "vllm_cpu_experts",
             "vllm_cpu_gated_delta",
             "vllm_cpu_kernels",
+            "vllm_cpu_drafts",
         ),
         engine_options={
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",

@@ -26,6 +26,7 @@ from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.algorithm_checks import part_findings
+from mindrl.preflight.draft_checks import draft_findings
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.invariance_checks import (
     invariance_findings,
@@ -193,6 +194,7 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
         )
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
     yield from invariance_findings(config, platform)
+    yield from draft_findings(config)
 
 
 def refuse(config: RunConfig, found: Iterable[Finding]) -> None:

@@ -16,6 +16,7 @@ from mindrl.errors import MindrlError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.preflight.adapter_checks import adapter_findings_on
+from mindrl.preflight.draft_checks import draft_findings_on
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import draws_head, role_head
@@ -80,7 +81,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         per_token = kv_bytes_per_token(actor, config.rollout_layout, dtype)
         found += kv_cache_findings(config, per_token)
     found += [*_too_long(config, actor), *_shared_prefixes(config, actor)]
-    found += prompts_findings(config, actor)
+    found += [*prompts_findings(config, actor), *draft_findings_on(config, actor)]
     for role, model in models.items():
         if role != "actor":
             found += _compared_with_actor(config, role, model, actor)

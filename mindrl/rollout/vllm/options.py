@@ -6,9 +6,10 @@ Imports no vLLM: a server has them in its command.
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from mindrl.config.generate import GenerateConfig
+from mindrl.config.generate import GenerateConfig, SpeculativeConfig
 from mindrl.models.config_file import read_config
 from mindrl.models.gated_delta import gated_delta_net
 from mindrl.platform.device import Platform
@@ -37,10 +38,15 @@ def rollout_options(
         "enforce_eager": platform.is_eager(generate.enforce_eager),
         "enable_prefix_caching": generate.enable_prefix_caching,
         "block_size": generate.kv_block_tokens,
+        "speculative_config": _drafts(generate.speculative_config),
         "trust_remote_code": generate.trust_remote_code,
         # Log-probs of the sampled distribution: after temperature and truncation.
         "logprobs_mode": "processed_logprobs",
     }
+
+
+def _drafts(config: SpeculativeConfig) -> dict[str, Any] | None:
+    return None if config.method is None else asdict(config)
 
 
 def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:

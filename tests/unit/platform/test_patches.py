@@ -140,6 +140,14 @@ def test_vllm_cpu_token_attention_cuts_a_batch_into_its_tokens(upstream: dict[st
     }
 
 
+def test_vllm_cpu_drafts_is_needed_while_drafted_tokens_have_other_temperatures_than_requests(
+    upstream: dict[str, Any],
+) -> None:
+    # What was in the memory before.
+    assert upstream["repeated_for_drafts"]["vllm"] == [7.0] * 3
+    assert upstream["repeated_for_drafts"]["ours"] == [0.5, 0.5, 1.0]
+
+
 def test_vllm_cpu_sleep_is_needed_while_a_worker_without_a_model_sleeps_without_an_error(
     upstream: dict[str, Any],
 ) -> None:

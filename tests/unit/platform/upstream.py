@@ -32,6 +32,7 @@ from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.triton_utils import dispatcher
+from vllm.utils import cpu_triton_utils
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -44,6 +45,7 @@ from mindrl.platform.attention import Packing, attention_kernel, torch_attention
 from mindrl.platform.engine_operators import engine_attention
 from mindrl.platform.patches import (
     ray_on_loopback,
+    vllm_cpu_drafts,
     vllm_cpu_experts,
     vllm_cpu_kernels,
     vllm_cpu_token_attention,
@@ -275,6 +277,15 @@ def requests_by_token() -> dict[str, list[int]]:
     }
 
 
+def repeated_for_drafts() -> dict[str, list[float]]:
+    """Repeat the temperatures of two requests for 2 and 1 drafted tokens, greedy ones as 1."""
+    values_B, ends_B = torch.tensor([0.5, 0.0]), torch.tensor([2, 3], dtype=torch.int32)
+    vllms = torch.full((3,), 7.0)
+    cpu_triton_utils._expand_kernel_impl(vllms, values_B, ends_B, 0, 1)
+    ours = vllm_cpu_drafts.repeated(values_B, ends_B, 3, 0, 1)
+    return {"vllm": vllms.tolist(), "ours": ours.tolist()}
+
+
 def _one(tokens: int) -> Packing:
     return Packing(starts=(0, tokens), longest=tokens, cumulative=torch.tensor([0, tokens]).int())
 
@@ -305,6 +316,7 @@ def facts(folder: str) -> dict[str, object]:
         "gated_delta_net_in_float32": gated_delta_net_in_float32(),
         "attention_by_token": attention_by_token(),
         "requests_by_token": requests_by_token(),
+        "repeated_for_drafts": repeated_for_drafts(),
         "init_names": inspect.unwrap(worker.init).__code__.co_names,
         "loopback_becomes": loopback_becomes(),
         "node_names": [*node.Node.__init__.__code__.co_names],

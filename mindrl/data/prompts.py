@@ -241,7 +241,7 @@ def _render(
     tools = chat.tools_of(row)
     images = chat.images_of(row, messages, columns.prompt)
     text = _plain(row, messages) if is_plain else chat.render(row, messages, tools)
-    answer = "" if columns.answer is None else answer_of(row, columns.answer)
+    answer = _answer(row, columns.answer, has_environment=chat.tools is not None)
     try:
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
@@ -253,6 +253,19 @@ def _render(
     if given is not None and tools:
         given = replace(given, tools=tools)
     return _Rendered(place=row.place, text=text, answer=answer, row=given, images=images)
+
+
+def _answer(row: Row, column: str | None, *, has_environment: bool) -> str:
+    """Return the reference answer of a row; empty if the run reads none."""
+    if column is None:
+        return ""
+    try:
+        return answer_of(row, column)
+    except DataError as error:
+        if not has_environment:
+            raise
+        need = "if only the environment gives rewards, set megatron_training.answer_column=null"
+        raise DataError(f"{error}; {need}") from error
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,17 @@ def test_unknown_names_are_refused_with_row_and_column(
         read(good, row, **section)
 
 
+@pytest.mark.parametrize("answer", [{}, {"answer": ""}])
+def test_rows_without_an_answer_may_be_meant_for_a_reward_of_the_environment(
+    answer: dict[str, Any], read: Read, tmp_path: Path
+) -> None:
+    """The reference answers are a column that only some rewards read."""
+    with pytest.raises(ConfigError) as caught:
+        read({"answer": None, **answer})
+    assert str(caught.value).startswith(f"{tmp_path / 'train.jsonl'}:1: ")
+    assert str(caught.value).endswith("set megatron_training.answer_column=null")
+
+
 def test_a_template_that_writes_messages_by_the_shown_tools_is_refused(read: Read) -> None:
     assert read({}, {}, template=COUNTS).turns is not None
     with pytest.raises(ConfigError, match="by the tools that it shows; give all rows the same"):

@@ -128,6 +128,9 @@ class ApartEngines:
                     each.group.meanwhile = lambda: None
         return [answers[place] for place in range(len(shares))]
 
+    def one_by_one(self) -> None:
+        """Return None: `living` has the replicas that are driven separately."""
+
     def flush_metrics(self) -> list[dict[str, float]]:
         """Return each rank's metrics since the last call; empty for lost replicas."""
         found: list[dict[str, float]] = []

@@ -153,6 +153,10 @@ class Vigil:
         self.stopped: defaultdict[int, float] = defaultdict(float)
         self.looked = time.monotonic()
 
+    def is_due(self) -> bool:
+        """Return whether the polling interval has passed since the last observation."""
+        return time.monotonic() - self.looked >= self.interval_seconds
+
     def look(self, pending: Collection[int]) -> Hang | None:
         """Observe, and return which of the pending workers hang."""
         now = time.monotonic()

@@ -106,7 +106,9 @@ class RayCalls:
         self.refuse_lost()
         return self.within(None, function, *arguments, **named)
 
-    def answered(self, references: list[Any], seconds: float) -> list[Any]:
+    def answered(
+        self, references: list[Any], seconds: float, together_seconds: float = _TOGETHER_SECONDS
+    ) -> list[Any]:
         """Wait for the first answer, then a moment for the others; return those that are there.
 
         A wait costs by the number of references, so a thousand answers are not waited for one by
@@ -117,7 +119,7 @@ class RayCalls:
             done, _ = ray.wait(references, num_returns=1, timeout=seconds)
             if done and len(references) > 1:
                 count = len(references)
-                done, _ = ray.wait(references, num_returns=count, timeout=_TOGETHER_SECONDS)
+                done, _ = ray.wait(references, num_returns=count, timeout=together_seconds)
             return [*done]
 
         return self(wait_for)

@@ -1,8 +1,7 @@
 """The worker processes of a run: called together, and watched while they work."""
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from mindrl.cluster.call_limits import CallKind, CallLimits, Limit, kind_of
 from mindrl.cluster.deaths import death_of
 from mindrl.cluster.group_watch import GroupWatch, Vigil
 from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.worker_names import stages_now, start_lines, worker_names
 from mindrl.cluster.worker_process import Identity, Reply, WorkerPlan, WorkerProcess
 from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
 from mindrl.observability.logs import tail
@@ -26,8 +26,6 @@ _KILL_SECONDS = 10.0
 _START = "start-up"
 _MOST_TRACED = 16
 """A timeline of a thousand ranks is half a gigabyte, and the driver writes it."""
-_MOST_NAMED = 8
-"""Maximum number of workers listed in an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +165,24 @@ class WorkerGroup:
         """
         return self.begin(method, arguments, answering).wait()
 
+    def answered(self, calls: Sequence["WorkerCall"], seconds: float) -> list[int]:
+        """Wait up to `seconds` for the first answer to running calls.
+
+        Returns the indices of calls that a worker has answered. Raises as `WorkerCall.wait` if
+        workers hang; their failures are raised by `wait`.
+        """
+        owners = {
+            reference: index
+            for index, call in enumerate(calls)
+            for reference in call.references.values()
+        }
+        done = self.calls.answered([*owners], seconds, together_seconds=0.0)
+        if not done:
+            self.meanwhile()
+            for call in calls:
+                call.refuse_hang()
+        return sorted({owners[reference] for reference in done})
+
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every worker with the same arguments."""
         return self.call(method, [arguments] * len(self.handles))
@@ -215,7 +231,7 @@ class WorkerGroup:
             done = self.calls.answered([*pending], seconds)
             if not done:
                 self.meanwhile()
-                self._refuse_hang(list(pending.values()), limit, vigil, stage)
+                self.refuse_hang(list(pending.values()), limit, vigil, stage)
                 if self.show is not None and vigil is not None:
                     self.show(
                         stages_now(
@@ -230,7 +246,7 @@ class WorkerGroup:
                 results[rank] = result
         return [*results.values()]
 
-    def _refuse_hang(
+    def refuse_hang(
         self, pending: Sequence[int], limit: Limit, vigil: Vigil | None, stage: str
     ) -> None:
         """Raise if workers hang, or have taken too long."""
@@ -305,6 +321,12 @@ class WorkerCall:
         """Start the clock; `called_at` is the start time on the clock of the trace."""
         self.group, self.method, self.references, self.kind = group, method, references, kind
         self.limit, self.called_at = group.limits.of(kind), called_at
+        self.vigil = None if group.watch is None else Vigil(group.watch, silence_counts=True)
+
+    def refuse_hang(self) -> None:
+        """Raise as `wait` if workers hang; looks at them as rarely as that does."""
+        if self.vigil is None or self.vigil.is_due():
+            self.group.refuse_hang([*self.references], self.limit, self.vigil, self.method)
 
     def wait(self, *, silence_counts: bool = True) -> list[Any]:
         """Wait for all of them; return the results.
@@ -333,45 +355,6 @@ def traced_ranks(count: int) -> Collection[int]:
     if count <= _MOST_TRACED:
         return range(count)
     return {place * (count - 1) // (_MOST_TRACED - 1) for place in range(_MOST_TRACED)}
-
-
-def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str = "worker") -> str:
-    """Return names of workers with rank, process and node; without the latter during the start."""
-    names = []
-    for rank in ranks[:_MOST_NAMED]:
-        found = identities[rank] if identities else None
-        where = f", process {found.process.pid} on {found.node}" if found else ""
-        names.append(f"{name}-{rank} (rank {rank}{where})")
-    if len(ranks) > _MOST_NAMED:
-        names.append(f"{len(ranks) - _MOST_NAMED} more")
-    return ", ".join(names)
-
-
-def stages_now(stages: Mapping[int, str], name: str) -> str:
-    """Return the stages of workers by rank: `worker-0 starts the engine, ...`; others wait."""
-    said = defaultdict(list)
-    for rank, stage in sorted(stages.items()):
-        said[stage or "waits"].append(f"{name}-{rank}")
-    return ", ".join(f"{_few(who)} {stage}" for stage, who in said.items())
-
-
-def start_lines(seconds: Sequence[Mapping[str, float]], name: str) -> Iterator[str]:
-    """Yield each worker's durations by stage, or only the slowest of many workers."""
-    if len(seconds) > _MOST_NAMED:
-        slowest = {stage: max(each.get(stage, 0.0) for each in seconds) for stage in seconds[0]}
-        yield f"slowest of {len(seconds)} {name}s in each stage: {_seconds(slowest)}"
-        return
-    for rank, each in enumerate(seconds):
-        yield f"{name}-{rank}: {_seconds(each)}"
-
-
-def _seconds(stages: Mapping[str, float]) -> str:
-    return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return " ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> None:

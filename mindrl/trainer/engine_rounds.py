@@ -13,7 +13,12 @@ from torch import Tensor
 from mindrl.batch.rollouts import Responses
 from mindrl.layouts.layout import even_bounds
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engines import Engines
+from mindrl.trainer.engines import Engines, ReplicaCalls
+from mindrl.trainer.ranks import Pending
+
+_HEAR_SECONDS, _IDLE_HEAR_SECONDS = 0.02, 0.005
+"""Intervals between looks at the answers of environments: while all engines work, and while some
+have no turns."""
 
 
 class Completed(NamedTuple):
@@ -33,8 +38,10 @@ class FollowUp(NamedTuple):
 
 
 NextTurns = Callable[[Mapping[int, Completed], int], Sequence[FollowUp]]
-"""Called after each round with the completed requests, by index, and the number of open ones;
+"""Called with the requests completed since the last call, by index, and the number of open ones;
 returns those that follow. Waits for some if no request is open."""
+IsEnough = Callable[[Collection[int]], bool]
+"""Called with the indices of all completed requests; returns whether they are enough."""
 
 
 @dataclass(kw_only=True)
@@ -57,12 +64,12 @@ class EngineRounds:
         self.waiting = deque(sorted(place for share in dealt for place in share[most:]))
         self.shares = [share[:most] for share in dealt]
 
-    def run(
-        self, is_enough: Callable[[Collection[int]], bool], next_turns: NextTurns | None
-    ) -> Responses:
-        """Generate until the completed requests are enough; return all responses, in order."""
-        started = [([self.requests[at] for at in each], self.sampling) for each in self.shares]
-        self.engines.each("begin_sequences", started)
+    def run(self, is_enough: IsEnough, next_turns: NextTurns | None) -> Responses:
+        """Generate in rounds of all replicas until the completed requests are enough.
+
+        Returns all responses, in order.
+        """
+        self._begin()
         more: list[list[int]] = [[] for _ in self.shares]
         while True:
             new = self._advance(more, until=None if next_turns is None else 1)
@@ -71,22 +78,84 @@ class EngineRounds:
             if is_enough(self.whole):
                 return self._take_back()
             more = self._refill()
-            for follow in after:
-                replica = self._replica_for(follow.place)
-                self.shares[replica].append(len(self.requests))
-                more[replica].append(len(self.requests))
-                self.requests.append(follow.request)
+            self._assign(after, more)
+
+    def run_one_by_one(
+        self, calls: ReplicaCalls, is_enough: IsEnough, next_turns: NextTurns
+    ) -> Responses:
+        """Generate as `run`, but each replica in rounds of its own, which do not wait for others.
+
+        A replica begins its next round as soon as its last one has ended, with the turns that can
+        begin by then.
+        """
+        self._begin()
+        more: list[list[int]] = [[] for _ in self.shares]
+        running: dict[int, Pending] = {}
+        while True:
+            for replica, count in enumerate(self._counts()):
+                if count and replica not in running:
+                    given = (self.round_steps, [self.requests[at] for at in more[replica]], 1)
+                    running[replica] = calls.begin("advance_sequences", replica, given)
+                    more[replica] = []
+            ended = self._ended(calls, running)
+            new: dict[int, Completed] = {}
+            for replica in ended:
+                new |= self._completed(replica, *running.pop(replica).wait()[0])
+            after = next_turns(new, len(self.requests) - len(self.whole))
+            # Without new answers of engines there is nothing to decide, unless all are idle.
+            if (ended or not running) and is_enough(self.whole):
+                for each in running.values():
+                    each.wait()
+                self._unassign(more)
+                return self._take_back()
+            for places, added in zip(more, self._refill(), strict=True):
+                places.extend(added)
+            self._assign(after, more)
+
+    def _begin(self) -> None:
+        started = [([self.requests[at] for at in each], self.sampling) for each in self.shares]
+        self.engines.each("begin_sequences", started)
+
+    def _ended(self, calls: ReplicaCalls, running: Mapping[int, Pending]) -> list[int]:
+        """Wait briefly for the end of a round; return the replicas with one."""
+        if not running:
+            return []
+        seconds = _IDLE_HEAR_SECONDS if len(running) < len(self.shares) else _HEAR_SECONDS
+        replicas = [*running]
+        return [replicas[at] for at in calls.answered([*running.values()], seconds)]
+
+    def _unassign(self, more: Sequence[Sequence[int]]) -> None:
+        """Take requests back that were not sent: the last ones of each replica."""
+        for share, places in zip(self.shares, more, strict=True):
+            del share[len(share) - len(places) :]
+            self.waiting += places
+
+    def _assign(self, after: Sequence[FollowUp], more: Sequence[list[int]]) -> None:
+        """Add requests to the replicas that they belong to, and to those to be sent."""
+        for follow in after:
+            replica = self._replica_for(follow.place)
+            self.shares[replica].append(len(self.requests))
+            more[replica].append(len(self.requests))
+            self.requests.append(follow.request)
 
     def _advance(self, more: Sequence[Sequence[int]], until: int | None) -> dict[int, Completed]:
         """Run a round with further requests; return what it completes."""
         limit = () if until is None else (until,)
         given = [(self.round_steps, [self.requests[at] for at in each], *limit) for each in more]
         new: dict[int, Completed] = {}
-        found = self.engines.each("advance_sequences", given)
-        for share, (places, responses) in zip(self.shares, found, strict=True):
-            ended = responses.finished_B.tolist()
-            for place, drawn, is_finished in zip(places, responses.each(), ended, strict=True):
-                new[share[place]] = Completed(drawn[0], drawn[1], is_finished)
+        for replica, found in enumerate(self.engines.each("advance_sequences", given)):
+            new |= self._completed(replica, *found)
+        return new
+
+    def _completed(
+        self, replica: int, places: Sequence[int], responses: Responses
+    ) -> dict[int, Completed]:
+        """Return what a replica has completed, by the indices of the requests."""
+        share, ended = self.shares[replica], responses.finished_B.tolist()
+        new = {
+            share[place]: Completed(*drawn, is_finished)
+            for place, drawn, is_finished in zip(places, responses.each(), ended, strict=True)
+        }
         self.whole |= new.keys()
         return new
 

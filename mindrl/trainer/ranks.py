@@ -41,6 +41,12 @@ class Ranks(Protocol):
         Each rank executes its calls in order.
         """
 
+    def answered(self, calls: Sequence[Any], seconds: float) -> list[int]:
+        """Wait up to `seconds` for the first answer to running calls, which `begin` returned.
+
+        Returns the indices of calls that ranks have answered. Raises as their `wait`.
+        """
+
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on each rank with the same arguments."""
 

@@ -4,7 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.metrics import Metrics, joined_metrics
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import EngineRounds, NextTurns
+from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns
 from mindrl.trainer.engines import Engines
 from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
@@ -107,7 +107,7 @@ class WorkerHandle:
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        is_enough: Callable[[Collection[int]], bool],
+        is_enough: IsEnough,
         *,
         round_steps: int,
         next_turns: NextTurns | None = None,
@@ -119,14 +119,37 @@ class WorkerHandle:
         sent when some have completed. With `next_turns` requests may follow others, and a round
         ends with the first completed request of each engine.
         """
-        rounds = EngineRounds(
+        rounds = self._rounds(requests, sampling, round_steps)
+        return rounds.run(is_enough, next_turns)
+
+    def generate_turns(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        is_enough: IsEnough,
+        *,
+        round_steps: int,
+        next_turns: NextTurns,
+    ) -> Responses:
+        """Generate as `generate_until`, without engines that wait for each other.
+
+        So the order in which requests complete and follow depends on time.
+        """
+        rounds, calls = self._rounds(requests, sampling, round_steps), self.engines.one_by_one()
+        if calls is None:
+            return rounds.run(is_enough, next_turns)
+        return rounds.run_one_by_one(calls, is_enough, next_turns)
+
+    def _rounds(
+        self, requests: Sequence[Request], sampling: Sampling, round_steps: int
+    ) -> EngineRounds:
+        return EngineRounds(
             engines=self.engines,
             rows=self.engine_rows,
             sampling=sampling,
             round_steps=round_steps,
             requests=[*requests],
         )
-        return rounds.run(is_enough, next_turns)
 
     def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:
         """Start calls of a role with these batches, in order.

@@ -127,7 +127,9 @@ class InTurns(Generation):
         with answering.rewards.timer("rollout"):
             if not (requests := talks.first()):
                 return
-            responses = answering.workers.generate_until(
+            workers = answering.workers
+            generate = workers.generate_until if talks.lock_step else workers.generate_turns
+            responses = generate(
                 requests,
                 answering.sampling,
                 is_over,

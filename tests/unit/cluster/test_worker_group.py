@@ -16,11 +16,9 @@ from mindrl.cluster.ray_calls import RayCalls
 from mindrl.cluster.worker_group import (
     WorkerGroup,
     refuse_misplaced,
-    stages_now,
-    start_lines,
     traced_ranks,
-    worker_names,
 )
+from mindrl.cluster.worker_names import stages_now, start_lines, worker_names
 from mindrl.cluster.worker_process import Identity
 from mindrl.errors import ClusterError, WorkerDiedError
 
@@ -165,6 +163,35 @@ def test_answers_that_are_there_are_taken_at_once_in_the_order_of_the_ranks(
     limit = Limit(seconds=1, description="1 s")
     assert group.answers(references, limit, "update") == [f"answer {rank}" for rank in range(64)]
     assert len(waits) == 2
+
+
+def test_the_first_answer_to_separate_calls_ends_a_wait_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, waits = group_of([None, None, "fine", "fine", None], tmp_path, monkeypatch)
+    calls = [group.begin("advance", [(1,)] * 2, first=first) for first in (0, 2)]
+    assert group.answered(calls, 0.5) == [1]
+    assert calls[1].wait() == ["fine", "fine"]
+    # Others that have answered by then are known without a further wait.
+    assert waits[:2] == [0.5, 0.0]
+    meanwhile: list[str] = []
+    group.meanwhile = lambda: meanwhile.append("something else")
+    assert group.answered(calls[:1], 0.01) == []
+    assert meanwhile == ["something else"]
+    calls[0].limit.began -= 60
+    with pytest.raises(WorkerDiedError, match=r"^worker-0 .*, worker-1 .* did not respond within"):
+        group.answered(calls[:1], 0.01)
+
+
+def test_a_separate_call_whose_rank_died_is_answered_and_raises_when_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, _ = group_of([None, RayActorError()], tmp_path, monkeypatch)
+    group.prefork = None
+    calls = [group.begin("advance", [(1,)], first=first) for first in (0, 1)]
+    assert group.answered(calls, 0.01) == [1]
+    with pytest.raises(WorkerDiedError, match=r"^worker-1 \(rank 1, process 1 on host-a\)"):
+        calls[1].wait()
 
 
 def test_a_rank_that_died_is_named_before_those_that_failed_with_it(

@@ -1,7 +1,11 @@
 """Requests of all engines in rounds: order, places that become free, further turns."""
 
-from collections.abc import Collection, Mapping
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from recording_groups import SAMPLING, DrawingGroup, dealing_actor
 
 from mindrl.rollout.engine import Request
@@ -83,3 +87,141 @@ def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_
     more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
     assert more == [[[], []], [[9], []], [[8], []]]
     assert found.lengths_B.tolist() == [2, 3, 4, 5, 1, 1]
+
+
+@dataclass
+class _Running:
+    """A call of one replica; what it returns is computed when it is waited for."""
+
+    group: "SeparateGroup"
+    first: int
+    arguments: Sequence[tuple[Any, ...]]
+    answering: Collection[int] | None
+
+    def wait(self) -> list[Any]:
+        self.group.events.append(("ends", self.first))
+        found = [
+            self.group.whole_of(self.first + at, *given) for at, given in enumerate(self.arguments)
+        ]
+        return [each if at in (self.answering or ()) else None for at, each in enumerate(found)]
+
+
+class SeparateGroup(DrawingGroup):
+    """Two replicas of two ranks; `choose` decides which of their running rounds end first."""
+
+    def __init__(self, choose: Callable[[list[int]], list[int]]) -> None:
+        super().__init__()
+        self.choose = choose
+        self.events: list[tuple[str, int]] = []
+        self.sent: list[list[int]] = []
+
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+        *,
+        first: int = 0,
+    ) -> Any:
+        if method != "advance_sequences":
+            return super().begin(method, arguments, answering, first=first)
+        assert [given[1] for given in arguments] == [arguments[0][1]] * 2, "ranks move together"
+        self.events.append(("begins", first))
+        self.sent.append([request.token_ids[1] for request in arguments[0][1]])
+        return _Running(self, first, arguments, answering)
+
+    def answered(self, calls: Sequence[_Running], seconds: float) -> list[int]:
+        assert 0 < seconds < 0.1
+        chosen = self.choose([each.first for each in calls])
+        return [at for at, each in enumerate(calls) if each.first in chosen]
+
+
+def test_a_replica_goes_on_with_its_turns_while_another_works_on_a_long_one() -> None:
+    """The first replica ends no round before the second has nothing more to do."""
+    group = SeparateGroup(lambda firsts: [2] if 2 in firsts else [0])
+    actor = dealing_actor(group, train=1, rollout=2)
+    requests = [
+        Request(token_ids=(5, place), drawn=0, seed=length) for place, length in enumerate([9, 2])
+    ]
+    seen: list[tuple[list[int], int]] = []
+
+    def next_turns(new: Mapping[int, Completed], left: int) -> list[FollowUp]:
+        seen.append((sorted(new), left))
+        last = max(new, default=0)
+        if last in (1, 2):
+            return [FollowUp(last, Request(token_ids=(5, last + 1), drawn=0, seed=3))]
+        return []
+
+    found = actor.generate_turns(
+        requests, SAMPLING, lambda whole: len(whole) == 4, round_steps=9, next_turns=next_turns
+    )
+
+    assert seen == [([1], 1), ([2], 1), ([3], 1), ([0], 0)]
+    second = [("ends", 2), ("begins", 2)]
+    assert group.events == [
+        ("begins", 0),
+        ("begins", 2),
+        *second,
+        *second,
+        ("ends", 2),
+        ("ends", 0),
+    ]
+    # Each turn is sent once, to the replica that has its prefix.
+    assert group.sent == [[], [], [2], [3]]
+    assert found.lengths_B.tolist() == [9, 2, 3, 3]
+
+
+@pytest.mark.parametrize("enough", [4, 30])
+def test_rounds_that_end_in_any_order_leave_each_turn_answered_once(enough: int) -> None:
+    """Ten conversations of three turns; also if the rollout ends with some open or not sent."""
+    for seed in range(40):
+        rng = random.Random(seed)
+
+        def some(firsts: list[int], rng: random.Random = rng) -> list[int]:
+            return [first for first in firsts if rng.random() < 0.4]
+
+        group = SeparateGroup(some)
+        actor = dealing_actor(group, train=1, rollout=2, rows=3)
+        group.rows = 3
+        lengths = [rng.randint(1, 9) for _ in range(30)]
+        requests = [Request(token_ids=(5, talk), drawn=0, seed=lengths[talk]) for talk in range(10)]
+        talks, follow = [*range(10)], list[FollowUp]()
+
+        def next_turns(
+            new: Mapping[int, Completed],
+            left: int,
+            rng: random.Random = rng,
+            talks: list[int] = talks,
+            follow: list[FollowUp] = follow,
+            lengths: list[int] = lengths,
+        ) -> list[FollowUp]:
+            for place, each in new.items():
+                talk = talks[place]
+                assert len(each.tokens_N) == lengths[talk]
+                if talk + 10 < 30:
+                    request = Request(token_ids=(5, talk + 10), drawn=0, seed=lengths[talk + 10])
+                    follow.append(FollowUp(place, request))
+            # The environments of some answer later, unless the engines wait for them.
+            count = rng.randint(0, len(follow)) if left else len(follow)
+            now = [follow.pop(0) for _ in range(count)]
+            talks += [each.request.token_ids[1] for each in now]
+            return now
+
+        found = actor.generate_turns(
+            requests,
+            SAMPLING,
+            lambda whole, enough=enough: len(whole) >= enough,
+            round_steps=4,
+            next_turns=next_turns,
+        )
+
+        drawn = found.lengths_B.tolist()
+        # The turns that were to follow when there was enough were not begun.
+        expected = [lengths[talk] for talk in talks[: len(drawn)]]
+        assert sum(map(int.__eq__, drawn, expected)) >= enough
+        assert all(map(int.__le__, drawn, expected))
+        sent = [talk for each in group.sent for talk in each]
+        assert len({*sent}) == len(sent)
+        if enough == 30:
+            assert sorted(talks) == [*range(30)]
+            assert drawn == expected

@@ -91,6 +91,8 @@ class Scripted(MemoryRoles):
                 )
             open_ = [(of_places[each.place], each.request) for each in after]
 
+    generate_turns = generate_until
+
     def score(self, responses: Sequence[str], *_: object) -> Scores:
         """Return 1 for a response with the word `right`."""
         right = tuple(float("right" in response) for response in responses)

@@ -79,7 +79,8 @@ class EnvironmentConfig:
     """Most processes of environments at a time, one for each open conversation; as many again while
     the model is evaluated."""
     memory_mib: Mib = 1024
-    """Memory of each process, besides that of the imports."""
+    """Memory that each process, and each that it starts, may write to, besides that of the imports.
+    Reserved addresses and shared memory do not count."""
     start_timeout_seconds: Seconds = 60
     """Longest wait for the imports of your code, and for `reset`."""
     call_timeout_seconds: Seconds = 30

@@ -50,7 +50,7 @@ class EnvironmentSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the class."""
     memory_bytes: int = 1 << 30
-    """Address space of each process, besides that of the imports."""
+    """Most private memory that each process may write to, besides that of the imports."""
     sandbox: str = "auto"
     """Which sandbox runs code of the policy."""
     call_seconds: float = 30.0
@@ -167,8 +167,9 @@ def _run(
 
 def _isolate(memory_bytes: int) -> None:
     os.setsid()
-    imported = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (imported + memory_bytes,) * 2)
+    # Not the address space: WebAssembly and some garbage collectors reserve far more than they use.
+    imported = psutil.Process().memory_info().data
+    resource.setrlimit(resource.RLIMIT_DATA, (imported + memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

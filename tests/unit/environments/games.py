@@ -1,5 +1,6 @@
 """Environments of the tests, as users write them."""
 
+import mmap
 import os
 import random
 import signal
@@ -20,6 +21,8 @@ class Guess:
 
     def step(self, text: str) -> tuple[str, float, bool]:
         self.turns += 1
+        if text in ("reserve", "fill"):
+            return str(memory_of(text)), 0.0, False
         if (answer := self.broken(text)) is not None:
             return answer
         word = random.choice(("no", "nope"))
@@ -52,6 +55,14 @@ class Guess:
         if text == "crash once":
             os.kill(os.getpid(), signal.SIGKILL)
         return "before", 0.0, False
+
+
+def memory_of(way: str) -> int:
+    """Reserve 64 GiB of addresses, or fill 80 MiB; return the bytes."""
+    if way == "fill":
+        return len(b"x" * (80 << 20))
+    # As WebAssembly does for the largest memory that a program may ever have.
+    return len(mmap.mmap(-1, 64 << 30, mmap.MAP_PRIVATE, mmap.PROT_READ))
 
 
 class Calculator:

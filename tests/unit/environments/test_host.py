@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,9 +22,9 @@ Start = Callable[..., EnvironmentHost]
 def start(tmp_path: Path) -> Iterator[Start]:
     hosts = []
 
-    def begin(processes: int = 8, call_seconds: float = 30.0) -> EnvironmentHost:
+    def begin(processes: int = 8, call_seconds: float = 30.0, **keys: Any) -> EnvironmentHost:
         arguments = {"marker": str(tmp_path / "marker")}
-        spec = EnvironmentSpec(environment=f"{GAMES}:Guess", arguments=arguments)
+        spec = EnvironmentSpec(environment=f"{GAMES}:Guess", arguments=arguments, **keys)
         limits = Limits(processes=processes, start_seconds=60.0, call_seconds=call_seconds)
         hosts.append(EnvironmentHost(spec=spec, limits=limits))
         return hosts[-1]
@@ -89,6 +90,20 @@ def test_an_environment_that_breaks_has_failed_and_others_answer_on(
     assert failed.reason == reason
     host.end(KEY)
     assert isinstance(answered(host, OTHER, "1"), EnvironmentAnswer)
+
+
+def test_memory_that_is_written_to_is_limited_and_addresses_are_not(start: Start) -> None:
+    """80 MiB in a process that may have 64 or 128 more than its imports."""
+    for mib, answer in ((64, Failed(reason="MemoryError: ")), (128, str(80 << 20))):
+        host = start(memory_bytes=mib << 20)
+        begun(host)
+        reserved = answered(host, KEY, "reserve")
+        assert isinstance(reserved, EnvironmentAnswer)
+        assert reserved.messages[0].text == str(64 << 30)
+        filled = answered(host, KEY, "fill")
+        text = filled.messages[0].text if isinstance(filled, EnvironmentAnswer) else filled
+        assert text == answer
+        host.end_all(KEY.owner)
 
 
 def test_a_process_that_is_lost_is_replaced_by_one_in_the_same_state(start: Start) -> None:

@@ -32,9 +32,11 @@ class ReplicaGroup:
         """Start requests, as `RolloutEngine.begin`."""
         self._call("begin_sequences", requests, sampling)
 
-    def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+    def advance(
+        self, steps: int, more: Sequence[Request], until: int | None = None
+    ) -> tuple[list[int], Responses]:
         """Run steps, as `RolloutEngine.advance`; return completed indices and their responses."""
-        whole: tuple[list[int], Responses] = self._call("advance_sequences", steps, more)
+        whole: tuple[list[int], Responses] = self._call("advance_sequences", steps, more, until)
         return whole
 
     def take(self) -> Responses:

@@ -79,7 +79,13 @@ class ServerGroup:
         self.thread.shutdown(wait=False, cancel_futures=True)
         self.replica.close()
 
-    def _advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+    def _advance(
+        self,
+        steps: int,
+        more: Sequence[Request],
+        until: int | None = None,  # noqa: ARG002
+    ) -> tuple[list[int], Responses]:
+        """Advance the server, whose rounds end with the first response in any case."""
         whole = self.replica.advance(steps, more)
         return whole, self.replica.answers(whole)
 

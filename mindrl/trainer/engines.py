@@ -66,7 +66,9 @@ class Replica(Protocol):
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start requests, as `RolloutEngine.begin`."""
 
-    def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+    def advance(
+        self, steps: int, more: Sequence[Request], until: int | None = None
+    ) -> tuple[list[int], Responses]:
         """Run steps, as `RolloutEngine.advance`; return completed indices and their responses."""
 
     def take(self) -> Responses:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
+from typing import NamedTuple
 
 from mindrl.batch.rollouts import Responses
 from mindrl.errors import WorkerDiedError
@@ -42,6 +43,15 @@ class Lost:
     """WorkerDiedError, or an unexpected error."""
 
 
+class RoundEnd(NamedTuple):
+    """When a round of a replica ends."""
+
+    steps: int
+    """After this many steps of its engine."""
+    until: int | None
+    """Or after this many completed requests; None: regardless of them."""
+
+
 class ReplicaThread:
     """Lets a replica generate until it is stopped; calls `report` with events on its own thread."""
 
@@ -49,14 +59,14 @@ class ReplicaThread:
         self,
         replica: Replica,
         sampling: Sampling,
-        round_steps: int,
+        round_end: RoundEnd,
         report: Callable[[Advanced | Probed | Lost], None],
         *,
         probe: WeightProbe,
     ) -> None:
         """Start without requests except those of the probe."""
         self.replica, self.sampling = replica, sampling
-        self.round_steps, self.report, self.probe = round_steps, report, probe
+        self.round_end, self.report, self.probe = round_end, report, probe
         self.busy_seconds = 0.0
         self._changed, self._asked, self._stops = Condition(), list[Request](), False
         Thread(target=self._run, name=f"replica-{replica.number}", daemon=True).start()
@@ -100,10 +110,11 @@ class ReplicaThread:
             began = time.perf_counter()
             if not asked:
                 self.replica.begin(more, self.sampling)
-            found, responses = self.replica.advance(self.round_steps, more if asked else ())
+            steps, until = self.round_end
+            found, responses = self.replica.advance(steps, more if asked else (), until)
             asked, left = asked + len(more), left + len(more) - len(found)
             self.busy_seconds += time.perf_counter() - began
-            number, steps = self.replica.number, self.round_steps
+            number = self.replica.number
             self.report(Advanced(number=number, indices=found, responses=responses, steps=steps))
         return asked
 

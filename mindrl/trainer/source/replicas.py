@@ -13,7 +13,14 @@ from mindrl.trainer.source.assignments import Assignments
 from mindrl.trainer.source.generation import Generation, IsEnough, Measured
 from mindrl.trainer.source.group import OpenGroup
 from mindrl.trainer.source.pool import GroupPool
-from mindrl.trainer.source.replica_thread import Advanced, Lost, Probed, ReplicaThread, is_loss
+from mindrl.trainer.source.replica_thread import (
+    Advanced,
+    Lost,
+    Probed,
+    ReplicaThread,
+    RoundEnd,
+    is_loss,
+)
 from mindrl.trainer.weight_probe import WeightProbe
 
 _HEAR_SECONDS = 0.005
@@ -36,7 +43,9 @@ class Replicas(Generation):
     ) -> None:
         """Set the parts; no replica generates yet."""
         self.engines, self.pool, self.assignments = engines, pool, Assignments(pool)
-        self.round_steps, self.completes = round_steps, completes
+        # A turn that is complete waits for nothing but its environment.
+        self.round_end = RoundEnd(round_steps, None if pool.turns is None else 1)
+        self.completes = completes
         self.probe_of = partial(WeightProbe.of, pool.answering, pool.seed)
         self.probe: WeightProbe | None = None
         """Probe of the replicas' weights."""
@@ -106,11 +115,11 @@ class Replicas(Generation):
         """Send unassigned responses to the living replicas."""
         assert self.probe is not None, "weights were published"
         living, probe = self._living(), self.probe
-        sampling, steps = self.pool.answering.sampling, self.round_steps
+        sampling, end = self.pool.answering.sampling, self.round_end
         for number, rows in self.assignments.assign(living.keys()).items():
             if number not in self.threads:
                 self.threads[number] = ReplicaThread(
-                    living[number], sampling, steps, self.events.put, probe=probe
+                    living[number], sampling, end, self.events.put, probe=probe
                 )
             self.threads[number].add([self.pool.request(row) for row in rows])
 

@@ -44,10 +44,15 @@ class MemoryReplica:
             self.probed_version, self.most = self.version, sampling.section.max_tokens
         self._add(requests)
 
-    def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+    def advance(
+        self, steps: int, more: Sequence[Request], until: int | None = None
+    ) -> tuple[list[int], Responses]:
         self._live()
         time.sleep(self.pause_seconds())
         self._add(more)
+        left = sorted(filter(None, map(self._left, range(len(self.drawn)))))
+        if until is not None and len(left) >= until:
+            steps = min(steps, left[until - 1])
         found = []
         for place, drawn in enumerate(self.drawn):
             before = self._left(place)

@@ -9,13 +9,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_replicas import MemoryEngines
+from memory_replicas import MemoryEngines, MemoryReplica
 from memory_roles import SAMPLING, MemoryRoles, config, decode, rewards
 
 from mindrl.batch.prompts import Prompt
@@ -24,10 +25,19 @@ from mindrl.data.order import prompt_order
 from mindrl.data.prompts import PromptSet
 from mindrl.errors import ClusterError
 from mindrl.observability.timing import StageTimer
+from mindrl.rollout.engine import Request
 from mindrl.trainer.reward_manager import RewardManager
 from mindrl.trainer.source.choice import source_of
 from mindrl.trainer.source.generated import GeneratedGroups
 from mindrl.trainer.source.interface import Answering
+from mindrl.trainer.source.replica_thread import (
+    Advanced,
+    Lost,
+    Probed,
+    ReplicaThread,
+    RoundEnd,
+)
+from mindrl.trainer.weight_probe import WeightProbe
 
 LONGEST = 12
 PROBE_CALLS = 3
@@ -299,3 +309,22 @@ def test_the_rollout_goes_on_while_the_trainer_learns() -> None:
     assert first["idle/training"] > 0.2
     assert all(each["idle/training"] < 0.2 for each in later)
     assert later[-1]["idle/rollout"] == 1.0
+
+
+@pytest.mark.parametrize(("until", "first"), [(1, [0]), (2, [0, 1]), (None, [0, 1, 2])])
+def test_a_round_of_a_replica_ends_with_complete_turns_if_others_follow_them(
+    until: int | None, first: list[int]
+) -> None:
+    replica = MemoryReplica(0, lambda uid: 2 + uid, version=3)
+    events = SimpleQueue[Advanced | Probed | Lost]()
+    sampling = replace(SAMPLING, section=type(SAMPLING.section)(max_tokens=LONGEST))
+    probe = WeightProbe(requests=(), sampling=sampling)
+    end = RoundEnd(steps=LONGEST, until=until)
+    thread = ReplicaThread(replica, sampling, end, events.put, probe=probe)
+    thread.add([Request(token_ids=(uid + 1, 9), drawn=0, seed=1) for uid in range(3)])
+    assert isinstance(events.get(timeout=60), Probed)
+    found = events.get(timeout=60)
+    thread.stop()
+    assert isinstance(found, Advanced)
+    assert (found.indices, found.has_ended) == (first, False)
+    assert found.responses.lengths_B.tolist() == [2 + place for place in first]

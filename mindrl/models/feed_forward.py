@@ -1,7 +1,7 @@
 """Feed-forward weights under Hugging Face's names: dense, routed experts, shared experts."""
 
 from mindrl.models.description import ModelDescription
-from mindrl.models.placement import Bounds, LocalTensor, Placement, Rows, Shape
+from mindrl.models.placement import Bounds, LocalTensor, Placement, Rows, Shape, box_of
 
 _HALVES = ("gate", "up")
 
@@ -48,8 +48,8 @@ def stacked_experts(
         name: str, at: int, source: tuple[Bounds, Bounds], local: tuple[Bounds, Bounds]
     ) -> Placement:
         rows, columns = local[::-1] if transposed else local
-        here = ((at, at + 1), rows, columns)
-        return Placement(tensor=name, source=source, local=here, axes=axes)
+        here = box_of((at, at + 1), rows, columns)
+        return Placement(tensor=name, source=box_of(*source), local=here, axes=axes)
 
     first, second = [], []
     for at, expert in enumerate(experts):

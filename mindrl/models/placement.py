@@ -8,6 +8,7 @@ so there is no second mapping. Pure Python.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
@@ -70,6 +71,12 @@ ShardingTable = Mapping[str, LocalTensor]
 """Local tensors by their local names."""
 
 
+@lru_cache(maxsize=1 << 14)
+def box_of(*bounds: Bounds) -> Box:
+    """Return a box: one object for equal ones, because experts have thousands of each."""
+    return bounds
+
+
 def volume(box: Box) -> int:
     """Return the number of elements of a box."""
     count = 1
@@ -121,7 +128,8 @@ def whole(name: str, shape: Shape) -> LocalTensor:
 def columns(name: str, rows: int, bounds: Bounds) -> LocalTensor:
     """Return a local tensor that holds some columns of a matrix."""
     width = bounds[1] - bounds[0]
-    placement = Placement(name, source=((0, rows), bounds), local=((0, rows), (0, width)))
+    source, local = box_of((0, rows), bounds), box_of((0, rows), (0, width))
+    placement = Placement(name, source=source, local=local)
     return LocalTensor(shape=(rows, width), placements=(placement,))
 
 
@@ -141,9 +149,8 @@ def stack(parts: Iterable[Rows], *, tail: Shape = (), pad_to: int = 0) -> LocalT
     row = 0
     for name, (start, stop) in parts:
         if start < stop:
-            local = ((row, row + stop - start), *whole_tail)
-            placements.append(
-                Placement(tensor=name, source=((start, stop), *whole_tail), local=local)
-            )
+            source = box_of((start, stop), *whole_tail)
+            local = box_of((row, row + stop - start), *whole_tail)
+            placements.append(Placement(tensor=name, source=source, local=local))
             row += stop - start
     return LocalTensor(shape=(max(row, pad_to), *tail), placements=tuple(placements))

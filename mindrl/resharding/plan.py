@@ -118,7 +118,7 @@ class ReshardPlan:
         received: Integers = self.pair_bytes.sum(axis=0)
         return received
 
-    @property
+    @cached_property
     def peak_staging(self) -> Integers:
         """Maximum bytes of messages that each rank has in flight: those of two rounds."""
         total = np.zeros((self.rounds + 1, self.world_size), dtype=np.int64)

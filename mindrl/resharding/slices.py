@@ -231,9 +231,12 @@ def _holders(source: Sharding) -> dict[str, _Holders]:
     for row in source.placements():
         found.setdefault(row[2].tensor, []).append(row)
     likeness: dict[tuple[object, ...], int] = {}
+    # One object for all tensors of the same shards.
+    alone: dict[tuple[str, ...], tuple[str, ...]] = {}
     holders = {}
     for tensor, rows in found.items():
         shards, names, placements = zip(*rows, strict=True)
+        shards = alone.setdefault(shards, shards)
         boxes = tuple([placement.boxes for placement in placements])
         alike = likeness.setdefault(boxes, len(likeness))
         holders[tensor] = _Holders(shards, names, placements, alike)

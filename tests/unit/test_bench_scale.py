@@ -38,6 +38,19 @@ def test_a_rank_of_a_large_model_has_few_peers_and_small_batches(
     assert ranks != 256 or found["rounds"] <= 702
 
 
+def test_equal_boxes_of_experts_are_one_object(bench: ModuleType) -> None:
+    """They took 34 MiB of each worker of 1,024 ranks: 256 experts of 58 layers, on both sides."""
+    source, target = bench.sides(64)
+    for side in (source, target):
+        boxes = [
+            box
+            for _, _, placement in side.placements()
+            for box in (placement.source, placement.local)
+        ]
+        assert len(boxes) > 50_000
+        assert len({*map(id, boxes)}) <= 1.05 * len({*boxes})
+
+
 @pytest.mark.parametrize("ranks", [64, 256])
 def test_ranks_ask_the_store_for_two_values_each(bench: ModuleType, ranks: int) -> None:
     assert bench.measure_agreement(ranks)["store_gets"] == 2 * ranks

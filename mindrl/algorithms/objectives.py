@@ -6,6 +6,7 @@ from typing import Any
 
 from mindrl.algorithms.answer_loss import answer_loss
 from mindrl.algorithms.chosen_tokens import TokenSelection
+from mindrl.algorithms.divergence import TaughtLoss
 from mindrl.algorithms.losses import Loss
 from mindrl.algorithms.policy_loss import PolicyLoss
 from mindrl.algorithms.preference_losses import sloped_loss
@@ -43,15 +44,14 @@ def objective_of(config: RunConfig) -> Objective:
 def policy_objective(config: RunConfig) -> Objective:
     """Train a policy on the advantages of its responses, and a critic if the run has one."""
     rl, tokens = config.rl_config, resolve_token_loss(config.rl_config)
-    losses: dict[Role, Loss[Any]] = {
-        "actor": PolicyLoss(
-            tokens=tokens,
-            kl_kind=rl.kl_kind,
-            kl_coef=config.loss_kl_coef,
-            entropy_coef=rl.entropy_coeff,
-            correction=config.rollout_correction,
-        )
-    }
+    policy = PolicyLoss(
+        tokens=tokens,
+        kl_kind=rl.kl_kind,
+        kl_coef=config.loss_kl_coef,
+        entropy_coef=rl.entropy_coeff,
+        correction=config.rollout_correction,
+    )
+    losses: dict[Role, Loss[Any]] = {"actor": _taught(config, policy)}
     if config.critic_config is not None:
         losses["critic"] = ValueLoss(clip_range=rl.cliprange_value)
     return Objective(
@@ -62,6 +62,15 @@ def policy_objective(config: RunConfig) -> Objective:
     )
 
 
-def answer_objective(_: RunConfig) -> Objective:
-    """Train on the answers of the rows."""
-    return Objective(losses={"actor": answer_loss})
+def answer_objective(config: RunConfig) -> Objective:
+    """Train on the answers of the rows, and on a teacher's distributions if the run has one."""
+    return Objective(losses={"actor": _taught(config, answer_loss)})
+
+
+def _taught(config: RunConfig, loss: Loss[Any]) -> Loss[Any]:
+    """Add the divergence from a teacher, unless the run has none or learns by advantages."""
+    teacher = config.teacher_config
+    if teacher is None or not teacher.candidates:
+        return loss
+    own = 1.0 if config.sft_config is None else config.sft_config.answer_coef
+    return TaughtLoss(own=loss, own_coef=own, form=teacher.divergence, coef=teacher.divergence_coef)

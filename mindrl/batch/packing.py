@@ -5,7 +5,7 @@ tokens of a sequence. Shapes: B sequences, T positions.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,6 +77,8 @@ class PackedRows:
     """Concatenated."""
     repeated: bool
     """Whether `values` has one value for each row, because all of a row are equal."""
+    places: int | None = None
+    """Number of positions of a tensor [B, T, K], whose columns are all K of each."""
 
     def tensor(self) -> Tensor:
         """Return the tensor."""
@@ -89,17 +91,21 @@ class PackedRows:
         for row_T, (first, length) in zip(full_BT, pairs, strict=True):
             row_T[first : first + length] = flat[end : end + length]
             end += length
+        if self.places is not None:
+            return torch.from_numpy(full_BT.reshape(len(lengths_B), self.places, -1))
         return torch.from_numpy(full_BT)
 
 
 def packed(column: Any) -> Any:
-    """Pack a tensor of the host with one or two dimensions; return others unchanged."""
+    """Pack a tensor of the host with one to three dimensions; return others unchanged."""
     if not isinstance(column, Tensor) or column.device.type != "cpu" or column.requires_grad:
         return column
-    if column.dtype not in _DTYPES or column.dim() not in (1, 2):
+    if column.dtype not in _DTYPES or column.dim() not in (1, 2, 3):
         return column
     array: _Array = column.numpy()
-    return _values(array) if array.ndim == 1 else _rows(array)
+    if array.ndim == 3 and array.size:
+        return replace(_rows(array.reshape(len(array), -1)), places=array.shape[1])
+    return _values(array) if array.ndim == 1 else _rows(array) if array.ndim == 2 else column
 
 
 def _values(flat: _Array) -> PackedValues:

@@ -1,7 +1,7 @@
 """Sequences, and the outputs of models for them.
 
-Shapes: B sequences, T positions. Log-probs at position t are those of the token at t, and the value
-at t is the expected return before the token at t is chosen.
+Shapes: B sequences, T positions, K candidates. Log-probs at position t are those of the token at t,
+and the value at t is the expected return before the token at t is chosen.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +32,8 @@ class Sequences(Compact):
     token at least, so `rows` cuts none off. None without pictures."""
     image_starts_BI: Tensor | None = None
     """int64; position of the first token of each of them."""
+    candidates_BTK: Tensor | None = None
+    """int64; other tokens whose log-probs are computed at the same positions. None without."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -94,6 +96,17 @@ class Logprobs(Compact):
     """float32, nats."""
     entropy_BT: Tensor
     """float32, nats, of the distribution from which the token was sampled."""
+    candidates_BTK: Tensor | None = None
+    """int64; the most probable tokens at each position. None for a model that returns none."""
+    candidate_logprobs_BTK: Tensor | None = None
+    """float32, nats; their log-probs."""
+
+    def candidates(self) -> dict[str, Tensor | None]:
+        """Return the most probable tokens as columns of a batch that learns from them."""
+        return {
+            "candidates_BTK": self.candidates_BTK,
+            "candidate_logprobs_BTK": self.candidate_logprobs_BTK,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.run import RunConfig
+from mindrl.config.teacher import TeacherConfig
 
 _OLD = "rl_config.old_log_probs"
 
@@ -91,6 +92,17 @@ def _teacher(config: RunConfig) -> Iterator[Finding]:
             "write `teacher_config: {load: FOLDER}`"
         )
         yield Finding(text, "teacher_config")
-    if section is not None and section.advantage_coef == 0:
+    if section is None:
+        return
+    used = "divergence_coef" if section.candidates else "advantage_coef"
+    if getattr(section, used) == 0:
         need = "gives the teacher no effect; use a weight above 0, or remove the section"
-        yield broken("teacher_config.advantage_coef", 0.0, need, 1.0)
+        yield broken(f"teacher_config.{used}", 0.0, need, 1.0)
+    unused = ("advantage_coef",) if section.candidates else ("divergence", "divergence_coef")
+    what = "a term of the loss" if section.candidates else "an advantage"
+    form, unset = f"teacher_config.candidates={section.candidates}", TeacherConfig(load="unused")
+    for key in unused:
+        value, default = getattr(section, key), getattr(unset, key)
+        if value != default:
+            need = f"has no effect: with {form} the signal is {what}"
+            yield broken(f"teacher_config.{key}", value, need, default)

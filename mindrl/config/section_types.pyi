@@ -135,6 +135,9 @@ class RewardKeys(RoleLayoutKeys, total=False):
 class TeacherKeys(RoleLayoutKeys, total=False):
     load: str
     advantage_coef: float
+    candidates: int
+    divergence: Literal["reverse", "forward"]
+    divergence_coef: float
     micro_batch_size: int | None
     offload_param: bool
 
@@ -403,6 +406,7 @@ class SpoolKeys(TypedDict, total=False):
 class SFTKeys(TypedDict, total=False):
     response_column: str | None
     turns: Literal["all", "last"]
+    answer_coef: float
     epochs: int | None
 
 class PreferenceKeys(TypedDict, total=False):

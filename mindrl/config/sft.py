@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import SECTION
+from mindrl.config.section import SECTION, Coefficient
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -18,6 +18,9 @@ class SFTConfig:
     the assistant."""
     turns: Literal["all", "last"] = "all"
     """Which answers of the assistant are targets: all of a conversation, or only the last."""
+    answer_coef: Coefficient = 1.0
+    """With a `teacher_config`: coefficient of the negative log-prob of the answer, which is added
+    to the divergence from the teacher. 0 learns from the teacher alone."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Passes over the rows: the run ends after them if that is before
     `megatron_training.train_iters`, and the learning rate decays until then. None: the run has

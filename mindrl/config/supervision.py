@@ -96,15 +96,29 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
         and config.sft_config
     ):
         yield Finding(f"{key} is missing: {what} has no turns; name the column of the answer", key)
+    yield from _soft_target_findings(config)
     given = {
         "critic_config": config.critic_config is not None,
         "reward_config": config.reward_config is not None,
-        "teacher_config": config.teacher_config is not None,
+        "teacher_config": config.teacher_config is not None and config.sft_config is None,
         "data_config.rewards": bool(config.data_config.rewards),
         "spool_config.job": config.spool_config.job is not None,
     }
     for key in (key for key, is_given in given.items() if is_given):
         yield Finding(f"{key} is given: {_LEARNS} only; remove it", key, "given")
+
+
+def _soft_target_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield keys of a teacher of rows that have no effect."""
+    sft, teacher = config.sft_config, config.teacher_config
+    if sft is None:
+        return
+    if teacher is not None and not teacher.candidates:
+        need = "must be 1 or more with sft_config: nothing is sampled that could have advantages"
+        yield broken("teacher_config.candidates", 0, need, 32)
+    if teacher is None and sft.answer_coef != 1:
+        need = "has no effect without a teacher_config: the loss is that of the answers alone"
+        yield broken("sft_config.answer_coef", sft.answer_coef, need, 1.0)
 
 
 _OF_POLICIES = tuple(form for form in get_args(PreferenceForm) if form not in REWARD_FORMS)

@@ -1,9 +1,22 @@
 """Section `teacher_config`: a model that the policy becomes like."""
 
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.role import RoleLayoutConfig
 from mindrl.config.section import SECTION, Coefficient, PathText, SequenceCount
+
+DivergenceForm = Literal["reverse", "forward"]
+
+
+class Candidates(NamedTuple):
+    """Which tokens a teacher returns at each position: its most probable ones."""
+
+    number: int
+    below: int
+    """Number of token ids to choose from: the policy's, of which a teacher may have more."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -14,7 +27,14 @@ class TeacherConfig(RoleLayoutConfig):
     """Folder of a language model of any size with the actor's tokenizer."""
     advantage_coef: Coefficient = 1.0
     """Weight of log p(teacher) - log p(policy) of a token, in nats, which is added to its
-    advantage. `rl_config.adv_estimator: teacher` uses no other advantages."""
+    advantage. `rl_config.adv_estimator: teacher` uses no others. Not with `candidates`."""
+    candidates: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Number of the teacher's most probable tokens at each position. The divergence over them, and
+    over all other tokens as one, is a term of the loss in place of the advantage. 0: advantage."""
+    divergence: DivergenceForm = "reverse"
+    """With `candidates`: `reverse` KL(policy || teacher), or `forward` KL(teacher || policy)."""
+    divergence_coef: Coefficient = 1.0
+    """With `candidates`: coefficient of the divergence in the loss."""
     micro_batch_size: SequenceCount | None = None
     """Sequences per forward pass of one data-parallel rank. None uses
     `actor_config.micro_batch_size`."""

@@ -318,8 +318,7 @@ def _engines(
     plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
     is_invariant = config.generate_config.batch_invariant
-    here = roles_here(plan)
-    for role in (role for role in _IN_TURN if role in here):
+    for role in (role for role in _IN_TURN if role in roles_here(plan)):
         source = None
         if role == "actor" and "ref" in engines and _same_initial_weights(plan):
             weights = engines["ref"].local_tensors()
@@ -336,6 +335,7 @@ def _engines(
             removes_padding=config.rl_config.use_remove_padding,
             shares_prompts=shares_prompts(config, role, plan.models[role], platform.kind),
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
+            candidates=plan.candidates(role),
             low_rank=plan.low_rank if role == "actor" else None,
             adapter_folder=config.actor_config.lora.load,
             images=config.data_config.images,

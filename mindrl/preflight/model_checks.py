@@ -211,6 +211,9 @@ def _compared_with_actor(
     # Sizes of one family pad the vocabulary differently, and a teacher samples no token.
     if theirs < ours or (theirs > ours and role != "teacher"):
         yield broken(key, path, f"has a vocabulary of {theirs} tokens; the actor's has {ours}")
+    elif role == "teacher" and (number := config.value_of("teacher_config.candidates")) > ours:
+        need = f"must be at most the policy's vocabulary of {ours} tokens"
+        yield broken("teacher_config.candidates", number, need, ours)
     elif role == "ref" and config.rl_config.ref_update_interval and model != actor:
         need = (
             "must be the actor's model with rl_config.ref_update_interval, which copies the "

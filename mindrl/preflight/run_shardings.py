@@ -8,6 +8,7 @@ import numpy as np
 
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
+from mindrl.config.teacher import Candidates
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
 from mindrl.memory.schedule import Region
@@ -35,6 +36,13 @@ class RunPlan:
     layouts: Mapping[Role, TrainLayout]
     """Layouts of the same roles, including the order of the ranks."""
     rollout: RolloutLayout
+
+    def candidates(self, role: Role) -> Candidates | None:
+        """Return the tokens that a teacher returns at each position, if the loss needs any."""
+        section = self.config.teacher_config
+        if role != "teacher" or section is None or not section.candidates:
+            return None
+        return Candidates(number=section.candidates, below=self.models["actor"].vocab_size)
 
     @property
     def replica(self) -> RolloutLayout:

@@ -13,6 +13,7 @@ from mindrl.algorithms.estimators import Estimator, RatedResponses, estimated
 from mindrl.algorithms.kl import kl_estimate
 from mindrl.batch.experience import Experience, ValuedExperience
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.sequences import Logprobs
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
@@ -28,7 +29,8 @@ class _Logprobs:
 
     policy_BT: Tensor | None
     reference_BT: Tensor | None
-    teacher_BT: Tensor | None
+    teacher: Logprobs | None
+    """With its most probable tokens, if the loss needs them."""
 
 
 class Estimation:
@@ -62,9 +64,8 @@ class Estimation:
         talks = rollouts.conversations()
         if config.is_spread:
             self._begin(rollouts)
-        read = self._logprobs(rollouts)
+        read, values_BT, penalty_BT, kl_BT = self._logprobs(rollouts), None, None, None
         old_logprobs_BT, ref_logprobs_BT = read.policy_BT, read.reference_BT
-        values_BT = penalty_BT = kl_BT = None
         if config.critic_config is not None:
             with self.timer("values"):
                 values_BT = self.workers.compute_values(rollouts.sequences()).values_BT
@@ -92,6 +93,7 @@ class Estimation:
             "old_logprobs_BT": old_logprobs_BT,
             "advantages_BT": advantages_BT,
             "ref_logprobs_BT": ref_logprobs_BT,
+            **({} if read.teacher is None else read.teacher.candidates()),
         }
         zero = (talks.joined(advantages_BT) == 0).all(dim=1).double().mean().item()
         metrics |= {"advantage/zero_fraction": zero, **estimate.metrics}
@@ -114,17 +116,20 @@ class Estimation:
         """Add log p(teacher) - log p(policy) of each token; return also the teacher's metrics.
 
         It is the reward of a token for its own KL(policy || teacher), without those of later ones.
+        With `teacher_config.candidates` the loss has the divergence instead.
         """
         section = self.config.teacher_config
-        if section is None or read.teacher_BT is None:
+        if section is None or read.teacher is None:
             return advantages_BT, {}
         assert read.policy_BT is not None, "a teacher requires log-probs of the policy"
-        kl_BT = kl_estimate(read.policy_BT, read.teacher_BT, "k1").masked_fill(~mask_BT, 0.0)
+        theirs_BT = read.teacher.logprobs_BT
+        kl_BT = kl_estimate(read.policy_BT, theirs_BT, "k1").masked_fill(~mask_BT, 0.0)
         metrics = {
             "teacher/kl": kl_BT[mask_BT].mean().item(),
-            "teacher/logprob": read.teacher_BT[mask_BT].mean().item(),
+            "teacher/logprob": theirs_BT[mask_BT].mean().item(),
         }
-        return advantages_BT - section.advantage_coef * kl_BT, metrics
+        coef = 0.0 if section.candidates else section.advantage_coef
+        return advantages_BT - coef * kl_BT, metrics
 
     def _turn_rewards(self, rollouts: Rollouts) -> Tensor | None:
         section, given_BT = self.config.environment_config, rollouts.turn_rewards_BT
@@ -150,16 +155,16 @@ class Estimation:
         None for a policy whose update computes its own. The policy runs last, because the next call
         most likely needs its weights.
         """
-        sequences, reference_BT, teacher_BT = rollouts.sequences(), None, None
+        sequences, reference_BT, teacher = rollouts.sequences(), None, None
         if self.config.uses_reference:
             with self.timer("ref_log_prob"):
                 reference_BT = self.workers.compute_ref_log_prob(sequences).logprobs_BT
         if self.config.teacher_config is not None:
             with self.timer("teacher_log_prob"):
-                teacher_BT = self.workers.compute_teacher_log_prob(sequences).logprobs_BT
+                teacher = self.workers.compute_teacher_log_prob(sequences)
         by_engine = self.config.old_log_probs == "from_rollout"
         policy_BT = rollouts.rollout_logprobs_BT if by_engine else None
         if self.config.old_log_probs == "recompute":
             with self.timer("log_prob"):
                 policy_BT = self.workers.compute_log_prob(sequences).logprobs_BT
-        return _Logprobs(policy_BT=policy_BT, reference_BT=reference_BT, teacher_BT=teacher_BT)
+        return _Logprobs(policy_BT=policy_BT, reference_BT=reference_BT, teacher=teacher)

@@ -24,6 +24,8 @@ from mindrl.batch.segments import Conversations
 from mindrl.config.rl import RLConfig
 
 MinibatchT = TypeVar("MinibatchT", bound=WeightedSequences)
+_UNTAUGHT = {"candidates_BTK": None, "candidate_logprobs_BTK": None}
+"""What a critic needs of a teacher."""
 
 
 class MinibatchDealer:
@@ -106,7 +108,7 @@ class MinibatchDealer:
             weights_BT = mask_BT.float()
             if mask_BT.any():
                 weights_BT = talks.spread(self.token_weights(talks.mask()))
-            columns = self._of_policy(part, update) if stage is Minibatch else {}
+            columns = self._of_policy(part, update) if stage is Minibatch else _UNTAUGHT
             yield part.into(stage, token_weights_BT=weights_BT, **columns)
 
     def _of_policy(self, part: Experience, update: int) -> dict[str, Tensor | None]:

@@ -75,11 +75,14 @@ class SupervisedTrainer(AnswerTrainer):
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows."""
         batches = [
-            sequences_of(data[first : first + self.rl.mini_batch_size])
+            minibatch_of(sequences_of(data[first : first + self.rl.mini_batch_size]))
             for first in range(0, len(data), self.rl.mini_batch_size)
         ]
+        if self.config.teacher_config is not None:
+            with self.timer("teacher_log_prob"):
+                batches = [self._taught(each) for each in batches]
         with self.timer("update"):
-            updates = self.taken(self._update, map(minibatch_of, batches))
+            updates = self.taken(self._update, batches)
         found = update_metrics("update", updates)
         if _LOSS in found:
             found["sft/loss"] = found.pop(_LOSS)
@@ -89,6 +92,11 @@ class SupervisedTrainer(AnswerTrainer):
             "sft/target_tokens": float(sum(int(each.response_mask_BT.sum()) for each in batches)),
         }
         return merge(found, own), None
+
+    def _taught(self, minibatch: WeightedSequences) -> WeightedSequences:
+        """Add the teacher's most probable tokens at the targets."""
+        found = self.workers.compute_teacher_log_prob(minibatch.into(Sequences))
+        return minibatch.into(WeightedSequences, **found.candidates())
 
     def _update(self, minibatch: WeightedSequences) -> Metrics:
         return self.workers.update(minibatch).metrics

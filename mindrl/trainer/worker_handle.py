@@ -273,7 +273,8 @@ class WorkerHandle:
         columns = {}
         for name in (column.name for column in fields(kind)):
             parts = [getattr(reply, name) for reply in replies]
-            columns[name] = _joined(parts, dealt, filled.tokens_BT.shape)[: len(sequences)]
+            if parts[0] is not None:
+                columns[name] = _joined(parts, dealt, filled.tokens_BT.shape)[: len(sequences)]
         return kind(**columns)
 
     def _call_replicas(
@@ -300,8 +301,9 @@ class WorkerHandle:
 
 
 def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:
-    """Join parts of a batch of `shape`, [B] or [B, T] with different T; 0 elsewhere."""
-    joined = torch.zeros(shape[: parts[0].dim()])
+    """Join parts of a batch of `shape`, [B], [B, T] or [B, T, K]; T may differ; 0 elsewhere."""
+    size = (*shape[: parts[0].dim()], *parts[0].shape[2:])
+    joined = torch.zeros(size, dtype=parts[0].dtype)
     for part, rows in zip(parts, dealt, strict=True):
         if part.dim() > 1:
             joined[rows, : part.size(1)] = part

@@ -4,8 +4,8 @@ The logits of a whole micro-batch never exist: for 32,768 tokens and a vocabular
 would take 20 GB. Each chunk of rows is multiplied, reduced to a log-prob and an entropy, and freed;
 the backward pass multiplies it again.
 
-Shapes: N tokens, C of them in a chunk, H the hidden size, V the tokens of this rank. The weight may
-have more rows than V: padding with arbitrary values, which is never read.
+Shapes: N tokens, C of them in a chunk, H the hidden size, V the tokens of this rank, K targets of a
+token. The weight may have more rows than V: padding with arbitrary values, which is never read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from mindrl.config.teacher import Candidates
 
 _BLOCKS = 8
 """Temporary copies take at most 1 / 8 of a chunk."""
@@ -42,10 +44,11 @@ class Vocabulary:
 
 
 def chunked_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, vocabulary: Vocabulary
+    hidden_NH: Tensor, weight_VH: Tensor, targets: Tensor, vocabulary: Vocabulary
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-prob of each target and the entropy of each distribution, in nats, [N].
+    """Return the log-prob of each target and the entropy of each distribution, in nats.
 
+    The targets are [N], or [N, K] for several of one distribution; log-probs have their shape.
     A collective over the vocabulary's group. Differentiable in the hidden states and the weight,
     through both results; each rank's gradient of the hidden states is that of its own part of the
     vocabulary. If the weight has a `main_grad`, its gradient is added there, a part at a time, and
@@ -54,44 +57,92 @@ def chunked_logprobs(
     Results are float32, or wider if the inputs are. Extra memory: less than two chunks of float32
     logits.
     """
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, targets_N, vocabulary
+    several = targets.dim() > 1
+    logprobs_KN, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, targets if several else targets[:, None], vocabulary
     )
-    return logprobs_N, entropy_N
+    return logprobs_KN.T if several else logprobs_KN[0], entropy_N
+
+
+@torch.no_grad()
+def most_probable(
+    hidden_NH: Tensor,
+    weight: Tensor,
+    targets_N: Tensor,
+    vocabulary: Vocabulary,
+    candidates: Candidates,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-prob and entropy of each target, [N], and the tokens with the highest log-probs.
+
+    Those are token ids and log-probs, [N, K], in falling order. A collective over the vocabulary's
+    group.
+    """
+    weight_VH = _real(weight, vocabulary)
+    hidden_NH = hidden_NH.to(weight_VH.dtype)
+    found_3N = torch.empty(3, len(targets_N), dtype=_wide(hidden_NH), device=hidden_NH.device)
+    logits_NK = found_3N.new_empty(len(targets_N), candidates.number)
+    ids_NK = torch.empty_like(logits_NK, dtype=torch.int64)
+    for rows in _slices(len(targets_N), vocabulary.chunk_tokens):
+        logits_CV = _logits(hidden_NH[rows], weight_VH, vocabulary)
+        logits_NK[rows], ids_NK[rows] = _highest(logits_CV, vocabulary, candidates)
+        found_3N[:, rows] = _reduced(logits_CV, targets_N[rows, None], vocabulary)
+        del logits_CV
+    logprobs_N, entropy_N, log_total_N = found_3N
+    return logprobs_N, entropy_N, ids_NK, logits_NK - log_total_N[:, None]
+
+
+def _highest(
+    logits_CV: Tensor, vocabulary: Vocabulary, candidates: Candidates
+) -> tuple[Tensor, Tensor]:
+    """Return the highest logits over all ranks and their token ids, [C, K]."""
+    count, below = candidates
+    allowed_CV = logits_CV[:, : max(0, below - vocabulary.first_token)]
+    own_CK, ids_CK = allowed_CV.topk(min(count, allowed_CV.size(1)), dim=-1)
+    missing = count - own_CK.size(1)
+    # A small part of a vocabulary has fewer tokens; all ranks send the same number.
+    own_CK = functional.pad(own_CK, (0, missing), value=-torch.inf).contiguous()
+    ids_CK = functional.pad(ids_CK + vocabulary.first_token, (0, missing)).contiguous()
+    ranks = vocabulary.group.size()
+    parts = [[torch.empty_like(each) for _ in range(ranks)] for each in (own_CK, ids_CK)]
+    dist.all_gather(parts[0], own_CK, group=vocabulary.group)
+    dist.all_gather(parts[1], ids_CK, group=vocabulary.group)
+    highest_CK, places_CK = torch.cat(parts[0], dim=1).topk(count, dim=-1)
+    return highest_CK, torch.cat(parts[1], dim=1).gather(1, places_CK)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight: Tensor, targets_N: Tensor, vocabulary: Vocabulary
+        ctx: Any, hidden_NH: Tensor, weight: Tensor, targets_NK: Tensor, vocabulary: Vocabulary
     ) -> tuple[Tensor, Tensor]:
         hidden_NH, weight_VH = hidden_NH.to(weight.dtype), _real(weight, vocabulary)
-        found_3N = torch.empty(3, len(targets_N), dtype=_wide(hidden_NH), device=hidden_NH.device)
-        for rows in _slices(len(targets_N), vocabulary.chunk_tokens):
+        shape = (targets_NK.size(1) + 2, len(targets_NK))
+        found_XN = torch.empty(shape, dtype=_wide(hidden_NH), device=hidden_NH.device)
+        for rows in _slices(len(targets_NK), vocabulary.chunk_tokens):
             # Do not bind the logits to a name: it would keep them alive while the next ones are
             # made.
-            found_3N[:, rows] = _reduced(
-                _logits(hidden_NH[rows], weight_VH, vocabulary), targets_N[rows], vocabulary
+            found_XN[:, rows] = _reduced(
+                _logits(hidden_NH[rows], weight_VH, vocabulary), targets_NK[rows], vocabulary
             )
-        logprobs_N, entropy_N, log_total_N = found_3N
+        *_, entropy_N, log_total_N = found_XN
         # Not a saved tensor: the gradient is written to an attribute of this very object.
         ctx.weight, ctx.vocabulary = weight, vocabulary
-        ctx.save_for_backward(hidden_NH, targets_N, entropy_N, log_total_N)
-        return logprobs_N.clone(), entropy_N.clone()
+        ctx.save_for_backward(hidden_NH, targets_NK, entropy_N, log_total_N)
+        return found_XN[:-2].clone(), entropy_N.clone()
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_logprob_N: Tensor, grad_entropy_N: Tensor
+        ctx: Any, grad_logprob_KN: Tensor, grad_entropy_N: Tensor
     ) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden_NH, targets_N, entropy_N, log_total_N = ctx.saved_tensors
+        hidden_NH, targets_NK, entropy_N, log_total_N = ctx.saved_tensors
         weight_VH = _real(ctx.weight, ctx.vocabulary)
         grad_NH = torch.empty_like(hidden_NH)
         # Megatron's own buffer, or one of the weight's shape.
         buffer: Tensor | None = getattr(ctx.weight, "main_grad", None)
         total = torch.zeros_like(ctx.weight, dtype=_wide(weight_VH)) if buffer is None else buffer
-        columns_5N = (targets_N, entropy_N, log_total_N, grad_logprob_N, grad_entropy_N)
-        for rows in _slices(len(targets_N), ctx.vocabulary.chunk_tokens):
+        columns_5N = (targets_NK, entropy_N, log_total_N, grad_logprob_KN.T, grad_entropy_N)
+        for rows in _slices(len(targets_NK), ctx.vocabulary.chunk_tokens):
             hidden_CH = hidden_NH[rows]
             grad_CV = _logit_gradient(
                 _logits(hidden_CH, weight_VH, ctx.vocabulary),
@@ -128,36 +179,36 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Return log-prob, entropy and log of summed exponentials, [3, C]. Overwrites the logits."""
-    exact_C = _by_one_operator(logits_CV, targets_C) if vocabulary.one_operator else None
+def _reduced(logits_CV: Tensor, targets_CK: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """Return log-probs, entropy and log of summed exponentials, [K + 2, C]. Overwrites logits."""
+    exact_CK = _by_one_operator(logits_CV, targets_CK) if vocabulary.one_operator else None
     highest_C = logits_CV.amax(dim=-1)
     dist.all_reduce(highest_C, op=dist.ReduceOp.MAX, group=vocabulary.group)
     logits_CV -= highest_C[:, None]
-    local_C, ours_C = _own(targets_C, logits_CV.size(1), vocabulary)
-    chosen_C = logits_CV.gather(1, local_C[:, None])[:, 0].masked_fill(~ours_C, 0.0)
-    total_C, weighted_C = torch.empty_like(chosen_C), torch.empty_like(chosen_C)
+    local_CK, ours_CK = _own(targets_CK, logits_CV.size(1), vocabulary)
+    chosen_CK = logits_CV.gather(1, local_CK).masked_fill(~ours_CK, 0.0)
+    total_C, weighted_C = torch.empty_like(highest_C), torch.empty_like(highest_C)
     for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
         weights_RV = logits_CV[rows].exp()
         total_C[rows] = weights_RV.sum(-1)
         weights_RV *= logits_CV[rows]
         weighted_C[rows] = weights_RV.sum(-1)
-    # One all-reduce for all three sums over the vocabulary.
-    sums_3C = torch.stack((total_C, weighted_C, chosen_C))
-    dist.all_reduce(sums_3C, group=vocabulary.group)
-    total_C, weighted_C, chosen_C = sums_3C
+    # One all-reduce for all sums over the vocabulary.
+    sums_XC = torch.stack((total_C, weighted_C, *chosen_CK.T))
+    dist.all_reduce(sums_XC, group=vocabulary.group)
+    total_C, weighted_C, *_ = sums_XC
     log_total_C = total_C.log()
     entropy_C = log_total_C - weighted_C / total_C
-    logprobs_C = chosen_C - log_total_C if exact_C is None else exact_C
-    return torch.stack((logprobs_C, entropy_C, highest_C + log_total_C))
+    logprobs_KC = sums_XC[2:] - log_total_C if exact_CK is None else exact_CK.T
+    return torch.stack((*logprobs_KC, entropy_C, highest_C + log_total_C))
 
 
-def _by_one_operator(logits_CV: Tensor, targets_C: Tensor) -> Tensor:
-    found_C = torch.empty_like(logits_CV[:, 0])
+def _by_one_operator(logits_CV: Tensor, targets_CK: Tensor) -> Tensor:
+    found_CK = torch.empty_like(targets_CK, dtype=logits_CV.dtype)
     for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
         found_RV = logits_CV[rows].log_softmax(dim=-1)
-        found_C[rows] = found_RV.gather(1, targets_C[rows, None])[:, 0]
-    return found_C
+        found_CK[rows] = found_RV.gather(1, targets_CK[rows])
+    return found_CK
 
 
 def _logit_gradient(
@@ -167,7 +218,8 @@ def _logit_gradient(
 
     d logprob / d logit = onehot - p; d entropy / d logit = -p (log p + entropy).
     """
-    targets_C, entropy_C, log_total_C, grad_logprob_C, grad_entropy_C = columns_5C
+    targets_CK, entropy_C, log_total_C, grad_logprob_CK, grad_entropy_C = columns_5C
+    grad_logprob_C = grad_logprob_CK.sum(dim=1)
     for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
         factor_RV = logits_CV[rows].sub_(log_total_C[rows, None])
         probs_RV = factor_RV.exp()
@@ -175,17 +227,17 @@ def _logit_gradient(
         factor_RV *= grad_entropy_C[rows, None]
         factor_RV += grad_logprob_C[rows, None]
         factor_RV *= probs_RV.neg_()
-    local_C, ours_C = _own(targets_C, logits_CV.size(1), vocabulary)
-    logits_CV.scatter_add_(1, local_C[:, None], (grad_logprob_C * ours_C)[:, None])
+    local_CK, ours_CK = _own(targets_CK, logits_CV.size(1), vocabulary)
+    logits_CV.scatter_add_(1, local_CK, grad_logprob_CK * ours_CK)
     if vocabulary.temperature != 1.0:
         logits_CV /= vocabulary.temperature
     return logits_CV
 
 
-def _own(targets_C: Tensor, tokens: int, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+def _own(targets_CK: Tensor, tokens: int, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     """Return targets relative to this rank's first token, and a mask of those in its part."""
-    local_C = targets_C - vocabulary.first_token
-    return local_C.clamp(0, tokens - 1), (local_C >= 0) & (local_C < tokens)
+    local_CK = targets_CK - vocabulary.first_token
+    return local_CK.clamp(0, tokens - 1), (local_CK >= 0) & (local_CK < tokens)
 
 
 def _add_product(

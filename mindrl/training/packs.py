@@ -143,6 +143,8 @@ class Pack(Generic[Batch]):
     """Indices of the S tokens that directly precede a response token."""
     targets_N: Tensor
     """The response token that each of them predicts."""
+    candidates_NK: Tensor | None
+    """Other tokens at the same places. None without any."""
     places_N: Tensor
     """Index of that response token in the flattened [B, T] of `source`."""
     is_idle: bool = False
@@ -167,7 +169,7 @@ class Pack(Generic[Batch]):
         ends, firsts = branches(slots, T)
         branch, end_N = torch.nonzero(ends[:, None] == place_S, as_tuple=True)
         places_N = torch.cat([place_S[predicting_N] + 1, firsts[branch]])
-        packing = _packing(starts, device)
+        packing, candidates = _packing(starts, device), source.candidates_BTK
         return cls(
             source=source,
             tokens_1S=(tokens[place_S.clamp(min=0)] * inside_S)[None].to(device),
@@ -177,6 +179,9 @@ class Pack(Generic[Batch]):
             attending=Attending.of(packing, gathered, rules, shared),
             predicting_N=torch.cat([predicting_N, end_N]).to(device),
             targets_N=tokens[places_N].to(device),
+            candidates_NK=None
+            if candidates is None
+            else candidates.flatten(0, 1)[places_N].to(device),
             places_N=places_N.to(device),
         )
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from mindrl.algorithms.losses import Loss, LossInputs
+from mindrl.config.teacher import Candidates
 from mindrl.models.decoder import Head
 from mindrl.training.engine import Batch
-from mindrl.training.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs, most_probable
 from mindrl.training.packs import Pack
 from mindrl.training.rows import put_back
 
@@ -36,17 +37,33 @@ class HeadReader:
     """Ranks that share the tokens of each sequence; None for a single rank."""
     replicas: dist.ProcessGroup
     """Ranks that read other sequences, or other tokens of the same sequences."""
+    candidates: Candidates | None = None
+    """Most probable tokens that are also read at each position, without gradient."""
 
     def read(self, pack: Pack[Batch], hidden_1SH: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         """Return K tensors [B, T], 0 for tokens of other ranks.
 
-        A token's value and its log-prob are both read at the token before it.
+        A token's value and its log-prob are both read at the token before it. Log-probs and
+        entropies precede the log-probs of each candidate of the pack, or the ids of the most
+        probable tokens and their log-probs; float32 holds every id below 2^24.
         """
         hidden_NH = hidden_1SH[0, pack.predicting_N]
         if self.head == "value":
             return (pack.spread(functional.linear(hidden_NH.float(), weight.float())[:, 0]),)
-        found = chunked_logprobs(hidden_NH, weight, pack.targets_N, self.vocabulary)
-        return tuple(pack.spread(each_N) for each_N in found)
+        return tuple(pack.spread(each_N) for each_N in self._of_vocabulary(pack, hidden_NH, weight))
+
+    def _of_vocabulary(self, pack: Pack[Batch], hidden_NH: Tensor, weight: Tensor) -> list[Tensor]:
+        targets_N, vocabulary = pack.targets_N, self.vocabulary
+        if self.candidates is not None:
+            logprobs_N, entropy_N, ids_NK, logprobs_NK = most_probable(
+                hidden_NH, weight, targets_N, vocabulary, self.candidates
+            )
+            return [logprobs_N, entropy_N, *ids_NK.T.to(logprobs_NK.dtype), *logprobs_NK.T]
+        if pack.candidates_NK is None:
+            return [*chunked_logprobs(hidden_NH, weight, targets_N, vocabulary)]
+        targets_NK = torch.cat([targets_N[:, None], pack.candidates_NK], dim=1)
+        logprobs_NK, entropy_N = chunked_logprobs(hidden_NH, weight, targets_NK, vocabulary)
+        return [logprobs_NK[:, 0], entropy_N, *logprobs_NK[:, 1:].T]
 
     def joined(
         self, read: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from mindrl.config.images import ImageConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
+from mindrl.config.teacher import Candidates
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import Head
@@ -33,6 +34,8 @@ class EngineSettings:
     """Whether sequences of a micro-batch with the same prompt share its computation."""
     logprob_chunk_tokens: int = 1024
     """Number of tokens with logits in memory at a time."""
+    candidates: Candidates | None = None
+    """Most probable tokens that a forward pass also returns at each position; None for none."""
     batch_invariant: bool = False
     """Whether log-probs are computed as in the rollout engine: by one operator, from whole rows."""
     low_rank: LowRank | None = None

@@ -299,4 +299,5 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             ),
             context=groups.context,
             replicas=groups.replicas,
+            candidates=settings.candidates,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -272,7 +273,13 @@ class TrainingWorker:
         if read is None:
             return None
         self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
-        return Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+        ids, logprobs = read[2 : len(read) // 2 + 1], read[len(read) // 2 + 1 :]
+        return Logprobs(
+            logprobs_BT=read[0],
+            entropy_BT=read[1],
+            candidates_BTK=torch.stack(ids, dim=-1).long() if ids else None,
+            candidate_logprobs_BTK=torch.stack(logprobs, dim=-1) if ids else None,
+        )
 
     def _values(self, role: Role, phase: Phase, what: str, sequences: Sequences) -> Values | None:
         read = self._read(role, phase, sequences)

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mindrl.algorithms.estimators import resolve_estimator
+from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.sequences import Sequences
 from mindrl.config.generate import SamplingConfig
@@ -22,6 +23,7 @@ from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.estimation import Estimation
+from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded
 
 pytestmark = pytest.mark.distributed
@@ -111,6 +113,58 @@ def test_the_advantage_is_the_teachers_log_prob_minus_the_policys_and_the_teache
     assert gap_BT[mask_BT].abs().mean() > 0.5
     assert metrics["teacher/kl"] == pytest.approx(-gap_BT[mask_BT].mean().item(), abs=2e-5)
     assert metrics["teacher/logprob"] == pytest.approx(theirs_BT[mask_BT].mean().item(), abs=2e-5)
+
+
+def test_with_candidates_an_update_learns_the_divergence_of_the_sampled_responses(
+    larger: Path,
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> None:
+    given = {
+        "teacher_config.load": str(larger),
+        "teacher_config.candidates": 4,
+        "teacher_config.divergence_coef": COEF,
+        "rl_config.adv_estimator": "teacher",
+        "generate_config.sampling_config.temperature": TEMPERATURE,
+    }
+    config = run_config(random_model(False), given)
+    plan = unordered_shardings(config).ordered.plan
+    group = forked_workers.start(plan)
+    workers = worker_handle(group, plan)
+    rollouts = workers.generate_sequences(PROMPTS, SAMPLING, step=0)
+    scores = Scores(rewards=REWARDS, components={}, ranges={}, failures=())
+    estimation = Estimation(config, resolve_estimator("teacher"), workers, StageTimer())
+    rewarded = Rewarded(responses=[""] * len(REWARDS), scores=scores)
+    experience, _ = estimation.of(rollouts, lambda: rewarded)
+    dealer = MinibatchDealer(config.rl_config, seed=1, longest=8)
+    (minibatch,) = dealer.cut(experience, [torch.arange(len(REWARDS))], Minibatch)
+    metrics = workers.update(minibatch).metrics
+    group.stop()
+
+    assert not experience.advantages_BT.any()
+    policy, teacher = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for folder in (random_model(False), larger)
+    )
+    loss = torch.zeros(())
+    for row, length in enumerate(rollouts.lengths_B.tolist()):
+        tokens_1T = rollouts.tokens_BT[row, :length][None]
+        ours_TV, theirs_TV = (
+            (model(tokens_1T).logits[0, :-1] / TEMPERATURE).log_softmax(dim=-1)
+            for model in (policy, teacher)
+        )
+        theirs_TK, ids_TK = theirs_TV.detach()[:, : ours_TV.size(1)].topk(4)
+        ours_TK = ours_TV.gather(1, ids_TK)
+        rest_T, their_rest_T = (1 - each.exp().sum(dim=-1) for each in (ours_TK, theirs_TK))
+        kl_T = (ours_TK.exp() * (ours_TK - theirs_TK)).sum(dim=-1)
+        kl_T = kl_T + rest_T * (rest_T / their_rest_T).log()
+        loss = loss + (minibatch.token_weights_BT[row, 1:length] * kl_T).sum()
+    (COEF * loss).backward()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in policy.parameters()])
+    # float32 log-probs of networks with random weights, in another order of additions.
+    assert metrics["teacher_divergence"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
 
 
 def test_the_memory_of_a_step_with_a_teacher_is_the_planned_one_to_the_byte(

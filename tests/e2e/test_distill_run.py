@@ -54,6 +54,19 @@ def test_the_policy_approaches_its_teacher_without_rewards(
     assert summary["logprob_gap_max_mean"] < 1e-4
 
 
+@pytest.mark.nightly
+def test_the_divergence_over_the_most_probable_tokens_falls(
+    tmp_path: Path, tiny_model: Path, teacher: Path
+) -> None:
+    run = taught(tmp_path / "run", tiny_model, teacher, "teacher_config.candidates=8")
+    assert run.process.wait(timeout=600) == 0, run.text()
+    found = [step["update/teacher_divergence"] for step in run.steps()]
+    assert len(found) == STEPS
+    assert min(found[-2:]) < 0.7 * found[0]
+    summary = run.summary()
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.03
+
+
 def test_a_teacher_with_another_tokenizer_is_refused_before_workers_start(
     tmp_path: Path, tiny_model: Path
 ) -> None:

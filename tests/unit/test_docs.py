@@ -13,6 +13,7 @@ import torch
 import yaml
 from recorded_device import manager
 
+from mindrl.algorithms.divergence import TaughtLoss
 from mindrl.algorithms.losses import LossInputs
 from mindrl.algorithms.policy_loss import PolicyLoss
 from mindrl.algorithms.token_loss import resolve_token_loss
@@ -165,20 +166,25 @@ def of_any_region(metric: str) -> str:
 
 
 def loss_metrics() -> set[str]:
-    loss = PolicyLoss(
+    policy = PolicyLoss(
         tokens=resolve_token_loss(RLConfig(mini_batch_size=1)),
         kl_kind="k3",
         kl_coef=0.1,
         entropy_coef=0.0,
     )
+    loss = TaughtLoss(own=policy, form="reverse", coef=1.0)
     one_BT = torch.ones(1, 1)
     names = ("tokens_BT", "lengths_B", "response_mask_BT", "token_weights_BT")
     more = dict.fromkeys(names, one_BT)
     terms = loss(
         LossInputs.of(
-            (-one_BT, one_BT),
+            (-one_BT, one_BT, -one_BT),
             Minibatch(
-                old_logprobs_BT=-one_BT, advantages_BT=one_BT, ref_logprobs_BT=-one_BT, **more
+                old_logprobs_BT=-one_BT,
+                advantages_BT=one_BT,
+                ref_logprobs_BT=-one_BT,
+                candidate_logprobs_BTK=-one_BT[..., None],
+                **more,
             ),
             one_BT,
         )

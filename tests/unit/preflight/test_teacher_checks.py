@@ -72,6 +72,52 @@ def test_an_estimator_without_rewards_needs_a_teacher_and_a_teacher_a_weight(
     ]
 
 
+def test_keys_of_the_form_that_the_teacher_does_not_have_are_refused(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy")
+    no_weight = "gives the teacher no effect; use a weight above 0, or remove the section"
+    form = "has no effect: with teacher_config.candidates={} the signal is {}"
+    cases: dict[str, dict[str, Any]] = {
+        f"divergence_coef=0 {no_weight}": {"candidates": 8, "divergence_coef": 0.0},
+        f"advantage_coef=0.5 {form.format(8, 'a term of the loss')}": {
+            "candidates": 8,
+            "advantage_coef": 0.5,
+        },
+        f"divergence=forward {form.format(0, 'an advantage')}": {"divergence": "forward"},
+        "candidates=97 must be at most the policy's vocabulary of 96 tokens": {"candidates": 97},
+    }
+    for text, given in cases.items():
+        keys = {f"teacher_config.{key}": value for key, value in given.items()}
+        assert refused(taught(run_config, policy, policy, **keys)) == [f"teacher_config.{text}"]
+    plan = check(taught(run_config, policy, policy, **{"teacher_config.candidates": 96}), CPU)
+    assert plan.candidates("teacher") == (96, 96)
+    assert plan.candidates("actor") is None
+
+
+def test_supervised_fine_tuning_needs_the_tokens_of_a_teacher(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy")
+    rows = {"sft_config.turns": "all", "rl_config.n_samples_per_prompt": 8}
+    taught_rows = overrides(tmp_path) | rows | {"teacher_config.load": str(policy)}
+    assert refused(run_config(policy, taught_rows)) == [
+        (
+            "teacher_config.candidates=0 must be 1 or more with sft_config: nothing is sampled "
+            "that could have advantages"
+        )
+    ]
+    plan = check(run_config(policy, taught_rows | {"teacher_config.candidates": 8}), CPU)
+    assert plan.candidates("teacher") == (8, 96)
+    alone = overrides(tmp_path) | rows | {"sft_config.answer_coef": 0.5}
+    assert refused(run_config(policy, alone)) == [
+        (
+            "sft_config.answer_coef=0.5 has no effect without a teacher_config: the loss is that "
+            "of the answers alone"
+        )
+    ]
+
+
 def test_another_tokenizer_is_refused_with_the_first_token_that_differs(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:

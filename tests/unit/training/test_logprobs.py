@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from mindrl.training.logprobs import Vocabulary, chunked_logprobs
+from mindrl.config.teacher import Candidates
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs, most_probable
 
 N, H, V = 7, 5, 11
 CHUNKS = [1, 3, N, 100]
@@ -126,6 +127,43 @@ def test_gradients_pass_torchs_finite_difference_check(vocabulary: Make) -> None
         ),
         (hidden_NH.requires_grad_(), weight_VH.requires_grad_()),
     )
+
+
+@pytest.mark.parametrize("one_operator", [False, True])
+def test_several_targets_of_a_token_give_the_log_probs_and_gradients_of_log_softmax(
+    vocabulary: Make, *, one_operator: bool
+) -> None:
+    hidden_NH, weight_VH, _ = example()
+    leaves = (hidden_NH.requires_grad_(), weight_VH.requires_grad_())
+    targets_NK = torch.rand(N, V, generator=torch.Generator().manual_seed(8)).argsort()[:, :3]
+    targets_NK[0] = 4
+    rules = vocabulary(temperature=0.7, one_operator=one_operator)
+    logprobs_NK, entropy_N = chunked_logprobs(*leaves, targets_NK, rules)
+    all_NV = torch.log_softmax(hidden_NH @ weight_VH.T / 0.7, dim=-1)
+    expected_NK = all_NV.gather(1, targets_NK)
+    torch.testing.assert_close(logprobs_NK, expected_NK, rtol=1e-11, atol=1e-12)
+    factors_NK = torch.linspace(-1.0, 2.0, 3 * N, dtype=torch.float64).view(N, 3)
+    found = torch.autograd.grad((logprobs_NK * factors_NK).sum() + entropy_N.sum(), leaves)
+    entropy = -(all_NV.exp() * all_NV).sum()
+    expected = torch.autograd.grad((expected_NK * factors_NK).sum() + entropy, leaves)
+    for ours, torchs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("below", [V, 6])
+def test_the_most_probable_tokens_come_in_falling_order_with_log_probs_of_all_tokens(
+    below: int, vocabulary: Make
+) -> None:
+    hidden_NH, weight_VH, targets_N = example()
+    rules = vocabulary(temperature=0.7)
+    asked = Candidates(number=4, below=below)
+    found = most_probable(hidden_NH, weight_VH, targets_N, rules, asked)
+    all_NV = torch.log_softmax(hidden_NH @ weight_VH.T / 0.7, dim=-1)
+    highest_NK, ids_NK = all_NV[:, :below].topk(4)
+    assert torch.equal(found[2], ids_NK)
+    torch.testing.assert_close(found[3], highest_NK, rtol=1e-11, atol=1e-12)
+    for ours, torchs in zip(found[:2], plain(hidden_NH, weight_VH, targets_N, 0.7), strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-12)
 
 
 def test_the_gradient_has_no_gradient_of_its_own(vocabulary: Make) -> None:

@@ -34,6 +34,11 @@ class Sequences(Compact):
     """int64; position of the first token of each of them."""
     candidates_BTK: Tensor | None = None
     """int64; other tokens whose log-probs are computed at the same positions. None without."""
+    route_keys_B: Tensor | None = None
+    """int64; names under which workers keep the experts of each sequence's tokens. None without
+    router replay."""
+    routes_BTLK: Tensor | None = None
+    """Those experts, only inside a worker: see `training/routes.py`."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -60,6 +65,10 @@ class Sequences(Compact):
             for index, each in enumerate(placed):
                 numbers_BI[row, index], starts_BI[row, index] = each.number, each.first
         return replace(self, image_numbers_BI=numbers_BI, image_starts_BI=starts_BI)
+
+    def with_route_keys(self) -> Self:
+        """Number the sequences, so that workers keep the experts of their tokens."""
+        return replace(self, route_keys_B=torch.arange(len(self)))
 
     def images(self) -> list[list[tuple[int, int]]]:
         """Return number and first position of each picture, sequence by sequence."""

@@ -13,6 +13,7 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     """Yield combinations of algorithm options that do not work together."""
     yield from _old_log_probs(config)
     yield from _rollout_correction(config)
+    yield from _router_replay(config)
     rl = config.rl_config
     yield from _reference(config)
     yield from _teacher(config)
@@ -68,6 +69,16 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
     if options.min_weight >= options.max_weight:
         need = f"must be below {section}.max_weight={options.max_weight:g}"
         yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
+
+
+def _router_replay(config: RunConfig) -> Iterator[Finding]:
+    """R2 needs the pass that it replays."""
+    if config.actor_config.router_replay == "R2" and config.old_log_probs != "recompute":
+        need = (
+            "replays the experts of the pass that computes the old log-probs: it needs "
+            f"{_OLD}=recompute, found {config.old_log_probs}"
+        )
+        yield broken("actor_config.router_replay", "R2", need, "none")
 
 
 def _reference(config: RunConfig) -> Iterator[Finding]:

@@ -19,6 +19,9 @@ from mindrl.config.section import (
     inherited_values,
 )
 
+RouterReplay = Literal["none", "R2"]
+"""Which pass chooses the experts of an update's tokens."""
+
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class AdamConfig:
@@ -125,6 +128,10 @@ class ActorConfig(LearningConfig):
     `rl_config.use_dynamic_bsz`."""
     logprob_chunk_tokens: TokenCount = 1024
     """Number of tokens whose logits are in memory at the same time."""
+    router_replay: RouterReplay = "none"
+    """Which experts the tokens of an update use, in a model with experts. `none`: each pass
+    chooses. `R2`: those of the pass that computes the old log-probs; see [Router
+    replay](../how-to/replay-routes.md)."""
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters that are trained instead of the weights; see
     [LoRA](../how-to/train-with-lora.md)."""

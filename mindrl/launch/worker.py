@@ -339,6 +339,7 @@ def _engines(
             low_rank=plan.low_rank if role == "actor" else None,
             adapter_folder=config.actor_config.lora.load,
             images=config.data_config.images,
+            router_replay=config.actor_config.router_replay if role == "actor" else "none",
             world=worlds.get(role),
         )
         engines[role] = _maker(settings, groups.get(role), plan.models[role])(

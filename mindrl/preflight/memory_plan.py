@@ -24,6 +24,7 @@ from mindrl.memory.plan import (
     with_kv_cache,
 )
 from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
+from mindrl.models.expert_routes import route_bytes_per_token
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
@@ -206,6 +207,9 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
             learning=config.learning(role),
         )
         found[phase] = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)
+        if phase is Phase.TRAIN and config.actor_config.router_replay != "none":
+            tokens = min(training.seq_length, longest) * config.sequences_per_update // layout.dp
+            found[phase] += tokens * route_bytes_per_token(model, layout) // layout.cp
         found[phase] += plan.planning(role).borrowed_bytes(
             model, layout, plan.train_dtype, head=role_head(config, role), learns=phase in UPDATES
         )

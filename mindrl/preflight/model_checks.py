@@ -135,14 +135,16 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
     if role not in ("actor", "critic"):
         return
     section, learning = f"{role}_config", config.learning(role)
-    switches: dict[str, Value] = {
+    of_actor: dict[str, Value] = {"router_replay": "none"} if role == "actor" else {}
+    switches: dict[str, Value] = of_actor | {
         "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": False,
         "moe_router_load_balancing_type": "aux_loss",
     }
     for switch, off in switches.items() if model.moe is None else ():
         if (asked := getattr(learning, switch)) != off:
-            need = f"needs a model with experts; use {spelled(off)}"
+            whose = " that mindrl's own networks route" if model.other else ""
+            need = f"needs a model with experts{whose}; use {spelled(off)}"
             yield broken(f"{section}.{switch}", asked, need, off)
     if not found:
         yield from _recomputed_runs(section, learning, config.layout(role), model)

@@ -61,7 +61,7 @@ class Estimation:
         last model to run, because the first update needs its weights.
         """
         config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
-        talks = rollouts.conversations()
+        talks, rollouts = rollouts.conversations(), self._with_route_keys(rollouts)
         if config.is_spread:
             self._begin(rollouts)
         read, values_BT, penalty_BT, kl_BT = self._logprobs(rollouts), None, None, None
@@ -109,6 +109,11 @@ class Estimation:
         returns_BT = talks.spread(estimate.returns_BT)
         columns |= {"old_values_BT": values_BT, "returns_BT": returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
+
+    def _with_route_keys(self, rollouts: Rollouts) -> Rollouts:
+        """Number the sequences if updates use the experts of the pass that is run here."""
+        records = self.config.actor_config.router_replay == "R2"
+        return rollouts.with_route_keys() if records else rollouts
 
     def _taught(
         self, advantages_BT: Tensor, read: _Logprobs, mask_BT: Tensor

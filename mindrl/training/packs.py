@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
+from mindrl.training.pack_routes import PackRoutes
 from mindrl.training.slots import Slot, branches, places, seen_prompts, slots_of
 
 
@@ -147,8 +148,12 @@ class Pack(Generic[Batch]):
     """Other tokens at the same places. None without any."""
     places_N: Tensor
     """Index of that response token in the flattened [B, T] of `source`."""
+    place_S: Tensor
+    """Index in it of each token, on the host; -1 for padding."""
     is_idle: bool = False
     """Whether the pack only equalises the number of passes over ranks and adds to no loss."""
+    routes: PackRoutes | None = None
+    """Experts of its tokens, to be kept or replayed; None without router replay."""
 
     @classmethod
     def of(cls, source: Batch, rules: PackRules) -> Self:
@@ -183,6 +188,7 @@ class Pack(Generic[Batch]):
             if candidates is None
             else candidates.flatten(0, 1)[places_N].to(device),
             places_N=places_N.to(device),
+            place_S=place_S,
         )
 
     def spread(self, values_N: Tensor) -> Tensor:

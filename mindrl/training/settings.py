@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mindrl.config.images import ImageConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig
-from mindrl.config.role import LearningConfig
+from mindrl.config.role import LearningConfig, RouterReplay
 from mindrl.config.teacher import Candidates
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.adapters import LowRank
@@ -44,5 +44,7 @@ class EngineSettings:
     """PEFT folder with the adapters' initial values; None draws them."""
     images: ImageConfig = field(default_factory=ImageConfig)
     """Where the pictures of sequences are, for a model with a vision tower."""
+    router_replay: RouterReplay = "none"
+    """Which pass chooses the experts of an update's tokens."""
     world: World | None = None
     """Ranks of the model; None if they are all ranks."""

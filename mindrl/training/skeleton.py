@@ -29,6 +29,7 @@ from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, Reader, UpdatePass
+from mindrl.training.routes import RouteGroups, RouteStore
 from mindrl.training.rows import cut_by_rows, read_after_last, without_targets
 from mindrl.training.settings import EngineSettings
 from mindrl.training.state_slice import ReadState, StateSlice, take_over
@@ -116,6 +117,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             self._build()
             first_weights(self.local_tensors(), self.table, whence, random_head)
             self.learning = self._prepared(updates)
+            self.routes = self._routes()
 
     def active(self) -> AbstractContextManager[None]:
         """Make the model's ranks the default process group in the body."""
@@ -171,7 +173,13 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             return torch.stack(self._reading.read(pack, hidden_1SH, weight))
 
         with self.active():
-            found = self._run_forward(self.packs(parts), read)
+            packs, routes = self.packs(parts), self.routes
+            if routes is None or sequences.route_keys_B is None:
+                found = self._run_forward(packs, read)
+            else:
+                packs = routes.begin_recording(packs)
+                found = self._run_forward(packs, read)
+                routes.record(packs[: len(parts)])
             if not found:
                 return None
             return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
@@ -191,10 +199,14 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         """
         learning = self.learning
         assert learning is not None, "this model never changes"
-        rows_of, parts = self._cut(minibatch, micro_batching)
         with self.active():
+            if self.routes is not None:
+                minibatch = self.routes.with_routes(minibatch)
+            rows_of, parts = self._cut(minibatch, micro_batching)
             learning.zero_gradients()
             packs = self.packs(parts, learns=True)
+            if self.routes is not None:
+                packs = self.routes.replaying(packs)
             update = UpdatePass(self._reading, loss, keeps=keep is not None)
             with deterministic_gradients():
                 self._run_update(learning, packs, update.loss_of)
@@ -203,7 +215,8 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             with span("optimizer step"):
                 step = learning.step(update.losses)
             metrics = self._reading.total(update.metrics) if update.metrics else {}
-            return metrics | self._balance(len(packs)) | step
+            routed = {} if self.routes is None else self.routes.metrics()
+            return metrics | self._balance(len(packs)) | routed | step
 
     def packs(self, parts: Sequence[Batch], *, learns: bool = False) -> list[Pack[Batch]]:
         """Lay out micro-batches, plus the idle ones that the layout needs. A collective.
@@ -270,6 +283,14 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         """
 
     @abstractmethod
+    def _follow_routes(self) -> int:
+        """Let the routers of this rank read and write the routes of packs; return their number."""
+
+    @abstractmethod
+    def _route_groups(self) -> RouteGroups:
+        """Return the ranks with routes of the same layers. A collective over all ranks."""
+
+    @abstractmethod
     def _head_groups(self) -> HeadGroups:
         """Return the ranks that read the head together."""
 
@@ -277,6 +298,19 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
     @abstractmethod
     def _token_ranks(self) -> int:
         """Number of tensor-parallel ranks that share the tokens of hidden states."""
+
+    def _routes(self) -> RouteStore | None:
+        """Return the store of replayed routes, if any. A collective over all ranks."""
+        moe, settings = self.description.moe, self.settings
+        if moe is None or settings.router_replay == "none":
+            return None
+        return RouteStore(
+            moe=moe,
+            layers=self._follow_routes(),
+            groups=self._route_groups(),
+            device_type=self.device_type,
+            shares_prompts=settings.shares_prompts,
+        )
 
     def _repeated(self, parts: Sequence[Batch], *, learns: bool) -> list[Batch]:  # noqa: ARG002
         """Return the micro-batches to repeat as idle ones, with no token requested."""

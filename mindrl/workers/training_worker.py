@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +298,8 @@ class TrainingWorker:
         self.sharding_manager.enter(phase)
         model = self.models[role]
         adapters = model.engine.adapters if model.is_base else None
+        if role != "actor":
+            sequences = replace(sequences, route_keys_B=None)
         with nullcontext() if adapters is None else adapters.off():
             return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
 

@@ -13,13 +13,16 @@ from torch.distributed.tensor import DTensor
 
 from mindrl.models.decoder import EMBEDDING, HEAD
 from mindrl.training.archon.chunks import chunks_of_rank
+from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.learning import Learning
 from mindrl.training.archon.meshes import meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
+from mindrl.training.context import own_group
 from mindrl.training.packs import Pack
 from mindrl.training.reading import Reader
+from mindrl.training.routes import RouteGroups
 from mindrl.training.settings import EngineSettings
 from mindrl.training.skeleton import EngineSkeleton, HeadGroups
 from mindrl.training.state_slice import StateKind, StateSlice
@@ -115,6 +118,21 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         most = torch.tensor(count, device=self.device_type)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return self.pipeline.packs_of_update(int(most)) if learns else int(most)
+
+    def _follow_routes(self) -> int:
+        layers = [layer.mlp for each in self.networks.values() for layer in each.layers]
+        mixtures = [layer for layer in layers if isinstance(layer, Mixture)]
+        for index, mixture in enumerate(mixtures):
+            mixture.index = index
+        return len(mixtures)
+
+    def _route_groups(self) -> RouteGroups:
+        order, ranks = self.settings.layout.dense_order, self._token_ranks
+        return RouteGroups(
+            tokens=self.meshes.tokens(),
+            replicas=own_group(order.groups(("dp",))),
+            cut=(ranks, self.meshes.tensor.get_local_rank()),
+        )
 
     def _head_groups(self) -> HeadGroups:
         meshes = self.meshes

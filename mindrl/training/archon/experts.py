@@ -18,6 +18,7 @@ from mindrl.training.archon.balance import Balance, Spans
 from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import TensorParallel, local
 from mindrl.training.context import exchanged
+from mindrl.training.pack_routes import PackRoutes
 
 
 class Router(nn.Module):
@@ -71,19 +72,28 @@ class Mixture(nn.Module):
         moe = model.moe
         assert moe is not None, "the model has no experts"
         self.moe, self.meshes, self.balance = moe, meshes, balance
+        self.index = 0
+        """Number of the layer among those with experts of this rank."""
         self.gate = Router(model, moe.num_experts, parallel)
         self.experts = Experts(model.hidden_size, moe, meshes)
 
     # Not compiled: only the host knows how many tokens go to each expert.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, hidden_1SH: Tensor, spans: Spans | None) -> Tensor:
+    def forward(
+        self, hidden_1SH: Tensor, spans: Spans | None, routes: PackRoutes | None = None
+    ) -> Tensor:
         """Return the new hidden states. A collective over the ranks that share the experts."""
         probs_SE = self.gate(hidden_1SH[0])
-        weights_SK, ids_SK = probs_SE.topk(self.moe.num_experts_per_tok, -1)
+        weights_SK, own_SK = probs_SE.topk(self.moe.num_experts_per_tok, -1)
+        ids_SK = own_SK
+        if routes is not None:
+            ids_SK = routes.chosen(self.index, own_SK)
+            weights_SK = probs_SE.gather(-1, ids_SK)
         if self.moe.norm_topk_prob:
             weights_SK = weights_SK / weights_SK.sum(-1, keepdim=True)
         if spans is not None and self.balance is not None:
-            weights_SK = self.balance.attached(weights_SK, probs_SE, ids_SK, spans)
+            # The router learns to spread its own choices.
+            weights_SK = self.balance.attached(weights_SK, probs_SE, own_SK, spans)
         return self._mixed(hidden_1SH[0], weights_SK, ids_SK)[None]
 
     def _mixed(self, read_SH: Tensor, weights_SK: Tensor, ids_SK: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import Embedding, Linear, Norm, TensorParallel, local
 from mindrl.training.context import ContextGroups, attend
+from mindrl.training.pack_routes import PackRoutes
 from mindrl.training.packs import Attending, Pack
 from mindrl.training.rotary import inverse_frequencies
 
@@ -58,6 +59,8 @@ class Tokens(NamedTuple):
     attending: Attending
     spans: Spans | None
     """Spans that experts are balanced over."""
+    routes: PackRoutes | None = None
+    """Experts of the tokens, to be kept or replayed."""
 
 
 class Attention(nn.Module):
@@ -111,7 +114,7 @@ class FeedForward(nn.Module):
         self.up_proj = Linear(hidden, inner, self.parallel)
         self.down_proj = Linear(inner, hidden, self.parallel, cut=1)
 
-    def forward(self, hidden_1SH: Tensor, _: Spans | None) -> Tensor:
+    def forward(self, hidden_1SH: Tensor, *_: object) -> Tensor:
         """Return the output, in the shape of the hidden states."""
         read_1SH = self.parallel.enter(hidden_1SH)
         gated = functional.silu(self.gate_proj(read_1SH)) * self.up_proj(read_1SH)
@@ -137,7 +140,8 @@ class Layer(nn.Module):
     def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
         """Return the new hidden states, in the same shape."""
         hidden_1SH = hidden_1SH + self.self_attn(self.input_layernorm(hidden_1SH), tokens)
-        fed_1SH: Tensor = self.mlp(self.post_attention_layernorm(hidden_1SH), tokens.spans)
+        read_1SH = self.post_attention_layernorm(hidden_1SH)
+        fed_1SH: Tensor = self.mlp(read_1SH, tokens.spans, tokens.routes)
         return hidden_1SH + fed_1SH
 
 
@@ -188,7 +192,7 @@ class Network(nn.Module):
         hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
         angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
         spans = None if self.balance is None else self.balance.spans(pack)
-        tokens = Tokens(*angles, pack.attending, spans)
+        tokens = Tokens(*angles, pack.attending, spans, pack.routes)
         for layer in self.layers:
             hidden_1SH = layer(hidden_1SH, tokens)
         return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH

@@ -26,6 +26,7 @@ from mindrl.training.megatron.model import (
 )
 from mindrl.training.megatron.optimizer_slices import state_slices
 from mindrl.training.megatron.passes import forward_backward
+from mindrl.training.megatron.routes import follow_routes
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,
@@ -35,6 +36,7 @@ from mindrl.training.megatron.weights import (
 )
 from mindrl.training.packs import Pack
 from mindrl.training.reading import Reader
+from mindrl.training.routes import RouteGroups
 from mindrl.training.rows import without_targets
 from mindrl.training.skeleton import EngineSkeleton, HeadGroups
 from mindrl.training.state_slice import StateSlice
@@ -130,6 +132,18 @@ class MegatronEngine(EngineSkeleton[ModelSettings, TrainingState]):
             # it.
             return [without_targets(part) for part in parts]
         return super()._repeated(parts, learns=learns)
+
+    def _follow_routes(self) -> int:
+        return follow_routes(self.chunks)
+
+    def _route_groups(self) -> RouteGroups:
+        layout = self.settings.layout
+        shares = layout.cp * self._token_ranks > 1
+        return RouteGroups(
+            tokens=parallel_state.get_tensor_and_context_parallel_group() if shares else None,
+            replicas=parallel_state.get_data_parallel_group(),
+            cut=(self._token_ranks, parallel_state.get_tensor_model_parallel_rank()),
+        )
 
     def _head_groups(self) -> HeadGroups:
         is_cut = self.settings.layout.cp > 1

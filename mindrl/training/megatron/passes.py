@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mindrl.observability.progress import tick
 from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
+from mindrl.training.pack_routes import PackRoutes
 from mindrl.training.packs import Attending, Pack
 
 
@@ -25,6 +26,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     """See `Pack.gathered`."""
     attending: Attending | None = None
     """See `Pack.attending`."""
+    routes: PackRoutes | None = None
+    """See `Pack.routes`."""
     positions: Tensor | None = None
     """Position of each token where Megatron looks for its angles; None counts from 0 in each
     slot."""
@@ -89,6 +92,7 @@ def packed_sequences(pack: Pack[Batch]) -> PackedSequences:
         packing=pack.packing,
         gathered=pack.gathered,
         attending=pack.attending,
+        routes=pack.routes,
         positions=positions,
     )
 

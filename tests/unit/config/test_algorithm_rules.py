@@ -76,3 +76,11 @@ def test_a_reference_that_is_reset_is_there_and_laid_out_as_the_actor(
     ]
     own = there | {"ref_config.tensor_model_parallel_size": 2}
     assert found(run_config, own) == [field]
+
+
+def test_routes_of_the_old_log_probs_need_their_pass(run_config: MakeConfig) -> None:
+    key, ask = "actor_config.router_replay", "rl_config.old_log_probs"
+    assert found(run_config, {key: "R2", ask: "from_update"}) == [key]
+    assert found(run_config, {key: "R2", ask: "from_rollout"}) == [key]
+    assert found(run_config, {key: "R2", ask: "recompute"}) == []
+    assert found(run_config, {key: "R2", BATCH: 8, MINI: 4}) == []

@@ -206,6 +206,10 @@ RUNS: dict[str, Broken] = {
     "a method without recomputation": Broken(f"{ACTOR}.recompute_method", "block", None),
     "layers without recomputation": Broken(f"{ACTOR}.recompute_num_layers", 1, None),
     "critic's layers without recomputation": Broken(f"{CRITIC}.recompute_num_layers", 1, None, GAE),
+    "replayed routes without experts": Broken(
+        f"{ACTOR}.router_replay", "R2", "none", {f"{RL}.old_log_probs": "recompute"}
+    ),
+    "replayed routes of no pass": Broken(f"{ACTOR}.router_replay", "R2", "none", {}, MOE),
     "grouped experts in float32": Broken(f"{ACTOR}.moe_grouped_gemm", True, False, {}, MOE),
     "a rate that decays upwards": Broken(f"{ACTOR}.min_lr", 2e-3, 1e-3),
     "critic's rate that decays upwards": Broken(f"{CRITIC}.min_lr", 1e-4, 1e-5, GAE),

@@ -4,7 +4,8 @@ import torch.distributed as dist
 
 from mindrl.errors import DeviceMemoryError
 from mindrl.launch.link_routes import link_routes
-from mindrl.launch.worker import capacity_of, rollout_engine, with_any_kv_cache
+from mindrl.launch.worker import rollout_engine
+from mindrl.launch.worker_device import capacity_of, with_any_kv_cache
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Region
 from mindrl.models.placement import ShardingTable

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from program import KEEPS, STARTED, Program, end, start_program
 
+from mindrl.tiny.recipe import Family
+
 
 @pytest.fixture(autouse=True)
 def _programs_end_with_their_test() -> Iterator[None]:
@@ -18,16 +20,20 @@ def _programs_end_with_their_test() -> Iterator[None]:
         end(program)
 
 
-@pytest.fixture(scope="session")
-def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the quickstart's mixture of experts as it is before its warm start."""
+def _untaught(folder: Path, family: Family) -> Path:
+    """Save a quickstart's model as it is before its warm start."""
     from mindrl.tiny.chat_model import build_model, build_tokenizer
 
-    folder = tmp_path_factory.mktemp("moe") / "model"
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=1, family="qwen3_moe").save_pretrained(folder)
+    build_model(tokenizer, seed=1, family=family).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's mixture of experts before its warm start."""
+    return _untaught(tmp_path_factory.mktemp("moe") / "model", "qwen3_moe")
 
 
 @pytest.fixture(scope="session")
@@ -45,14 +51,8 @@ def taught_delta_model(tiny_data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def untaught_delta_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the quickstart's model with gated delta nets as it is before its warm start."""
-    from mindrl.tiny.chat_model import build_model, build_tokenizer
-
-    folder = tmp_path_factory.mktemp("delta") / "model"
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=1, family="qwen3_5_text").save_pretrained(folder)
-    return folder
+    """The quickstart's model with gated delta nets before its warm start."""
+    return _untaught(tmp_path_factory.mktemp("delta") / "model", "qwen3_5_text")
 
 
 @pytest.fixture(scope="session")

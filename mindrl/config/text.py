@@ -14,6 +14,8 @@ _PLAIN = re.compile(r"[A-Za-z./][\w./-]*")
 _NO_TEXT = frozenset(
     {"true", "false", "null", "yes", "no", "on", "off", "y", "n", ".", ".inf", ".nan"}
 )
+_OF_ROWS = ("preference", "sft")
+"""Sections of training on answers in rows."""
 WIDTH = 98
 """Width of a comment."""
 
@@ -28,11 +30,10 @@ def config_text(
     """Return a YAML file with the values of dotted keys, in the order of the reference.
 
     The header comes first, each comment above its key. With a critic all of the critic's keys can
-    be overridden, and with preferences all of theirs.
+    be overridden, and with answers in rows all of their section.
     """
     sections, named = nested(values), ["mindrl_critic_defaults"] if has_critic else []
-    if "preference_config" in sections:
-        named.append("mindrl_preference_defaults")
+    named += [f"mindrl_{name}_defaults" for name in _OF_ROWS if f"{name}_config" in sections]
     defaults = [f"  - {name}" for name in ("mindrl_defaults", *named, "program", "_self_")]
     lines = [*(line for text in header for line in _comment(text, "")), "defaults:", *defaults]
     return "\n".join([*lines, *_section(sections, (), comments), ""])

@@ -39,7 +39,9 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for the keys of the algorithm."""
     place = theirs.actor.place("stage")
     if theirs.stage not in _STAGES:
-        raise ConfigError(f"{place}={theirs.stage} must be ray_grpo, ray_dapo, ray_ppo or dpo")
+        raise ConfigError(
+            f"{place}={theirs.stage} must be ray_grpo, ray_dapo, ray_ppo, dpo, orm or sft"
+        )
     yield Mapped(place, "derived", note="run it with mindrl train")
     yield from _batch(theirs)
     yield from _loss(theirs)

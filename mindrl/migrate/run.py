@@ -9,6 +9,7 @@ from math import gcd
 from mindrl.config.layout_keys import DEVICES
 from mindrl.migrate.adapters import adapter_rules
 from mindrl.migrate.algorithm import algorithm_rules
+from mindrl.migrate.answer_rows import ROW_COLUMNS, row_rules
 from mindrl.migrate.file import TheirRun, of_any_role
 from mindrl.migrate.keys import PROFILER, REASONS, RELEASES, SAME, SAME_OF_RUN
 from mindrl.migrate.mapped import (
@@ -21,7 +22,6 @@ from mindrl.migrate.mapped import (
     same_of_model,
 )
 from mindrl.migrate.models import model_rules
-from mindrl.migrate.preferences import PAIR_COLUMNS, STAGE, preference_rules
 from mindrl.migrate.trackers import tracker_rules
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
@@ -33,11 +33,11 @@ def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
     """Return the entry of each key; the file does not contain the number of devices per node.
 
     Raises:
-        ConfigError: The file is not for GRPO, DAPO, PPO or DPO.
+        ConfigError: The file is not for GRPO, DAPO, PPO, DPO, a reward model or SFT.
     """
     found = [*_run_rules(theirs, devices_per_node)]
-    if theirs.stage == STAGE:
-        found += preference_rules(theirs)
+    if theirs.stage in ROW_COLUMNS:
+        found += row_rules(theirs)
     else:
         found += [*_rollout_rules(theirs), *algorithm_rules(theirs)]
     for model in theirs.learners:
@@ -131,7 +131,7 @@ def _data(theirs: TheirRun) -> Iterator[Mapped]:
         "open",
         {"megatron_training.data_path": actor.given("data_path", "data/train.jsonl")},
         "was a prefix of .bin/.idx files; set the .jsonl or .parquet file that they were made "
-        f"from, with {PAIR_COLUMNS if theirs.stage == STAGE else columns}",
+        f"from, with {ROW_COLUMNS.get(theirs.stage, columns)}",
     )
     split, template = str(actor.given("split", "")).strip("[]"), actor.given("prompt_type")
     # The first share is for training; if all others are 0, no rows are held out.

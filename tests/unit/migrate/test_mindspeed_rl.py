@@ -369,9 +369,10 @@ def test_a_critic_has_sizes_and_an_optimizer_of_its_own_and_all_devices() -> Non
     assert result.refused == ()
 
 
-def test_a_file_for_a_reward_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stage=orm must be ray_grpo, ray_dapo, ray_ppo or dpo"):
-        imported({"megatron_training.stage": "orm"})
+def test_a_file_for_a_model_of_steps_is_refused() -> None:
+    need = "stage=prm must be ray_grpo, ray_dapo, ray_ppo, dpo, orm or sft"
+    with pytest.raises(ConfigError, match=need):
+        imported({"megatron_training.stage": "prm"})
 
 
 def test_a_resource_is_null_or_has_a_number_of_devices() -> None:

@@ -250,7 +250,10 @@ def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
         ("defaults: [datasets: x]\n", "defaults: {'datasets': 'x'}: must be a model file"),
         (GRPO.replace("seed: 7", "sed: 7"), "megatron_training.sed is not a key of MindSpeed-RL"),
         (GRPO.replace("seed: 7", "seed: x"), 'megatron_training.seed="x" must be a valid'),
-        (GRPO.replace("ray_grpo", "orm"), "stage=orm must be ray_grpo, ray_dapo, ray_ppo or dpo"),
+        (
+            GRPO.replace("ray_grpo", "prm"),
+            "stage=prm must be ray_grpo, ray_dapo, ray_ppo, dpo, orm or sft",
+        ),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_refused_in_words_with_code_2(

@@ -1,4 +1,4 @@
-"""Import of MindSpeed-RL files for training on preferences."""
+"""Import of MindSpeed-RL files for training on answers in rows."""
 
 from typing import Any
 
@@ -78,3 +78,32 @@ def test_rows_that_were_held_out_stay_held_out_and_a_template_is_named() -> None
     assert found.values["data_config.held_out_fraction"] == 0.1
     assert of(found, "megatron_training.prompt_type").kind == "open"
     assert "preference_config.chosen_column" in of(found, "megatron_training.data_path").note
+
+
+WITHOUT_REFERENCE = {key: value for key, value in DPO.items() if "ref" not in key}
+
+
+def test_a_file_for_a_reward_model_becomes_a_run_on_the_same_pairs() -> None:
+    found = read(WITHOUT_REFERENCE | {"megatron_training.stage": "orm"})
+    config = load_run_config(nested(found.values))
+    assert config.preference_config is not None
+    assert config.preference_config.loss == "bradley_terry"
+    assert config.preference_config.trains_rewards
+    assert not config.uses_reference
+    assert config.megatron_training.global_batch_size == config.rl_config.mini_batch_size == 64
+    assert "rejected_column" in of(found, "megatron_training.data_path").note
+    assert of(found, "megatron_training.is_pairwise_dataset").kind == "ignored"
+
+
+def test_a_file_for_supervised_fine_tuning_names_prompts_and_answers() -> None:
+    stage = {"megatron_training.stage": "sft", "megatron_training.is_instruction_dataset": True}
+    found = read(WITHOUT_REFERENCE | stage)
+    config = load_run_config(nested(found.values))
+    assert config.sft_config is not None
+    assert config.preference_config is None
+    assert config.megatron_training.global_batch_size == config.rl_config.mini_batch_size == 64
+    assert "sft_config.response_column" in of(found, "megatron_training.data_path").note
+    assert "counts answers" in of(found, "megatron_training.global_batch_size").note
+    text = config_text(found.values, header=[], comments={}, has_critic=False)
+    assert "  - mindrl_sft_defaults\n" in text
+    assert "\nsft_config: {}\n" in text

@@ -1,46 +1,58 @@
-"""Import rules of MindSpeed-RL for training on preferences."""
+"""Import rules of MindSpeed-RL for training on answers in rows: pairs, or demonstrations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mindrl.config.layout_keys import DEVICES
 from mindrl.migrate.file import TheirRun
 from mindrl.migrate.mapped import SAME_MEANING, Mapped, default, same
 
-STAGE = "dpo"
-"""Value of `stage` in a file for training on preferences."""
-PAIR_COLUMNS = (
+_PAIRS = (
     "megatron_training.prompt_column, such as question, preference_config.chosen_column and "
     "rejected_column, and if rows have one preference_config.system_column"
 )
-"""Keys that name the columns of its rows."""
+_ANSWERS = (
+    "megatron_training.prompt_column, such as instruction, and sft_config.response_column, such as "
+    "output; without the latter the first is a column of conversations"
+)
+_LOSS = "preference_config.loss"
+ROW_COLUMNS = {"dpo": _PAIRS, "orm": _PAIRS, "sft": _ANSWERS}
+"""The keys that name the columns of rows, by the `stage` of a file that trains on rows."""
+_SETS: Mapping[str, Mapping[str, Any]] = {
+    "dpo": {_LOSS: "sigmoid"},
+    "orm": {_LOSS: "bradley_terry"},
+    "sft": {"sft_config": {}},
+}
+"""What each `stage` means."""
 
 
-def preference_rules(theirs: TheirRun) -> Iterator[Mapped]:
-    """Yield the entries for the keys of DPO, and for the sizes of an update."""
-    actor = theirs.actor
-    loss = "preference_config.loss"
+def row_rules(theirs: TheirRun) -> Iterator[Mapped]:
+    """Yield the entries for the keys of training on rows, and for the sizes of an update."""
+    actor, stage = theirs.actor, theirs.stage
     # A file without a section for generation; mindrl needs the section, with all its defaults.
-    sets = {loss: "sigmoid", "generate_config": {}}
+    sets = {**_SETS[stage], "generate_config": {}}
     yield Mapped(actor.place("stage"), "derived", sets, "run it with mindrl train")
     kind = actor.place("dpo_loss_type")
-    if kind in theirs.given:
-        yield Mapped(kind, "renamed", {loss: theirs.given[kind]}, SAME_MEANING)
+    if kind in theirs.given and stage == "dpo":
+        yield Mapped(kind, "renamed", {_LOSS: theirs.given[kind]}, SAME_MEANING)
     yield from same(theirs, DEVICES)
     yield from _update(theirs)
-    yield from _reference(theirs)
-    for name in ("is_pairwise_dataset", "algorithm"):
+    if stage == "dpo":
+        yield from _reference(theirs)
+    section = next(iter(_SETS[stage])).partition(".")[0]
+    for name in ("is_pairwise_dataset", "is_instruction_dataset", "algorithm"):
         if (place := actor.place(name)) in theirs.given:
-            yield Mapped(
-                place, "ignored", note="the section preference_config means this in mindrl"
-            )
+            yield Mapped(place, "ignored", note=f"the section {section} means this in mindrl")
 
 
 def _update(theirs: TheirRun) -> Iterator[Mapped]:
-    """Yield the entries for the pairs of an update and the tokens of an answer."""
+    """Yield the entries for the rows of an update and the tokens of an answer."""
     actor, ours = theirs.actor, "megatron_training.global_batch_size"
-    place, pairs = actor.place("global_batch_size"), actor.value("global_batch_size", 1)
-    sets = {ours: pairs, "rl_config.mini_batch_size": pairs}
-    yield Mapped(place, "derived", sets, "counts pairs, as in MindSpeed-RL; a step has one update")
+    place, rows = actor.place("global_batch_size"), actor.value("global_batch_size", 1)
+    sets = {ours: rows, "rl_config.mini_batch_size": rows}
+    what = "answers" if theirs.stage == "sft" else "pairs"
+    note = f"counts {what}, as in MindSpeed-RL; a step has one update"
+    yield Mapped(place, "derived", sets, note)
     longest, length = actor.place("seq_length"), "megatron_training.seq_length"
     if longest in theirs.given:
         yield Mapped(longest, "honoured", {length: theirs.given[longest]})

@@ -33,6 +33,8 @@ class PendingCall(NamedTuple):
     """Counted from 0 in its session, in order of arrival."""
     prompt_ids: tuple[int, ...]
     max_tokens: int
+    overlaps: bool = False
+    """Whether another call of its session was open when it arrived."""
 
 
 @dataclass(eq=False)
@@ -129,7 +131,8 @@ class Sessions:
             if session.started >= self._max_calls:
                 text = f"the session has {self._max_calls} calls, which is its limit"
                 raise RefusedError(400, text, code="too_many_calls")
-            pending = PendingCall(session.key, session.started, prompt_ids, max_tokens)
+            number, overlaps = session.started, bool(session.open)
+            pending = PendingCall(session.key, number, prompt_ids, max_tokens, overlaps)
             session.started += 1
             waiting = session.open[pending.call_number] = _OpenCall(pending)
             self._pending.append(pending)

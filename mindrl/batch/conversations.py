@@ -75,6 +75,8 @@ class Dialogue:
     """Index of the first token of the turn after them."""
     ending: ConversationEnding | None = None
     """None while it is open."""
+    is_parallel: bool = False
+    """Whether an agent has called the policy while it answered another call."""
 
     def with_turn(self, turn: Turn, next_start: int, ending: ConversationEnding | None) -> Self:
         """Append a turn; the next one starts after the tokens of the environment."""

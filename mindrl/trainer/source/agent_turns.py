@@ -1,13 +1,14 @@
 """Turns of agents that call the policy over HTTP: each call is a turn.
 
 A call whose prompt begins with all tokens so far continues the sequence; any other begins a
-segment. Calls of one conversation are answered one after the other.
+segment. Calls of one conversation are answered one after the other. If some were made at the same
+time, a finished conversation is put into an order that does not depend on their arrival.
 """
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from mindrl.agents.host import AgentEnding, AgentHost
 from mindrl.agents.sessions import PendingCall
@@ -16,6 +17,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.environments.host import Key
 from mindrl.environments.tool_calls import TOOL_FORMATS
 from mindrl.trainer.source.group import OpenSequence
+from mindrl.trainer.source.parallel_calls import in_fixed_order, prompt_before
 from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue_of, with_given
 
 
@@ -23,12 +25,14 @@ from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue
 class _Agent:
     """What is known of the agent of an open conversation."""
 
-    answered: int = 0
-    """Number of turns that it has."""
+    left: list[int] = field(default_factory=list)
+    """Turns of an earlier process of the run whose answers it has not got again."""
     pending: PendingCall | None = None
     """The call that the policy answers."""
-    queued: deque[PendingCall] = field(default_factory=deque)
+    queued: list[PendingCall] = field(default_factory=list)
     """Further calls."""
+    is_parallel: bool = False
+    """Whether it has called while another call was open."""
     ending: AgentEnding | None = None
     """Arrived while an answer was sampled."""
     since: float = 0.0
@@ -50,13 +54,22 @@ class AgentTurns(ConversationTurns):
         self.waiting.clear()
         self._agents.clear()
 
-    def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:  # noqa: ARG002
+    def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
         """Begin an agent. One of an earlier process of the run gets the same answers again."""
         assert prompt.row is not None, "rows are read for agents"
         messages = [*prompt.row.messages]
         self.host.begin(Key(self.owner, *row), seed, {"prompt": messages, **prompt.row.columns})
-        self._agents[row] = _Agent()
+        self._agents[row] = _Agent(left=[*range(len(dialogue_of(sequence).turns))])
         self.waiting.add(row)
+
+    def place(self, sequence: OpenSequence) -> int:
+        """Return a number of the call and the length of its answer, not of other calls."""
+        conversation, start = dialogue_of(sequence), dialogue_of(sequence).next_start
+        prompt_ids = prompt_before(sequence, start)
+        before = (prompt_before(sequence, turn.start) for turn in conversation.turns)
+        same, drawn = sum(each == prompt_ids for each in before), len(sequence.tokens_N) - start
+        digest = sha256(f"{prompt_ids}/{same}/{drawn}".encode()).digest()
+        return 1 + int.from_bytes(digest[:7])
 
     def tokens_left(self, row: ResponseKey, sequence: OpenSequence) -> int:
         """Return the most tokens that the answer to the current call may still have."""
@@ -73,19 +86,17 @@ class AgentTurns(ConversationTurns):
         prompt: Prompt,  # noqa: ARG002
     ) -> OpenSequence:
         """Answer the call if the turn has ended; take the next one."""
+        sequence = self._marked(row, sequence)
         conversation, length = dialogue_of(sequence), len(sequence.tokens_N)
         if not sequence.finished and self.tokens_left(row, sequence) > 0:
             return sequence
-        agent, start = self._agents[row], conversation.next_start
+        start = conversation.next_start
         text = self.decode(sequence.tokens_N[start:].tolist())
         calls = len(TOOL_FORMATS[self.config.tool_format](text))
         turn = Turn(start=start, end=length, calls=calls)
         sequence = replace(sequence, conversation=conversation.with_turn(turn, length, None))
         self._reply(row, sequence, turn, is_cut=not sequence.finished)
-        if agent.queued:
-            return self._called(row, sequence, agent.queued.popleft())
-        self.waiting.add(row)
-        return sequence if agent.ending is None else self._ended(row, sequence, agent.ending)
+        return self._next(row, sequence)
 
     def is_answering(self) -> bool:
         """Return whether an agent works, or can begin."""
@@ -97,6 +108,7 @@ class AgentTurns(ConversationTurns):
         found: list[tuple[ResponseKey, PendingCall | AgentEnding]] = []
         for call in self.host.requests(self.owner, seconds) if self.waiting else ():
             row = (call.key.group, call.key.response)
+            self._agents[row].is_parallel |= call.overlaps
             if row in self.waiting:
                 self.waiting.discard(row)
                 found.append((row, call))
@@ -130,14 +142,12 @@ class AgentTurns(ConversationTurns):
         return found
 
     def _called(self, row: ResponseKey, sequence: OpenSequence, call: PendingCall) -> OpenSequence:
+        sequence = self._marked(row, sequence)
         conversation, agent = dialogue_of(sequence), self._agents[row]
-        length, prompt_ids = len(sequence.tokens_N), call.prompt_ids
+        prompt_ids = call.prompt_ids
+        if (starts := self._called_before(row, sequence)) is not None:
+            return self._called_again(row, sequence, call, starts)
         agent.pending = call
-        if agent.answered < len(conversation.turns):
-            return self._repeated(row, sequence, conversation.turns[agent.answered])
-        if _is_called(conversation, length):
-            # It was called before the run was resumed.
-            return self._checked(row, sequence, conversation.next_start, prompt_ids)
         given, conversation = self._continued(sequence, conversation, prompt_ids)
         if conversation.turns:
             # For people: what the agent has sent, or all of it if it begins anew.
@@ -146,7 +156,8 @@ class AgentTurns(ConversationTurns):
             last = replace(last, role="user", messages=(("user", text),))
             conversation = replace(conversation, turns=(*conversation.turns[:-1], last))
         if conversation.ending is not None:
-            return self._over(row, sequence, conversation, conversation.ending)
+            ended = replace(sequence, conversation=conversation)
+            return self._over(row, ended, conversation.ending)
         more = with_given(sequence, given, finished=False) if given else sequence
         return replace(more, conversation=conversation)
 
@@ -171,28 +182,62 @@ class AgentTurns(ConversationTurns):
             conversation = replace(conversation, restarts=(*conversation.restarts, restart))
         return given, replace(conversation, next_start=length + len(given))
 
-    def _repeated(self, row: ResponseKey, sequence: OpenSequence, turn: Turn) -> OpenSequence:
-        """Give the answer of an earlier process of the run again."""
-        call = self._agents[row].pending
-        assert call is not None, "it has called"
-        sequence = self._checked(row, sequence, turn.start, call.prompt_ids)
-        if dialogue_of(sequence).ending is None:
-            last = int(sequence.tokens_N[turn.end - 1])
-            self._reply(row, sequence, turn, is_cut=last != self.template.end)
-            self.waiting.add(row)
-        return sequence
-
-    def _checked(
-        self, row: ResponseKey, sequence: OpenSequence, start: int, prompt_ids: Sequence[int]
-    ) -> OpenSequence:
-        """Let a conversation fail if its agent makes another call than before the resume."""
-        segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
-        segment = next(each for each in reversed(segments) if each.start <= start)
-        before = (*segment.prompt_ids, *sequence.tokens_N[segment.start : start].tolist())
-        if tuple(prompt_ids) == before:
+    def _marked(self, row: ResponseKey, sequence: OpenSequence) -> OpenSequence:
+        """Record that an agent makes calls at the same time, for a later process of the run too."""
+        if not self._agents[row].is_parallel:
             return sequence
-        self._close(row)
-        return self._failed(sequence, "an agent made another call when the run was resumed")
+        return replace(sequence, conversation=replace(dialogue_of(sequence), is_parallel=True))
+
+    def _next(self, row: ResponseKey, sequence: OpenSequence) -> OpenSequence:
+        """Take the next call of those that wait, or wait for one."""
+        agent, starts = self._agents[row], self._called_before(row, sequence)
+        known = {prompt_before(sequence, start) for start in starts or ()}
+        ready = [each for each in agent.queued if starts is None or each.prompt_ids in known]
+        if ready:
+            call = min(ready, key=lambda each: (len(each.prompt_ids), each.prompt_ids))
+            agent.queued.remove(call)
+            return self._called(row, sequence, call)
+        self.waiting.add(row)
+        return sequence if agent.ending is None else self._ended(row, sequence, agent.ending)
+
+    def _called_before(self, row: ResponseKey, sequence: OpenSequence) -> list[int] | None:
+        """Return where the answers start to calls that were made before the run was resumed.
+
+        None if there are no such calls left.
+        """
+        conversation, left = dialogue_of(sequence), self._agents[row].left
+        if left:
+            due = left if conversation.is_parallel else left[:1]
+            return [conversation.turns[at].start for at in due]
+        is_called = _is_called(conversation, len(sequence.tokens_N))
+        return [conversation.next_start] if is_called else None
+
+    def _called_again(
+        self, row: ResponseKey, sequence: OpenSequence, call: PendingCall, starts: list[int]
+    ) -> OpenSequence:
+        """Give the answer of an earlier process of the run again, or let the policy complete it.
+
+        The conversation fails if its agent makes another call than before the resume. An agent
+        with calls at the same time may make them in another order.
+        """
+        agent, conversation = self._agents[row], dialogue_of(sequence)
+        same = [start for start in starts if prompt_before(sequence, start) == call.prompt_ids]
+        if not same and conversation.is_parallel:
+            agent.queued.append(call)
+            self.waiting.add(row)
+            return sequence
+        if not same:
+            self._close(row)
+            return self._failed(sequence, "an agent made another call when the run was resumed")
+        agent.pending = call
+        if not agent.left:
+            return sequence
+        (at, *_) = [at for at in agent.left if conversation.turns[at].start == same[0]]
+        agent.left.remove(at)
+        turn = conversation.turns[at]
+        last = int(sequence.tokens_N[turn.end - 1])
+        self._reply(row, sequence, turn, is_cut=last != self.template.end)
+        return self._next(row, sequence)
 
     def _reply(self, row: ResponseKey, sequence: OpenSequence, turn: Turn, *, is_cut: bool) -> None:
         agent, chosen = self._agents[row], slice(turn.start, turn.end)
@@ -206,20 +251,20 @@ class AgentTurns(ConversationTurns):
             "length" if is_cut else "stop",
         )
         agent.pending, agent.since = None, time.monotonic()
-        agent.answered += 1
 
     def _ended(self, row: ResponseKey, sequence: OpenSequence, ending: AgentEnding) -> OpenSequence:
         """End a conversation with its agent; the reward belongs to the last turn."""
         conversation = dialogue_of(sequence)
         error = ending.error or ("" if conversation.turns else "an agent ended without a call")
-        if not error and self._agents[row].answered < len(conversation.turns):
+        if not error and self._agents[row].left:
             error = "an agent made fewer calls when the run was resumed"
         if error:
             self._close(row)
             return self._failed(sequence, error)
-        last = replace(self._with_seconds(row, conversation.turns[-1]), reward=ending.reward)
+        last = self._with_seconds(row, conversation.turns[-1])
         conversation = replace(conversation, turns=(*conversation.turns[:-1], last))
-        return self._over(row, sequence, conversation, "done")
+        sequence = replace(sequence, conversation=conversation)
+        return self._over(row, sequence, "done", reward=ending.reward)
 
     def _with_seconds(self, row: ResponseKey, turn: Turn) -> Turn:
         return replace(turn, seconds=time.monotonic() - self._agents[row].since)
@@ -228,12 +273,19 @@ class AgentTurns(ConversationTurns):
         self,
         row: ResponseKey,
         sequence: OpenSequence,
-        conversation: Dialogue,
         ending: ConversationEnding,
+        *,
+        reward: float = 0.0,
     ) -> OpenSequence:
+        """End a conversation; the reward is that of the last turn in its final order."""
         self._close(row)
+        if dialogue_of(sequence).is_parallel:
+            sequence = in_fixed_order(sequence, self.decode)
+        conversation = replace(dialogue_of(sequence), ending=ending)
+        if conversation.turns:
+            last = replace(conversation.turns[-1], reward=reward)
+            conversation = replace(conversation, turns=(*conversation.turns[:-1], last))
         finished = sequence.finished and ending != "tokens"
-        conversation = replace(conversation, ending=ending)
         return replace(sequence, conversation=conversation, finished=finished)
 
     def _close(self, row: ResponseKey) -> None:

@@ -108,14 +108,15 @@ class GroupPool:
     def request(self, row: ResponseNumber) -> Request:
         """Return the request for the rest of a response."""
         sequence = self._sequence(row)
-        length = drawn = len(sequence.tokens_N)
+        place = drawn = len(sequence.tokens_N)
         if self.turns is not None:
             drawn = self.longest - self.turns.tokens_left(row, sequence)
+            place = self.turns.place(sequence)
         segment = segments_of(sequence, self.prompt(row.group).token_ids)[-1]
         return Request(
             token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
             drawn=drawn,
-            seed=self._seed(row, length),
+            seed=self._seed(row, place),
             images=self.prompt(row.group).images,
         )
 
@@ -149,7 +150,7 @@ class GroupPool:
         self.groups[row.group] = group.with_sequence(row.response, sequence)
 
     def _seed(self, row: ResponseNumber, drawn: int = 0) -> int:
-        """Return the seed of a response, or of what follows its first tokens."""
+        """Return the seed of a response, or of what follows at a place in it."""
         group = self.groups[row.group]
         uid, sample = self.prompt(row.group).uid, group.sequences[row.response].sample
         step = group.start_step

@@ -98,6 +98,10 @@ class ConversationTurns(ABC):
             of_model - (length - segment.start),
         )
 
+    def place(self, sequence: OpenSequence) -> int:
+        """Return the place of the next token, for the seed of its request."""
+        return len(sequence.tokens_N)
+
     def _failed(self, sequence: OpenSequence, reason: str) -> OpenSequence:
         """End a conversation that cannot be trained on."""
         self.failures[reason] += 1

@@ -40,6 +40,20 @@ async def asked_at_once(base_url: str, api_key: str, row: dict[str, Any]) -> dic
     return {"reward": len({*said}), "other": "kept by nobody"}
 
 
+async def two_in_two_turns(base_url: str, api_key: str, row: dict[str, Any]) -> float:
+    """Hold two conversations at the same time, that of the row's number a moment later."""
+
+    async def talk(at: int) -> str:
+        await asyncio.sleep(0.1 if at == row["later"] else 0.0)
+        messages = [{"role": "user", "content": f"why? {at}"}]
+        for _ in range(2):
+            said = await asyncio.to_thread(post, base_url, api_key, messages)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+        return said
+
+    return float(len("".join(await asyncio.gather(talk(0), talk(1)))))
+
+
 async def seeded(row: dict[str, Any], seed: int = -1, **_: str) -> float | None:
     """Return the seed, or do what the row asks for."""
     match row.get("do"):

@@ -3,6 +3,7 @@
 Whole runs: tests/e2e/test_tools_run.py.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,12 +130,47 @@ def test_calls_at_the_same_time_are_answered_one_by_one_in_segments_of_their_own
 ) -> None:
     sequence = held(make_turns("asked_at_once"), begun(), "a", "b", "c", "d")
     segments = shown(sequence)
-    assert [text for _, text in segments] == [f"{each}<|im_end|>" for each in "abcd"]
-    begins = {text.split("\n")[1].removesuffix("<|im_end|>") for text, _ in segments}
-    assert begins == {f"why? {number}" for number in range(4)}
+    assert sorted(text for _, text in segments) == [f"{each}<|im_end|>" for each in "abcd"]
+    begins = [text.split("\n")[1].removesuffix("<|im_end|>") for text, _ in segments]
+    assert sorted(begins) == [f"why? {number}" for number in range(4)]
     talk = sequence.conversation
     assert talk is not None
     assert (talk.ending, talk.turns[-1].reward) == ("done", 4.0)
+
+
+def told(
+    make_turns: MakeTurns, later: int, sequence: OpenSequence | None = None, most: int = 9
+) -> OpenSequence:
+    """Hold the conversation of an agent with two; an answer follows from its seed alone."""
+    turns, asked = make_turns("two_in_two_turns"), prompt()
+    assert asked.row is not None
+    asked = replace(asked, row=replace(asked.row, columns={"later": later}))
+    sequence = begun() if sequence is None else sequence
+    turns.begin(ROW, sequence, asked, 7)
+    sequence = heard(turns, sequence, asked)
+    while len(sequence.conversation.turns) < most and sequence.conversation.ending is None:
+        # So that the other conversation has called too, as while an engine samples.
+        time.sleep(0.5)
+        sequence = written(turns, sequence, f"{turns.place(sequence) % 1000:03}", asked)
+    return sequence
+
+
+def test_calls_at_the_same_time_are_trained_on_alike_in_whichever_order_they_arrive(
+    make_turns: MakeTurns,
+) -> None:
+    straight = told(make_turns, 0)
+    (first, said), (second, _) = shown(straight)
+    # Both turns of a conversation are one sequence.
+    assert [each.count("why? ") for each in (first, second)] == [1, 1]
+    assert {said.count("<|im_end|>")} == {2}
+    talk = straight.conversation
+    assert talk is not None
+    assert (talk.ending, talk.is_parallel, len(talk.turns)) == ("done", True, 4)
+    assert [turn.reward for turn in talk.turns] == [0.0, 0.0, 0.0, 6.0]
+    for other in (told(make_turns, 1), told(make_turns, 1, told(make_turns, 0, most=2))):
+        assert other.tokens_N.equal(straight.tokens_N)
+        assert other.logprobs_N.equal(straight.logprobs_N)
+        assert other.conversation == talk
 
 
 def test_a_resumed_agent_gets_its_answers_again_and_goes_on_where_it_was(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from rollout_messages import DeviceBytes, Life, Question
 from torch import Tensor
+from torch._dynamo.utils import counters
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.batch.rollouts import Responses
@@ -70,6 +71,22 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
         answer_behind=answer_behind,
         in_rounds=rounds,
     )
+
+
+def captured_answers(folder: str, later: str, question: Question) -> tuple[int, list[Responses]]:
+    """Ask a compiled engine with one set of weights and, after a sleep, with another.
+
+    Returns the number of compiled graphs too.
+    """
+    engine = sleeping_engine(folder, enforce_eager=False)
+    answers = []
+    for weights in (folder, later):
+        engine.onload("weights")
+        load_one_by_one(engine.weight_sink(), weights, rollout_table(folder, ONE_RANK))
+        engine.onload("kv_cache")
+        answers.append(ask(engine, question))
+        engine.offload()
+    return int(counters["stats"]["unique_graphs"]), answers
 
 
 def groups() -> list[dist.ProcessGroup]:

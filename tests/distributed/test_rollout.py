@@ -18,6 +18,7 @@ from transformers import Qwen2ForCausalLM
 
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import SamplingConfig
+from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import Sampling
 
 pytestmark = pytest.mark.distributed
@@ -152,6 +153,27 @@ def test_greedy_answers_are_the_most_likely_tokens_of_hugging_face(
     assert responses.logprobs_N.tolist() == [0.0] * 60
     assert tokens(responses)[0] == tokens(responses)[4]
     assert len(set(tokens(responses))) == 4
+
+
+@pytest.mark.nightly
+def test_compiled_graphs_compute_with_the_weights_that_arrived_last(
+    random_model: MakeModel, later_models: MakeModel, tmp_path: Path
+) -> None:
+    folder, later = random_model(True), later_models(True)
+    # Workers on CPU compile nothing.
+    environment = PLATFORMS["cpu"].worker_environment(workers=1, one_machine=True)
+    workers = ForkedWorkers(
+        tmp_path / "log", environment={**environment, "TORCH_COMPILE_DISABLE": "0"}
+    )
+    try:
+        arguments = (str(folder), str(later), QUESTIONS["greedy"])
+        ((graphs, found),) = workers.run("rollout_probe:captured_answers", *arguments)
+    finally:
+        workers.stop()
+    assert graphs > 0
+    for weights, responses in zip((folder, later), found, strict=True):
+        check_greedy(weights, responses)
+    assert tokens(found[0]) != tokens(found[1])
 
 
 def test_greedy_answers_in_rounds_are_the_same_however_often_they_are_taken_back(

@@ -25,6 +25,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.platform.device_models import DeviceModel
 from mindrl.preflight.checks import platform_findings
 from mindrl.preflight.model_checks import model_findings
+from mindrl.preflight.shared_prompts import shares_prompts
 
 Algorithm = Literal["grpo", "ppo"]
 Part = Literal["optimizer", "reference", "training weights"]
@@ -106,11 +107,20 @@ class Task:
         return self.algorithm == "ppo"
 
     @cached_property
+    def plain_config(self) -> RunConfig:
+        """Configuration with data parallelism alone, for keys that are the same in every layout."""
+        training, rollout = TrainLayout(dp=self.devices), RolloutLayout(dp=self.devices)
+        return candidate_config(self, Candidate(training=training, rollout=rollout), Settings())
+
+    @cached_property
     def reads_actor(self) -> bool:
         """Whether the actor's log-probs need a separate pass, in every layout."""
-        training, rollout = TrainLayout(dp=self.devices), RolloutLayout(dp=self.devices)
-        candidate = Candidate(training=training, rollout=rollout)
-        return candidate_config(self, candidate, Settings()).old_log_probs == "recompute"
+        return self.plain_config.old_log_probs == "recompute"
+
+    @cached_property
+    def shares_prompts(self) -> bool:
+        """Whether samples of a micro-batch share their prompt, in every layout without a ring."""
+        return shares_prompts(self.plain_config, "actor", self.model, self.device.kind)
 
     @cached_property
     def parameters(self) -> Parameters:

@@ -5,6 +5,7 @@ depends on more than this.
 """
 
 from collections.abc import Iterator, Mapping
+from math import lcm
 
 from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -43,7 +44,11 @@ def link_gbps(task: Task, span: int) -> float:
 def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dict[str, float]:
     """Return the seconds of the training side: `compute`, `bubble`, `communication`."""
     linear, square = task.forward_operations
-    operations = task.sequences * (linear * task.longest + square * task.longest**2)
+    prompts, prompt = passed_prompts(task, layout, settings), task.prompt_tokens
+    tokens = prompts * prompt + task.sequences * task.response_tokens
+    # A response also attends to its prompt, shared or not.
+    pairs = prompts * prompt**2 + task.sequences * (task.longest**2 - prompt**2)
+    operations = linear * tokens + square * pairs
     rate = task.device.tflops * _TERA * COMPUTE_SHARE
     micro_batches = micro_batches_of(task, layout, settings)
     launches = micro_batches * _stage_layers(task, layout) * LAYER_LAUNCH
@@ -58,8 +63,20 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     return {
         "compute": compute,
         "bubble": compute * bubble_share(task, layout, settings),
-        "communication": sweeps * sum(_traffic(task, layout)) + shared,
+        "communication": sweeps * sum(_traffic(task, layout, tokens)) + shared,
     }
+
+
+def passed_prompts(task: Task, layout: TrainLayout, settings: Settings) -> float:
+    """Return how many prompts a training pass of all sequences computes.
+
+    One for each sequence, or one for the sequences of each prompt in a micro-batch: the sequences
+    are in the order of their prompts.
+    """
+    if not task.shares_prompts or layout.ring > 1:
+        return task.sequences
+    each, samples = settings.micro_batch_size, task.samples
+    return task.sequences * (1 / each + 1 / samples - 1 / lcm(each, samples))
 
 
 def micro_batches_of(task: Task, layout: TrainLayout, settings: Settings) -> int:
@@ -156,10 +173,10 @@ def rollout_seconds(
     return {"prefill": of_replica * prompt, "decode": waves * task.response_tokens * step}
 
 
-def _traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
+def _traffic(task: Task, layout: TrainLayout, all_tokens: float) -> Iterator[float]:
     """Yield the seconds of one forward pass: tensor, context and expert ranks, then stages."""
     model, layers = task.model, _stage_layers(task, layout)
-    tokens = task.sequences * task.longest / (layout.dp * layout.cp)
+    tokens = all_tokens / (layout.dp * layout.cp)
     hidden = tokens * model.hidden_size * _BYTES
     tp, cp = layout.tp, layout.cp
     # Two all-reduces over the tensor-parallel ranks per layer, each a reduce-scatter and a gather.
@@ -176,8 +193,7 @@ def _traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
         yield with_experts * moved / bandwidth
     if layout.pp > 1:
         # Stages are the farthest apart of all ranks.
-        sent = task.sequences * task.longest / (layout.dp * cp * tp) * model.hidden_size * _BYTES
-        yield sent / (link_gbps(task, task.devices) * GIGA)
+        yield hidden / tp / (link_gbps(task, task.devices) * GIGA)
 
 
 def _reductions(task: Task, layout: RolloutLayout, tokens: int) -> float:

@@ -19,7 +19,7 @@ def draft_findings(config: RunConfig) -> Iterator[Finding]:
     if shortest > longest:
         need = f"must be at most {_SECTION}.prompt_lookup_max={longest}"
         yield broken(f"{_SECTION}.prompt_lookup_min", shortest, need, longest)
-    if drafts.method is None or not config.rolls_out:
+    if drafts.method is None:
         return
     if rollout.is_served:
         need = ": servers choose it when they start; use null, or no servers"
@@ -41,7 +41,7 @@ def draft_findings(config: RunConfig) -> Iterator[Finding]:
 def draft_findings_on(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     """Yield that the engine cannot verify drafts of the actor's model."""
     method = config.generate_config.speculative_config.method
-    if method and config.rolls_out and actor.other and actor.other.delta:
+    if method and actor.other and actor.other.delta:
         need = (
             f"must be null for {actor.other.architecture}: its gated delta nets forget "
             "no rejected tokens"

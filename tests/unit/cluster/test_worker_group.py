@@ -19,7 +19,7 @@ from mindrl.cluster.worker_group import (
     traced_ranks,
 )
 from mindrl.cluster.worker_names import stages_now, start_lines, worker_names
-from mindrl.cluster.worker_process import Identity
+from mindrl.cluster.worker_process import Identity, Reply
 from mindrl.errors import ClusterError, WorkerDiedError
 
 EIGHT_ON_TWO_NODES = [(node, device) for node in "ab" for device in "0123"]
@@ -168,7 +168,8 @@ def test_answers_that_are_there_are_taken_at_once_in_the_order_of_the_ranks(
 def test_the_first_answer_to_separate_calls_ends_a_wait_for_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, waits = group_of([None, None, "fine", "fine", None], tmp_path, monkeypatch)
+    fine = Reply(ticks=0, result="fine", trace=None)
+    group, waits = group_of([None, None, fine, fine, None], tmp_path, monkeypatch)
     calls = [group.begin("advance", [(1,)] * 2, first=first) for first in (0, 2)]
     assert group.answered(calls, 0.5) == [1]
     assert calls[1].wait() == ["fine", "fine"]

@@ -15,6 +15,7 @@ from mindrl.models.description import ModelDescription, described, unsupported_h
 from mindrl.models.gated_delta import gated_delta_net, unsupported_layers
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
+from mindrl.models.refused_family import refused_family
 from mindrl.models.tensor_plans import cuts_of, installed_plan, shared_modules
 from mindrl.models.vision import has_tower, unsupported_vision, vision_part
 
@@ -104,6 +105,7 @@ def _other(
 
 def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Iterator[str]:
     """Yield what transformers would compute but packs or a plain head cannot."""
+    yield from refused_family(values)
     classes = values.get("architectures")
     if not isinstance(classes, list) or len(classes) != 1:
         yield f"architectures={classes!r} must name one class"

@@ -14,6 +14,7 @@ from mindrl.models.attention_window import attention_window, unsupported_window
 from mindrl.models.config_file import read_config
 from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
 from mindrl.models.other_family import OtherFamily
+from mindrl.models.refused_family import refused_family
 from mindrl.models.rope import (
     STRICT,
     RopeScaling,
@@ -155,6 +156,8 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
             f"{path}: model_type={family!r} has a vision tower, which only fsdp trains; needed "
             "actor_config.backend=fsdp:d2, or of another size"
         )
+    for text in refused_family(values):
+        raise ModelError(f"{path}: {text}")
     if not is_known(values):
         near = difflib.get_close_matches(str(family), _FAMILIES, n=1)
         raise ModelError(

@@ -21,6 +21,7 @@ from mindrl.models.any_family import (
     any_description,
 )
 from mindrl.models.decoder import layer_of, logical_shapes, parameters_of
+from mindrl.models.description import read_description
 from mindrl.models.tensor_plans import installed_plan, shared_modules
 from mindrl.resharding.plan import Topology
 from mindrl.rollout.vllm.legality import vllm_findings
@@ -278,6 +279,25 @@ def test_what_a_family_adds_by_default_is_refused(values: dict[str, Any], words:
         any_description(FILE, GPT | values, TENSORS)
     any_description(FILE, GPT | {"model_type": "cohere", "logit_scale": 1}, TENSORS)
     any_description(FILE, GPT | {"model_type": "mpt", "attn_config": {"alibi": False}}, TENSORS)
+
+
+@pytest.mark.parametrize("to_plan", [False, True])
+def test_gpt_oss_is_refused_by_what_the_engines_lack(to_plan: bool, tmp_path: Path) -> None:
+    config = transformers.GptOssConfig(architectures=["GptOssForCausalLM"])
+    config.save_pretrained(tmp_path)
+    words = (
+        "model_type='gpt_oss' is not supported by megatron, archon or fsdp, which lack attention "
+        "sinks (one learned number in the softmax of each head); layers with and without an "
+        "attention window in turn (layer_types); experts with biases and clamped units "
+        "(swiglu_limit); biases of the router and of the output projection (attention_bias); "
+        "experts in MXFP4 (quantization_config). Nearest supported family: qwen3_moe"
+    )
+    with pytest.raises(ModelError) as caught:
+        read_description(str(tmp_path), to_plan=to_plan)
+    assert str(caught.value) == f"{tmp_path}/config.json: {words}"
+    with pytest.raises(ModelError) as caught:
+        any_description(FILE, config.to_dict(), TENSORS)
+    assert str(caught.value) == f"{FILE}: {words}"
 
 
 def test_the_defaults_of_families_are_those_of_transformers() -> None:

@@ -2,12 +2,14 @@
 
 import signal
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 from program import CHECKOUT, Program, start_program
 from test_resume import OF_THIS_START
 
+from mindrl.batch.rollouts import Rollouts
 from mindrl.programs.tiny import made_tool_user
 from mindrl.trainer.rollout_files import RolloutFiles
 
@@ -35,6 +37,14 @@ FORGETS = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 """Drops what earlier turns of the policy contain."""
+PPO = """\
+defaults: [grpo_tools_tiny_cpu, mindrl_critic_defaults, _self_]
+critic_config: {lr: 1e-3, adam_beta2: 0.95, weight_decay: 0.0, lr_warmup_fraction: 0.07}
+rl_config:
+  {adv_estimator: gae, lam: 1.0, cliprange_value: 0.5, verifier_function: [], verifier_weight: []}
+environment_config: {tools: [], reward_weight: 1.0}
+"""
+"""A configuration of a user, with the shipped one of tools and a critic."""
 OF_THE_ORDER = (*OF_THIS_START, "staleness/rounds")
 
 
@@ -111,6 +121,49 @@ def test_a_history_that_is_rendered_is_trained_on_as_it_was_seen(
     assert len(rollouts) == 128 * steps[-1]["turns/mean"]
     assert rollouts.after_prompts().equal(rollouts.response_mask_BT)
     assert len(rollouts.response_tokens()) == 128
+
+
+def rewards_to_go(rollouts: Rollouts) -> list[float]:
+    """Return for each sampled token the rewards of its turn and all later ones, by conversation."""
+    mask_BT, rewards_BT = rollouts.response_mask_BT, rollouts.turn_rewards_BT
+    assert rewards_BT is not None
+    talk_B = rollouts.conversation_B
+    numbers = [*range(len(rollouts))] if talk_B is None else talk_B.tolist()
+    of_talks: dict[int, list[float]] = {}
+    for row, number in enumerate(numbers):
+        of_talks.setdefault(number, []).extend(rewards_BT[row][mask_BT[row]].tolist())
+    return [sum(talk[at:]) for talk in of_talks.values() for at in range(len(talk))]
+
+
+@pytest.mark.parametrize("history", ["kept", "rendered"])
+def test_a_critic_learns_the_rewards_of_turns(
+    history: str, tool_user: Path, tmp_path: Path
+) -> None:
+    """PPO with the returns of lambda 1: the sum of rewards to come, across sequences too."""
+    (tmp_path / "ours.yaml").write_text(PPO, encoding="utf-8")
+    template = tmp_path / "forgets.jinja"
+    template.write_text(FORGETS, encoding="utf-8")
+    asked = [
+        *("--config-path", str(tmp_path), "--config-name", "ours", *SHORT),
+        f"actor_config.load={tool_user}",
+        f"environment_config.environment={CHECKOUT}/tests/e2e/word_game.py:WordGame",
+        f"environment_config.history={history}",
+    ]
+    if history == "rendered":
+        asked.append(f"megatron_training.chat_template={template}")
+    program = ended(start_program(tmp_path / "run", asked, program="train"))
+    steps = program.steps()
+    assert min(step["turns/mean"] for step in steps) > 1.5
+    assert max(step["logprob_gap/mean"] for step in steps) < 1e-6
+    assert steps[-1]["critic/value_loss"] < steps[0]["critic/value_loss"] / 2
+    files = RolloutFiles(program.folder / "rollouts")
+    for number, step in enumerate(steps, start=1):
+        rollouts = files.read(number).rollouts
+        assert (rollouts.conversation_B is None) == (history == "kept")
+        expected = rewards_to_go(rollouts)
+        assert len({*expected}) > 5
+        # A mean of float32 sums.
+        assert step["value/return_mean"] == pytest.approx(mean(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

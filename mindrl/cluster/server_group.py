@@ -85,7 +85,7 @@ class ServerGroup:
         more: Sequence[Request],
         until: int | None = None,  # noqa: ARG002
     ) -> tuple[list[int], Responses]:
-        """Advance the server, whose rounds end with the first response in any case."""
+        """Advance the server; its rounds end with the first response in any case."""
         whole = self.replica.advance(steps, more)
         return whole, self.replica.answers(whole)
 

@@ -26,7 +26,7 @@ class _Agent:
     """What is known of the agent of an open conversation."""
 
     left: list[int] = field(default_factory=list)
-    """Turns of an earlier process of the run whose answers it has not got again."""
+    """Turns of an earlier process of the run, without those that it was given again."""
     pending: PendingCall | None = None
     """The call that the policy answers."""
     queued: list[PendingCall] = field(default_factory=list)

@@ -37,7 +37,7 @@ class _Segment:
     """Turns with places that count from the end of the prompt, and the tokens that led to them."""
 
     def add(self, call: _Call) -> None:
-        """Continue with a call, whose prompt begins with all tokens so far."""
+        """Continue with a call; its prompt must begin with all tokens so far."""
         given, drawn = call.prompt_ids[len(self.whole) :], len(call.answer_ids)
         if given:
             # As in other conversations they count as of the step before them.
@@ -51,7 +51,7 @@ class _Segment:
 
 
 def prompt_before(sequence: OpenSequence, start: int) -> tuple[int, ...]:
-    """Return the token ids of the call whose answer starts at an index of a response."""
+    """Return the token ids of the call that is answered from an index of a response on."""
     segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
     segment = next(each for each in reversed(segments) if each.start <= start)
     return (*segment.prompt_ids, *sequence.tokens_N[segment.start : start].tolist())
@@ -60,8 +60,8 @@ def prompt_before(sequence: OpenSequence, start: int) -> tuple[int, ...]:
 def in_fixed_order(sequence: OpenSequence, decode: Callable[[list[int]], str]) -> OpenSequence:
     """Return a finished conversation with its turns in the order of their prompts.
 
-    Shorter prompts come first. A turn whose prompt begins with all tokens of a sequence continues
-    the longest such sequence; any other begins one.
+    Shorter prompts come first. A turn continues the longest sequence that its prompt begins
+    with; any other begins one.
     """
     found: list[_Segment] = []
     for call in sorted(_calls(sequence), key=lambda call: (len(call.prompt_ids), call[:2])):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import SECTION
+from mindrl.config.section import SECTION, PathText
 
 PreferenceForm = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score"]
 REWARD_FORMS: tuple[PreferenceForm, ...] = ("bradley_terry", "score")
@@ -26,6 +26,9 @@ class PreferenceConfig:
     """Probability that a preference is wrong, for `sigmoid` and `sigmoid_norm`."""
     reference_free: bool = False
     """Whether the reference is uniform, so that no model is loaded for it."""
+    reference_file: PathText | None = None
+    """File with the reference's log-probs of all answers in the rows, for several epochs or runs.
+    Missing ones are computed before the first step. None: each update computes its own."""
     desirable_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Weight of desirable answers, for `kto`."""
     undesirable_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0

@@ -415,6 +415,7 @@ class PreferenceKeys(TypedDict, total=False):
     beta: float
     label_smoothing: float
     reference_free: bool
+    reference_file: str | None
     desirable_weight: float
     undesirable_weight: float
     center_rewards_coefficient: float

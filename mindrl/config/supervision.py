@@ -100,7 +100,7 @@ def sft_findings(config: RunConfig) -> Iterator[Finding]:
     given = {
         "critic_config": config.critic_config is not None,
         "reward_config": config.reward_config is not None,
-        "teacher_config": config.teacher_config is not None and config.sft_config is None,
+        "teacher_config": None not in (config.teacher_config, config.preference_config),
         "data_config.rewards": bool(config.data_config.rewards),
         "spool_config.job": config.spool_config.job is not None,
     }
@@ -125,6 +125,7 @@ _OF_POLICIES = tuple(form for form in get_args(PreferenceForm) if form not in RE
 _LOSSES_OF = {
     "beta": _OF_POLICIES,
     "reference_free": _OF_POLICIES,
+    "reference_file": _OF_POLICIES,
     "label_smoothing": ("sigmoid", "sigmoid_norm"),
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
@@ -148,6 +149,9 @@ def _preference_findings(config: RunConfig) -> Iterator[Finding]:
         if loss not in losses and value != default:
             need = f"needs preference_config.loss={' or '.join(losses)}, found {loss}"
             yield broken(f"{key}.{name}", value, need, default)
+    if section.reference_free and (file := section.reference_file) is not None:
+        need = "has no effect with preference_config.reference_free=true: no model is compared with"
+        yield broken(f"{key}.reference_file", file, need, None)
     if section.trains_rewards and config.actor_config.lora.r:
         need = (
             f"must be 0 with preference_config.loss={loss}: a reward model's head is trained whole"

@@ -3,8 +3,9 @@
 Shapes: B sequences, T positions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.observability.metrics import Metrics, merge, update_metrics
+from mindrl.trainer.reference_logprobs import ReferenceLogprobs
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.supervised_trainer import AnswerTrainer, sequences_of
 from mindrl.trainer.worker_handle import WorkerHandle
@@ -48,15 +50,37 @@ class PreferenceTrainer(AnswerTrainer):
         super().__init__(config, data, workers, run_log)
         assert config.preference_config is not None, "the run is trained on preferences"
         self.section = config.preference_config
+        self.reference: ReferenceLogprobs | None = None
+        if (file := self.section.reference_file) is not None:
+            self.reference = ReferenceLogprobs(config, Path(file), self._read_reference)
+
+    def run(self, check_interrupt: Callable[[], None] = lambda: None) -> None:
+        """Compute the reference's log-probs that its file lacks; then as `TrainingLoop.run`.
+
+        Raises as `TrainingLoop.run`.
+        """
+        if self.reference is not None:
+            sets = [self.data.train, *self.held_out().values()]
+            self.reference.complete(
+                sequences_of(answers_of(rows)) for each in sets for rows in self._cut(each.prompts)
+            )
+            # Their cost belongs to no step.
+            self.timer.flush()
+            self.workers.flush_metrics()
+        super().run(check_interrupt)
+
+    def _cut(self, rows: Sequence[Prompt]) -> Iterator[Sequence[Prompt]]:
+        """Yield the rows of each update."""
+        for first in range(0, len(rows), self.rl.mini_batch_size):
+            yield rows[first : first + self.rl.mini_batch_size]
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows: each update needs the log-probs of its answers before it."""
         judged: list[Metrics] = []
-        size = self.rl.mini_batch_size
 
         def minibatches() -> Iterator[SlopedSequences]:
-            for first in range(0, len(data), size):
-                batch, found, metrics = self.judged(data[first : first + size])
+            for rows in self._cut(data):
+                batch, found, metrics = self.judged(rows)
                 judged.append(metrics)
                 yield minibatch_of(batch, found.slopes_B)
 
@@ -90,9 +114,8 @@ class PreferenceTrainer(AnswerTrainer):
 
     def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
         """Return the mean loss and the accuracy on rows."""
-        size, losses, right = self.rl.mini_batch_size, 0.0, 0.0
-        for first in range(0, len(prompts), size):
-            rows = prompts[first : first + size]
+        losses, right = 0.0, 0.0
+        for rows in self._cut(prompts):
             metrics = self.judged(rows)[2]
             losses += metrics["preference/loss"] * len(rows)
             right += metrics["preference/accuracy"] * len(rows)
@@ -126,11 +149,16 @@ class PreferenceTrainer(AnswerTrainer):
         """Return the log-prob of each answer less that of the reference, [B], float64."""
         sums_B = torch.zeros(len(batch), dtype=torch.float64)
         if self.config.uses_reference:
-            with self.timer("ref_log_prob"):
-                sums_B -= self.workers.compute_ref_log_prob(batch).logprobs_BT.double().sum(dim=1)
+            read = self._read_reference if self.reference is None else self.reference.of
+            sums_B -= read(batch)
         # The policy runs last, because the update needs its weights.
         with self.timer("log_prob"):
             return sums_B + self.workers.compute_log_prob(batch).logprobs_BT.double().sum(dim=1)
+
+    def _read_reference(self, batch: Sequences) -> Tensor:
+        """Compute the reference's log-prob of each answer, [B], float64."""
+        with self.timer("ref_log_prob"):
+            return self.workers.compute_ref_log_prob(batch).logprobs_BT.double().sum(dim=1)
 
 
 def right_of_pairs(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:

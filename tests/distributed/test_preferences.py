@@ -3,6 +3,7 @@
 The formulas are written out here as they are published. Shapes: B answers, T positions, P pairs.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -203,3 +204,33 @@ def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_check
         assert step["preference/loss"] == pytest.approx(loss, abs=atol)
         assert step["update/grad_norm"] == pytest.approx(norm, rel=5e-6)
     is_the_same_from_step_2(rows_of(form), root, config, forked_workers, ours)
+
+
+@pytest.mark.parametrize("keys", [{}, {"actor_config.lora.r": 4}], ids=["whole", "LoRA"])
+def test_a_kept_reference_gives_the_bits_of_one_that_each_update_reads(
+    keys: Mapping[str, Any],
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    file, rows = tmp_path / "rows.jsonl", rows_of("sigmoid")[: 2 * ROWS]
+    file.write_text("{}\n")
+    # The second epoch of two steps. Adapters change the policy, and their base is the reference.
+    own = {"megatron_training.train_iters": 4, "megatron_training.save_interval": 0}
+    given = KEYS | keys | own | {"megatron_training.data_path": str(file)}
+    found = {}
+    kept = str(tmp_path / "reference.npz")
+    for name, reference in {"read": None, "kept": kept, "kept before": kept}.items():
+        root = tmp_path / name
+        root.mkdir()
+        path = {"preference_config.reference_file": reference}
+        config = run_config(random_model(False), given | path)
+        found[name] = learned(rows, root, config, forked_workers)
+        lines = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+        seconds = ["seconds/ref_log_prob" in each for each in lines if "seconds/step" in each]
+        assert seconds == [reference is None] * 4
+    assert found["kept"] == found["kept before"] == found["read"]
+    margins = [step["preference/margin"] for step in found["read"]]
+    assert margins[0] == pytest.approx(0.0, abs=1e-4)
+    assert margins[-1] > 0.01

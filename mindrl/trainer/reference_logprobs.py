@@ -1,0 +1,95 @@
+"""Log-probs of answers under a reference that never changes, computed once and kept in a file.
+
+Shapes: B sequences, T positions, N answers of the file.
+"""
+
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mindrl.batch.sequences import Sequences
+from mindrl.checkpoint.fixed_models import fingerprint
+from mindrl.config.run import RunConfig
+from mindrl.errors import DataError
+from mindrl.observability.output_files import output_errors, replace_file
+
+_KEY = "preference_config.reference_file"
+_DELETE = "delete it to compute the log-probs again, or name another file"
+
+
+class ReferenceLogprobs:
+    """Sums of the log-probs of answers, by the tokens of their sequences."""
+
+    def __init__(self, config: RunConfig, path: Path, read: Callable[[Sequences], Tensor]) -> None:
+        """Read the file, if there is one; `read` computes the sums of a batch, float64 [B].
+
+        Raises:
+            DataError: The file is damaged, or has log-probs of another model or precision.
+            OutputError: Its folder cannot be created.
+        """
+        self.path, self.read = path, read
+        model = fingerprint(Path(config.model_path("ref")))
+        self.model = f"{model} in {'bf16' if config.megatron_training.bf16 else 'float32'}"
+        self.sums: dict[bytes, float] = {}
+        with output_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            self._load()
+
+    def complete(self, batches: Iterable[Sequences]) -> int:
+        """Compute the sums that are missing, and write the file; return their number."""
+        before = len(self.sums)
+        for batch in batches:
+            digests = digests_of(batch)
+            if any(digest not in self.sums for digest in digests):
+                found = self.read(batch).tolist()
+                self.sums = dict(zip(digests, found, strict=True)) | self.sums
+        if added := len(self.sums) - before:
+            digests_NX = np.frombuffer(b"".join(self.sums), dtype=np.uint8).reshape(-1, 16)
+            sums_N = np.array([*self.sums.values()], dtype=np.float64)
+            file = io.BytesIO()
+            np.savez(file, model=np.array(self.model), digests=digests_NX, sums=sums_N)
+            replace_file(self.path, file.getvalue())
+        return added
+
+    def of(self, batch: Sequences) -> Tensor:
+        """Return the sums of a batch, float64 [B]; computed if the file lacks one of them."""
+        found = [self.sums.get(digest) for digest in digests_of(batch)]
+        if any(each is None for each in found):
+            return self.read(batch)
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _load(self) -> None:
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                stored: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
+            model, digests_NX, sums_N = (stored[name] for name in ("model", "digests", "sums"))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise DataError(
+                f"{_KEY}={self.path} is not a whole file of log-probs; {_DELETE}"
+            ) from error
+        if (theirs := str(model)) != self.model:
+            raise DataError(
+                f"{_KEY}={self.path} has log-probs of the model {theirs}; this run's reference is "
+                f"{self.model}: {_DELETE}"
+            )
+        digests = (row.tobytes() for row in digests_NX)
+        self.sums = dict(zip(digests, sums_N.tolist(), strict=True))
+
+
+def digests_of(batch: Sequences) -> list[bytes]:
+    """Return XXH3 of the tokens of each sequence and of those that are its answer, 16 bytes."""
+    found = []
+    rows = zip(batch.tokens_BT, batch.response_mask_BT, batch.lengths_B.tolist(), strict=True)
+    for tokens_T, mask_T, length in rows:
+        answer = mask_T[:length].numpy().tobytes()
+        found.append(xxhash.xxh3_128(tokens_T[:length].numpy().tobytes() + answer).digest())
+    return found

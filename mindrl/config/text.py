@@ -14,8 +14,8 @@ _PLAIN = re.compile(r"[A-Za-z./][\w./-]*")
 _NO_TEXT = frozenset(
     {"true", "false", "null", "yes", "no", "on", "off", "y", "n", ".", ".inf", ".nan"}
 )
-_OF_ROWS = ("preference", "sft")
-"""Sections of training on answers in rows."""
+_OPTIONAL = ("preference", "sft", "teacher")
+"""Sections that a run has only if its file names them."""
 WIDTH = 98
 """Width of a comment."""
 
@@ -30,10 +30,10 @@ def config_text(
     """Return a YAML file with the values of dotted keys, in the order of the reference.
 
     The header comes first, each comment above its key. With a critic all of the critic's keys can
-    be overridden, and with answers in rows all of their section.
+    be overridden, and of each optional section that is there all of its keys.
     """
     sections, named = nested(values), ["mindrl_critic_defaults"] if has_critic else []
-    named += [f"mindrl_{name}_defaults" for name in _OF_ROWS if f"{name}_config" in sections]
+    named += [f"mindrl_{name}_defaults" for name in _OPTIONAL if f"{name}_config" in sections]
     defaults = [f"  - {name}" for name in ("mindrl_defaults", *named, "program", "_self_")]
     lines = [*(line for text in header for line in _comment(text, "")), "defaults:", *defaults]
     return "\n".join([*lines, *_section(sections, (), comments), ""])

@@ -23,7 +23,7 @@ from mindrl.programs.arguments import Program, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.programs.orders import add_length_options, chosen_orders, order_figures, print_orders
 from mindrl.programs.placement import name_of
-from mindrl.propose.candidates import MOST_DEVICES, Task, written_values
+from mindrl.propose.candidates import MOST_DEVICES, Task, TeacherModel, written_values
 from mindrl.propose.costs import bubble_share
 from mindrl.propose.engines import Judged, Ranked, compared_figures, ranked
 from mindrl.propose.figures import LEAST_SECONDS, figures_of, reasons, slowdown
@@ -75,6 +75,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     host = "host memory of a node for offloading (default: usual for the device)"
     add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
     add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
+    teacher = "learn from this model instead of rewards: a folder, or a well-known name"
+    add("--teacher", metavar="MODEL", help=teacher)
     engine = "training engine; repeat the option to compare several (default: all that differ)"
     add("--engine", choices=(*TRAINING_BACKENDS, _ALL), action="append", default=[], help=engine)
     top = "number of proposals (default: 5); the best one of each other engine follows"
@@ -189,10 +191,10 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
             f"--devices {options.devices} must fill nodes of {per_node}; nearest: {below}, "
             f"{below + per_node}; or set --devices-per-node"
         )
-    path = Path(options.model)
-    folder = path.parent if path.suffix == ".json" else path
+    if options.teacher and options.algorithm == "ppo":
+        raise ConfigError("--algorithm ppo trains a critic of rewards; leave it out with --teacher")
     return Task(
-        load=str(folder) if folder.is_dir() else f"./models/{folder.name}",
+        load=_folder_of(options.model),
         model=planned_description(options.model, families_without_a_run(engine)),
         device=device,
         devices=options.devices,
@@ -202,9 +204,22 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
         response_tokens=options.response_tokens,
         prompts=options.prompts_per_step,
         samples=options.samples,
-        algorithm=options.algorithm,
+        algorithm="distill" if options.teacher else options.algorithm,
+        teacher=_teacher(options.teacher, engine) if options.teacher else None,
         engine=engine,
     )
+
+
+def _teacher(named: str, engine: TrainingBackend) -> TeacherModel:
+    model = planned_description(named, families_without_a_run(engine))
+    return TeacherModel(load=_folder_of(named), model=model)
+
+
+def _folder_of(named: str) -> str:
+    """Return the model folder for a configuration: the named one, or where it is expected."""
+    path = Path(named)
+    folder = path.parent if path.suffix == ".json" else path
+    return str(folder) if folder.is_dir() else f"./models/{folder.name}"
 
 
 @contextmanager
@@ -253,6 +268,8 @@ def _question(task: Task) -> Iterator[str]:
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
     lengths = f"{task.prompt_tokens} + {task.response_tokens} tokens"
     yield f"{what}, {task.ranks_per_node} per node"
+    if task.teacher is not None:
+        yield f"taught by {Path(task.teacher.load).name}"
     yield f"{task.sequences} sequences per step, each assumed to have {lengths}"
 
 

@@ -5,7 +5,7 @@ every proposal can run.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal, get_args
@@ -27,10 +27,11 @@ from mindrl.preflight.checks import platform_findings
 from mindrl.preflight.model_checks import model_findings
 from mindrl.preflight.shared_prompts import shares_prompts
 
-Algorithm = Literal["grpo", "ppo"]
+Algorithm = Literal["grpo", "ppo", "distill"]
+_ESTIMATORS: Mapping[Algorithm, str] = {"grpo": "group_norm", "ppo": "gae", "distill": "teacher"}
 Part = Literal["optimizer", "reference", "training weights"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""State that may be offloaded, of every role that has it."""
+"""State that may be offloaded, of every role that has it. A teacher is offloaded as a reference."""
 
 ROLLOUT_SHARE = 0.8
 """Share of a device for all regions during rollout; the engine's work space is the rest."""
@@ -53,6 +54,15 @@ _STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherModel:
+    """A model that is only read."""
+
+    load: str
+    """Model folder, as in the configuration."""
+    model: ModelDescription
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """The request to the planner."""
 
@@ -71,6 +81,8 @@ class Task:
     samples: int
     """Responses per prompt."""
     algorithm: Algorithm
+    teacher: "TeacherModel | None" = None
+    """The model that a distillation learns from, in place of a reference."""
     engine: TrainingBackend = TRAINING_BACKEND
     """Training engine of all models."""
     names_engine: bool = False
@@ -133,9 +145,24 @@ class Task:
         return forward_cost(self.model)
 
     @cached_property
-    def roles(self) -> tuple[Role, ...]:
-        """Models of the run; all have the actor's sizes and layout."""
-        return ("actor", "ref", "critic") if self.has_critic else ("actor", "ref")
+    def models(self) -> dict[Role, ModelDescription]:
+        """Models of the run, in the actor's layout; all but a teacher have its sizes."""
+        critic: tuple[Role, ...] = ("critic",) if self.has_critic else ()
+        own: tuple[Role, ...] = ("actor", self.frozen, *critic)
+        models = dict.fromkeys(own, self.model)
+        return models if self.teacher is None else models | {self.frozen: self.teacher.model}
+
+    @property
+    def frozen(self) -> Literal["ref", "teacher"]:
+        """The model that never changes."""
+        return "ref" if self.teacher is None else "teacher"
+
+    @cached_property
+    def of_frozen(self) -> "Task":
+        """The same run of a policy with the sizes of the model that never changes."""
+        if self.teacher is None:
+            return self
+        return replace(self, model=self.teacher.model, teacher=None, algorithm="grpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +216,7 @@ def refusals(task: Task, candidate: Candidate, settings: Settings | None = None)
     return [
         *findings(config),
         *platform_findings(config, PLATFORMS[task.device.kind]),
-        *model_findings(config, dict.fromkeys(task.roles, task.model)),
+        *model_findings(config, task.models),
     ]
 
 
@@ -231,7 +258,7 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
         for section in ("actor_config", *critic):
             values |= {f"{section}.{key}": value for key, value in whole.items()}
     leaves = settings.offloads
-    values["ref_config.offload_param"] = "reference" in leaves
+    values[f"{task.frozen}_config.offload_param"] = "reference" in leaves
     trained = {
         "optimizer": "optimizer" in leaves,
         "grad": True,
@@ -254,7 +281,9 @@ def written_values(task: Task, candidate: Candidate, settings: Settings) -> dict
 
 def _task_values(task: Task) -> dict[str, Any]:
     """Return the keys that all candidates share."""
+    taught = {} if task.teacher is None else {"teacher_config.load": task.teacher.load}
     return {
+        **taught,
         "megatron_training.train_iters": _STEPS,
         "megatron_training.global_batch_size": task.prompts,
         "megatron_training.seq_length": task.longest,
@@ -266,8 +295,8 @@ def _task_values(task: Task) -> dict[str, Any]:
         "rl_config.n_samples_per_prompt": task.samples,
         "rl_config.mini_batch_size": task.prompts,
         "rl_config.max_prompt_length": task.prompt_tokens,
-        "rl_config.adv_estimator": "gae" if task.has_critic else "group_norm",
-        "rl_config.init_kl_coef": _KL_COEF,
+        "rl_config.adv_estimator": _ESTIMATORS[task.algorithm],
+        "rl_config.init_kl_coef": _KL_COEF if task.teacher is None else 0.0,
         "rl_config.device_memory_mib": task.device.memory_mib,
         "generate_config.gpu_memory_utilization": ROLLOUT_SHARE,
         "generate_config.max_model_len": task.longest,

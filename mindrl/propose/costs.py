@@ -54,9 +54,9 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     launches = micro_batches * _stage_layers(task, layout) * LAYER_LAUNCH
     forward = operations / task.devices / rate * longest_stage(task, layout) + launches
     learners, again = (2 if task.has_critic else 1), int(settings.recomputes)
-    # Log-probs of the reference, and of the actor if updates do not compute them; values; updates.
-    # A backward pass computes as much as two forward passes, and communicates as much as one.
-    reads = 1 + int(task.reads_actor) + int(task.has_critic)
+    # Log-probs of reference or teacher, and of the actor if updates do not compute them; values;
+    # updates. A backward pass computes as much as two forward ones, and communicates as one.
+    reads = _frozen_cost(task) + int(task.reads_actor) + int(task.has_critic)
     compute = (reads + learners * (3 + again)) * forward
     sweeps = reads + learners * (2 + again)
     shared = _shared_seconds(task, layout, (reads, learners), micro_batches)
@@ -77,6 +77,13 @@ def passed_prompts(task: Task, layout: TrainLayout, settings: Settings) -> float
         return task.sequences
     each, samples = settings.micro_batch_size, task.samples
     return task.sequences * (1 / each + 1 / samples - 1 / lcm(each, samples))
+
+
+def _frozen_cost(task: Task) -> float:
+    """Return the work of the model that never changes, relative to the policy's."""
+    costs = (each.forward_operations for each in (task.of_frozen, task))
+    theirs, ours = (linear + square * task.longest for linear, square in costs)
+    return theirs / ours
 
 
 def micro_batches_of(task: Task, layout: TrainLayout, settings: Settings) -> int:
@@ -110,7 +117,7 @@ def longest_stage(task: Task, layout: TrainLayout) -> float:
 
 
 def _shared_seconds(
-    task: Task, layout: TrainLayout, passes: tuple[int, int], micro_batches: int
+    task: Task, layout: TrainLayout, passes: tuple[float, int], micro_batches: int
 ) -> float:
     """Return the seconds of communication between replicas, for `passes` (reading, learning).
 
@@ -126,7 +133,7 @@ def _shared_seconds(
     return times * _among_replicas(task, layout, nbytes)
 
 
-def _among_replicas(task: Task, layout: TrainLayout, nbytes: int) -> float:
+def _among_replicas(task: Task, layout: TrainLayout, nbytes: float) -> float:
     """Return the seconds to gather or reduce `nbytes` per parameter over replicas."""
     bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * GIGA
     copies = (layout.cp * layout.dp, layout.expert_dp)

@@ -19,6 +19,7 @@ def task_figures(task: Task) -> dict[str, Any]:
     """Return the figures of the request."""
     return {
         "model": task.load,
+        "teacher": None if task.teacher is None else task.teacher.load,
         "device": task.device.name,
         "devices": task.devices,
         "devices_per_node": task.ranks_per_node,
@@ -85,7 +86,7 @@ def reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
     if task.model.moe:
         yield _experts(task, training, task.model.moe.num_experts)
     yield _activations(task, proposal)
-    yield _offloads(proposal.fit)
+    yield _offloads(task, proposal.fit)
     yield _rollout(task, proposal)
     yield _reshard(proposal)
 
@@ -133,8 +134,9 @@ def _activations(task: Task, proposal: Proposal) -> str:
     return f"full recompute: activations take about {less}, for one more forward pass"
 
 
-def _offloads(fit: Fit) -> str:
-    leaving = [f"the {part}" for part in PARTS if part in fit.settings.offloads]
+def _offloads(task: Task, fit: Fit) -> str:
+    names = {"reference": "teacher"} if task.teacher else {}
+    leaving = [f"the {names.get(part, part)}" for part in PARTS if part in fit.settings.offloads]
     if not leaving:
         return "only gradients leave the device; the rest fits"
     seconds, host = f"{fit.seconds['copies']:.1f} s", memory_text(fit.host_bytes)

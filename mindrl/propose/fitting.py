@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -55,7 +56,7 @@ _HELD = 1.01
 """What a rank may hold, relative to its share of the parameters: norms are not cut."""
 _REGIONS: Mapping[Part, tuple[Region, Region]] = {
     "optimizer": (Region.ACTOR_OPTIMIZER, Region.CRITIC_OPTIMIZER),
-    "reference": (Region.REFERENCE_WEIGHTS, Region.REFERENCE_WEIGHTS),
+    "reference": (Region.REFERENCE_WEIGHTS, Region.TEACHER_WEIGHTS),
     "training weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
 }
 _ALWAYS = frozenset({Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
@@ -142,32 +143,32 @@ def activations_of(task: Task, layout: TrainLayout, settings: Settings) -> dict[
     """Estimate the bytes of activations, which depend only on the training layout."""
     candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
     config = candidate_config(task, candidate, settings)
-    return activation_estimates(unordered_plan(config, dict.fromkeys(task.roles, task.model)))
+    return activation_estimates(unordered_plan(config, task.models))
 
 
 def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     """Return lower bounds of a candidate's bytes."""
     layout, rollout = candidate.training, candidate.rollout
-    dense, experts = np.array(stage_parameters(task, layout)).T
     sizes = task.parameters
     whole = sum(sizes.dense) + sum(sizes.experts) + sizes.embedding + sizes.head
-    shared = dense / (layout.dp * layout.cp) + experts / layout.expert_dp
-    held = (dense + experts) * np.array([[_BYTES], [_GRADIENT_BYTES]])
-    parts = np.stack([*held, shared * _OPTIMIZER_BYTES]).astype(np.int64)
-    if task.engine != TRAINING_BACKEND:
-        parts = np.outer(_SHARED_BYTES, shared).astype(np.int64)
+    parts = _least_parts(task, layout)
     regions = dict(zip(ROLE_REGIONS["actor"], parts, strict=True))
-    regions[Region.REFERENCE_WEIGHTS] = regions[Region.ACTOR_WEIGHTS]
+    (of_frozen,), weights = ROLE_REGIONS[task.frozen], regions[Region.ACTOR_WEIGHTS]
+    if task.teacher is not None:
+        own = candidate_config(task, candidate, Settings()).layout("teacher")
+        weights = _least_parts(task.of_frozen, own)[0]
+    regions[of_frozen] = weights
     if task.has_critic:
         without_head = np.ones(layout.pp)
-        without_head[-1] -= sizes.head / layout.tp / (dense + experts)[-1]
+        last = sum(stage_parameters(task, layout)[-1])
+        without_head[-1] -= sizes.head / layout.tp / last
         of_critic = (parts * without_head).astype(np.int64)
         regions |= dict(zip(ROLE_REGIONS["critic"], of_critic, strict=True))
     regions[Region.ROLLOUT_WEIGHTS] = np.full(layout.pp, whole * _BYTES // rollout.tp)
     regions[Region.STAGING] = np.zeros(layout.pp, dtype=np.int64)
     plan = MemoryPlan(
         capacity_bytes=task.device.memory_bytes,
-        roles=task.roles,
+        roles=tuple(task.models),
         reads_actor=task.reads_actor,
         movable=frozenset(),
         regions=regions,
@@ -178,6 +179,16 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
         per_token=kv_bytes_per_token(task.model, rollout, "bfloat16"),
         reshard_seconds=least_reshard_seconds(task, regions),
     )
+
+
+def _least_parts(task: Task, layout: TrainLayout) -> NDArray[np.int64]:
+    """Return lower bounds of the bytes of weights, gradients and optimizer, [3, stages]."""
+    dense, experts = np.array(stage_parameters(task, layout)).T
+    shared = dense / (layout.dp * layout.cp) + experts / layout.expert_dp
+    if task.engine != TRAINING_BACKEND:
+        return np.outer(_SHARED_BYTES, shared).astype(np.int64)
+    held = (dense + experts) * np.array([[_BYTES], [_GRADIENT_BYTES]])
+    return np.stack([*held, shared * _OPTIMIZER_BYTES]).astype(np.int64)
 
 
 def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:

@@ -9,6 +9,8 @@ import pytest
 from proposal_tasks import MODELS, asked
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
+from mindrl.memory.schedule import Region
+from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import checked_with_legal_values
 from mindrl.preflight.memory_plan import Capacity, memory_plan
@@ -17,6 +19,7 @@ from mindrl.programs.compose import composed_config
 from mindrl.propose.candidates import (
     Candidate,
     Task,
+    TeacherModel,
     candidate_config,
     legal_rollout,
     legal_training,
@@ -31,6 +34,11 @@ from mindrl.propose.fitting import (
     prepared,
 )
 from mindrl.propose.search import planned_models, remedies, search
+
+LARGER = TeacherModel(
+    load=str(MODELS / "Qwen2.5-32B"),
+    model=read_description(str(MODELS / "Qwen2.5-32B"), to_plan=True),
+)
 
 
 def said(_: str) -> None:
@@ -80,6 +88,8 @@ def test_a_search_finds_what_planning_every_candidate_finds(engine: str) -> None
         asked(algorithm="ppo"),
         asked(devices=8, engine="fsdp"),
         asked(algorithm="ppo", engine="archon"),
+        asked(algorithm="distill", teacher=LARGER),
+        asked(algorithm="distill", teacher=LARGER, engine="archon"),
     ],
     ids=[
         "Qwen2.5-7B on 8",
@@ -88,6 +98,8 @@ def test_a_search_finds_what_planning_every_candidate_finds(engine: str) -> None
         "Qwen2.5-7B, PPO",
         "Qwen2.5-7B, fsdp",
         "Qwen2.5-7B, PPO, archon",
+        "Qwen2.5-7B, taught by 32B",
+        "Qwen2.5-7B, taught by 32B, archon",
     ],
 )
 def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task: Task) -> None:
@@ -179,3 +191,18 @@ def test_a_host_without_room_is_answered_with_the_memory_that_it_would_need() ->
     gib = int(way.removeprefix("it fits with --host-memory-gib "))
     assert gib >= 12 * (2 * 7_615_616_512 - 152064 * 3584) / 2**30
     assert search(replace(task, host_bytes=gib << 30), 1, said).proposals
+
+
+def test_a_larger_teacher_takes_memory_and_time_of_its_own_size() -> None:
+    task = asked(algorithm="distill", teacher=LARGER)
+    (alone,), (taught,) = (search(each, 1, said).proposals for each in (asked(), task))
+    assert taught.fit.seconds["compute"] > 1.5 * alone.fit.seconds["compute"]
+    assert taught.fit.step_seconds > alone.fit.step_seconds
+    config = candidate_config(task, taught.candidate, taught.fit.settings)
+    assert config.roles == ("actor", "teacher")
+    assert config.rl_config.adv_estimator == "teacher"
+    plan = memory_plan(unordered_shardings(config).ordered, task.device.memory_bytes)
+    layout = config.layout("teacher")
+    # Two bytes for each of 32.8 billion parameters, over the ranks of a replica.
+    share = 2 * 32.8e9 / layout.ranks_per_replica
+    assert plan.regions[Region.TEACHER_WEIGHTS].mean() == pytest.approx(share, rel=0.05)

@@ -5,7 +5,7 @@ on NPU and CUDA the same calls release the weights and the KV cache. No longer n
 `CPUWorker.sleep` releases memory: tests/unit/platform checks for the warning.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, UntypedStorage
@@ -13,20 +13,27 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.platform.garbage import release_free_heap
+from mindrl.platform.host_pages import bytes_in_memory, give_back_pages
 
-_Sized = list[tuple[UntypedStorage, int]]
+_Sized = Sequence[tuple[UntypedStorage, int]]
 
 
 class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
     """Level 2 releases the KV cache and the weights, level 1 only the KV cache."""
 
-    released_kv: _Sized
+    released_kv: _Sized = ()
+    """Storages of the KV cache while it is released."""
     released_weights: _Sized
 
     def sleep(self, level: int = 1) -> None:
-        """Release memory; its content is lost."""
-        self.released_kv = _release(self._kv_tensors())
-        self.released_weights = []
+        """Release memory; its content is lost.
+
+        The storages of the KV cache keep their addresses, without pages.
+        """
+        self.released_kv = _sized(self._kv_tensors())
+        for storage, nbytes in self.released_kv:
+            give_back_pages(storage.data_ptr(), nbytes)
+        self.released_weights = ()
         if level == 2:
             model = self.model_runner.get_model()
             # Copies packed by oneDNN; loading the weights packs them again.
@@ -37,24 +44,31 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
         release_free_heap()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Allocate again: weights are uninitialised until loaded, the KV cache is zero."""
+        """Allocate again: weights are uninitialised until loaded, the KV cache is zero.
+
+        A page of the cache is allocated when a sequence first uses it.
+        """
         if tags is None or "weights" in tags:
             _restore(self.released_weights)
+            self.released_weights = ()
         if tags is None or "kv_cache" in tags:
-            _restore(self.released_kv)
-            for tensor in self._kv_tensors():
-                tensor.zero_()
+            self.released_kv = ()
 
     def resident_bytes(self) -> dict[str, int]:
         """Return the bytes of the storages of the weights and of the KV cache.
 
-        A weight packed for oneDNN has no storage; it counts with its former size.
+        A weight packed for oneDNN has no storage; it counts with its former size. A released KV
+        cache counts with the pages that are still in memory.
         """
         model = self.model_runner.get_model()
         stored = _bytes(parameter.data for parameter in model.parameters())
         return {
             "weights": stored + sum(map(_packed_bytes, model.modules())),
-            "kv_cache": _bytes(self._kv_tensors()),
+            "kv_cache": (
+                sum(bytes_in_memory(each.data_ptr(), nbytes) for each, nbytes in self.released_kv)
+                if self.released_kv
+                else _bytes(self._kv_tensors())
+            ),
         }
 
     def _kv_tensors(self) -> Iterator[Tensor]:
@@ -90,4 +104,3 @@ def _release(tensors: Iterable[Tensor]) -> _Sized:
 def _restore(sized: _Sized) -> None:
     for storage, nbytes in sized:
         storage.resize_(nbytes)
-    sized.clear()

@@ -66,9 +66,10 @@ class Sequences(Compact):
                 numbers_BI[row, index], starts_BI[row, index] = each.number, each.first
         return replace(self, image_numbers_BI=numbers_BI, image_starts_BI=starts_BI)
 
-    def with_route_keys(self) -> Self:
-        """Number the sequences, so that workers keep the experts of their tokens."""
-        return replace(self, route_keys_B=torch.arange(len(self)))
+    def with_route_keys(self, keys: Sequence[int] | None = None) -> Self:
+        """Name the sequences for the routes of their tokens; None numbers them."""
+        named = range(len(self)) if keys is None else keys
+        return replace(self, route_keys_B=torch.tensor(named, dtype=torch.int64))
 
     def images(self) -> list[list[tuple[int, int]]]:
         """Return number and first position of each picture, sequence by sequence."""

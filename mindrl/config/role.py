@@ -19,7 +19,7 @@ from mindrl.config.section import (
     inherited_values,
 )
 
-RouterReplay = Literal["none", "R2"]
+RouterReplay = Literal["none", "R2", "R3"]
 """Which pass chooses the experts of an update's tokens."""
 
 
@@ -130,8 +130,8 @@ class ActorConfig(LearningConfig):
     """Number of tokens whose logits are in memory at the same time."""
     router_replay: RouterReplay = "none"
     """Which experts the tokens of an update use, in a model with experts. `none`: each pass
-    chooses. `R2`: those of the pass that computes the old log-probs; see [Router
-    replay](../how-to/replay-routes.md)."""
+    chooses. `R2`: those of the pass that computes the old log-probs. `R3`: those of the rollout
+    engine, also in that pass. See [Router replay](../how-to/replay-routes.md)."""
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters that are trained instead of the weights; see
     [LoRA](../how-to/train-with-lora.md)."""

@@ -102,7 +102,7 @@ class ActorKeys(LearningKeys, total=False):
     expert_tensor_parallel_size: int
     micro_batch_size: int
     logprob_chunk_tokens: int
-    router_replay: Literal["none", "R2"]
+    router_replay: Literal["none", "R2", "R3"]
     lora: LoRAKeys
 
 class RoleLayoutKeys(TypedDict, total=False):

@@ -110,19 +110,19 @@ def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> Ro
     """Start the engine of this rank, awake. A collective."""
     from mindrl.rollout.vllm.engine import EngineModel, VllmEngine  # noqa: PLC0415 - only if needed
 
-    config, training = plan.config, plan.config.megatron_training
-    actor = plan.models["actor"]
+    config, actor = plan.config, plan.models["actor"]
     return VllmEngine(
         EngineModel(
             folder=config.actor_config.load,
             whole=whole_tensors(actor),
             images=config.data_config.images if actor.reads_images else None,
+            routes=actor.moe if config.actor_config.router_replay == "R3" else None,
         ),
         config.generate_config,
         platform,
         kv_cache_bytes=kv_cache_bytes,
-        seed=training.seed,
-        timeout_seconds=training.distributed_timeout_minutes * 60,
+        seed=config.megatron_training.seed,
+        timeout_seconds=config.megatron_training.distributed_timeout_minutes * 60,
     )
 
 

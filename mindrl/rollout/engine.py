@@ -115,6 +115,13 @@ class RolloutEngine(Protocol):
     def forget(self) -> None:
         """Invalidate the KV cache, because new weights follow. No request may be open."""
 
+    def take_routes(self) -> dict[int, Tensor]:
+        """Return the routes of sequences completed since the last call, by their content key.
+
+        [T, L, K] each: for T tokens, L layers and K experts the number of the expert + 1, 0 where
+        none is known. Empty on all but one rank of a replica, and without router replay.
+        """
+
     def flush_counts(self) -> dict[str, float]:
         """Return, by metric, the engine's steps and its preemptions for lack of KV cache.
 

@@ -13,6 +13,7 @@ from mindrl.algorithms.estimators import Estimator, RatedResponses, estimated
 from mindrl.algorithms.kl import kl_estimate
 from mindrl.batch.experience import Experience, ValuedExperience
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.route_keys import with_content_keys
 from mindrl.batch.sequences import Logprobs
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
@@ -111,9 +112,13 @@ class Estimation:
         return rollouts.into(ValuedExperience, **columns), metrics
 
     def _with_route_keys(self, rollouts: Rollouts) -> Rollouts:
-        """Number the sequences if updates use the experts of the pass that is run here."""
-        records = self.config.actor_config.router_replay == "R2"
-        return rollouts.with_route_keys() if records else rollouts
+        """Name the sequences for their routes, of a pass that is run here or of the engine."""
+        match self.config.actor_config.router_replay:
+            case "R2":
+                return rollouts.with_route_keys()
+            case "R3":
+                return with_content_keys(rollouts)
+        return rollouts
 
     def _taught(
         self, advantages_BT: Tensor, read: _Logprobs, mask_BT: Tensor

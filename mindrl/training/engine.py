@@ -3,7 +3,7 @@
 Shapes: B sequences, T positions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -102,6 +102,13 @@ class TrainingEngine(Protocol):
         Returns:
             Metrics of the whole minibatch, the same on every rank that has the head. `skipped` is 1
             for a step that no rank took; `nonfinite/<what>` is set on the ranks where it occurred.
+        """
+
+    def keep_routes(self, routes: Mapping[int, Tensor]) -> None:
+        """Keep the routes of sampled sequences, by content key.
+
+        Passes of sequences with these keys replay them, on any rank. The first ones after an update
+        replace all earlier ones.
         """
 
     def local_tensors(self) -> dict[str, Tensor]:

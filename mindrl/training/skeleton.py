@@ -29,7 +29,7 @@ from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, Reader, UpdatePass
-from mindrl.training.routes import RouteGroups, RouteStore
+from mindrl.training.routes import RecordedRoutes, RouteGroups, RouteStore, SampledRoutes
 from mindrl.training.rows import cut_by_rows, read_after_last, without_targets
 from mindrl.training.settings import EngineSettings
 from mindrl.training.state_slice import ReadState, StateSlice, take_over
@@ -124,6 +124,11 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         world = self.settings.world
         return nullcontext() if world is None else world.active()
 
+    def keep_routes(self, routes: Mapping[int, Tensor]) -> None:
+        """Keep the routes of sampled sequences: see `TrainingEngine`."""
+        assert self.routes is not None, "validated: the model has experts, and replays them"
+        self.routes.keep(routes)
+
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the state; several may share a storage."""
         if self.learning is not None:
@@ -165,21 +170,21 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
         """Return the head's output for each response token: see `TrainingEngine`."""
-        rows_of, parts = self._cut(sequences, micro_batching)
-        if at_end:
-            parts = [read_after_last(part) for part in parts]
+        routes = None if sequences.route_keys_B is None else self.routes
 
         def read(pack: Pack[Sequences], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
             return torch.stack(self._reading.read(pack, hidden_1SH, weight))
 
         with self.active():
-            packs, routes = self.packs(parts), self.routes
-            if routes is None or sequences.route_keys_B is None:
-                found = self._run_forward(packs, read)
-            else:
-                packs = routes.begin_recording(packs)
-                found = self._run_forward(packs, read)
-                routes.record(packs[: len(parts)])
+            if routes is not None:
+                sequences = routes.before_read(sequences)
+            rows_of, parts = self._cut(sequences, micro_batching)
+            if at_end:
+                parts = [read_after_last(part) for part in parts]
+            packs = self.packs(parts)
+            found = self._run_forward(packs, read)
+            if routes is not None:
+                routes.after_read(packs[: len(parts)])
             if not found:
                 return None
             return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
@@ -205,8 +210,6 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             rows_of, parts = self._cut(minibatch, micro_batching)
             learning.zero_gradients()
             packs = self.packs(parts, learns=True)
-            if self.routes is not None:
-                packs = self.routes.replaying(packs)
             update = UpdatePass(self._reading, loss, keeps=keep is not None)
             with deterministic_gradients():
                 self._run_update(learning, packs, update.loss_of)
@@ -215,7 +218,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             with span("optimizer step"):
                 step = learning.step(update.losses)
             metrics = self._reading.total(update.metrics) if update.metrics else {}
-            routed = {} if self.routes is None else self.routes.metrics()
+            routed = {} if self.routes is None else self.routes.metrics(packs)
             return metrics | self._balance(len(packs)) | routed | step
 
     def packs(self, parts: Sequence[Batch], *, learns: bool = False) -> list[Pack[Batch]]:
@@ -236,7 +239,10 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         count = self._pack_count(len(parts), learns=learns)
         repeated = self._repeated(parts, learns=learns)
         idle = cycle(replace(Pack.of(part, rules), is_idle=True) for part in repeated)
-        return [*(Pack.of(part, rules) for part in parts), *islice(idle, count - len(parts))]
+        packs = [*(Pack.of(part, rules) for part in parts), *islice(idle, count - len(parts))]
+        if self.routes is None:
+            return packs
+        return [replace(pack, routes=self.routes.of_pack(pack)) for pack in packs]
 
     def _cut(
         self, sequences: Batch, micro_batching: MicroBatching
@@ -283,8 +289,8 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         """
 
     @abstractmethod
-    def _follow_routes(self) -> int:
-        """Let the routers of this rank read and write the routes of packs; return their number."""
+    def _follow_routes(self) -> list[int]:
+        """Let the routers of this rank read and write the routes of packs; return their layers."""
 
     @abstractmethod
     def _route_groups(self) -> RouteGroups:
@@ -304,9 +310,12 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         moe, settings = self.description.moe, self.settings
         if moe is None or settings.router_replay == "none":
             return None
-        return RouteStore(
+        layers = range(self.description.num_hidden_layers)
+        routed = [layer for layer in layers if layer not in moe.dense_layers]
+        store = RecordedRoutes if settings.router_replay == "R2" else SampledRoutes
+        return store(
             moe=moe,
-            layers=self._follow_routes(),
+            layers=tuple(routed.index(layer) for layer in self._follow_routes()),
             groups=self._route_groups(),
             device_type=self.device_type,
             shares_prompts=settings.shares_prompts,

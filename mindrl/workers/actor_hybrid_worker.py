@@ -48,6 +48,7 @@ class ActorHybridWorker(TrainingWorker):
         with self.timer("generate"):
             responses = self.inference_model.generate(prompts, sampling, seeds, images)
         self._note("rollout_logprobs", responses.logprobs_N)
+        self._keep_routes()
         return responses
 
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
@@ -69,6 +70,7 @@ class ActorHybridWorker(TrainingWorker):
     def take_sequences(self) -> Responses:
         """Return the tokens sampled for this replica's requests, in order."""
         responses = self.inference_model.take_back()
+        self._keep_routes()
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
@@ -87,6 +89,11 @@ class ActorHybridWorker(TrainingWorker):
             **self.timer.flush(),
             **self.inference_model.flush_counts(),
         }
+
+    def _keep_routes(self) -> None:
+        """Keep the experts of sampled tokens, which the actor's passes replay."""
+        if routes := self.inference_model.take_routes():
+            self.model.keep_routes(routes)
 
     def _begin_rollout(self) -> None:
         self.sharding_manager.enter(Phase.ROLLOUT)

@@ -224,7 +224,9 @@ def literal_metrics() -> set[str]:
     update = written_out(learning, re.compile("grad_norm|lr|skipped|moe_aux_loss"))
     named = {f"update/{name}" for name in update}
     critic = {f"critic/{name}" for name in update}
-    routes = written_out(read("mindrl/training/routes.py"), re.compile("differing_routes"))
+    routes = written_out(
+        read("mindrl/training/routes.py"), re.compile("differing_routes|without_routes")
+    )
     named |= {f"update/{name}" for name in routes}
     return literal | stages | memory | named | critic
 

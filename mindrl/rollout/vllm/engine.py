@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
-from vllm.distributed import get_pp_group
+from vllm.distributed import get_pp_group, get_tp_group
 
 from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.images import ImageConfig
+from mindrl.models.description import MoeDescription
 from mindrl.models.placement import Shape
 from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
@@ -36,6 +37,7 @@ from mindrl.rollout.vllm.options import rollout_options
 from mindrl.rollout.vllm.pictures import EnginePictures
 from mindrl.rollout.vllm.placeholders import require_same
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
+from mindrl.rollout.vllm.routes import EngineRoutes
 from mindrl.rollout.vllm.shards import EngineShards
 from mindrl.rollout.vllm.whole_tensors import WholeTensors
 
@@ -53,6 +55,8 @@ class EngineModel:
     """For a family without known sharding: the whole tensors to load."""
     images: ImageConfig | None = None
     """Where pictures are, for a model that reads some."""
+    routes: MoeDescription | None = None
+    """Experts of a model whose routes are kept; None keeps none."""
 
 
 class VllmEngine:
@@ -81,6 +85,8 @@ class VllmEngine:
             **rollout_options(model.folder, generate, platform, seed),
             **engine_options(platform, batch_invariant=generate.batch_invariant),
             **({} if self._pictures is None else self._pictures.options()),
+            # A graph does not call the routers.
+            **({} if model.routes is None else {"enforce_eager": True}),
         }
         with _own_random_state(seed):
             self.llm = LLM(
@@ -104,6 +110,10 @@ class VllmEngine:
         self._counts = EngineCounts(self.llm.llm_engine, ranks)
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step, self._counts)
         self._leftovers = Leftovers.of(self._worker.model_runner.get_model(), platform)
+        # All ranks of a replica route the same tokens: one of them keeps the routes.
+        keeps = model.routes is not None and get_tp_group().is_first_rank
+        runner = self._worker.model_runner
+        self._routes = EngineRoutes(runner, model.routes) if keeps and model.routes else None
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
             "weights": EngineShards(self._worker).nbytes(),
@@ -204,6 +214,9 @@ class VllmEngine:
         for output, prompt in zip(outputs, prompts if images else (), strict=False):
             require_same(output.prompt_token_ids, prompt)
         answers = [output.outputs[0] for output in outputs]
+        if self._routes is not None:
+            for output, prompt in zip(outputs, prompts, strict=True):
+                self._routes.end(output.request_id, [*prompt, *output.outputs[0].token_ids])
         whole = sum(each.finish_reason in ("stop", "length") for each in answers)
         if whole < len(prompts) or not all(each.token_ids for each in answers):
             raise RuntimeError(f"vLLM completed {whole} of {len(prompts)} prompts")
@@ -238,7 +251,8 @@ class VllmEngine:
         """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
         pictures = None if self._pictures is None else self._pictures.prompt
-        self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages, pictures)
+        ended = None if self._routes is None else self._routes.end
+        self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages, pictures, ended)
         self._rounds.add(requests)
 
     def advance(
@@ -264,8 +278,14 @@ class VllmEngine:
 
     def forget(self) -> None:
         """Invalidate the KV cache: see `RolloutEngine`."""
+        if self._routes is not None:
+            self._routes.forget()
         if self._rounds is not None or not self.llm.reset_prefix_cache():
             raise RuntimeError("new weights arrived while the engine has unfinished requests")
+
+    def take_routes(self) -> dict[int, torch.Tensor]:
+        """Return the routes of completed sequences: see `RolloutEngine`."""
+        return {} if self._routes is None else self._routes.take()
 
     def flush_counts(self) -> dict[str, float]:
         """Return the number of steps and preemptions: see `RolloutEngine`."""

@@ -24,13 +24,17 @@ class Rounds:
         sampling: Sampling,
         stages: int = 1,
         prompt_of: MakePrompt | None = None,
+        ended: Callable[[str, Sequence[int]], None] | None = None,
     ) -> None:
         """Set the engine, how the responses are sampled, and the number of pipeline stages.
 
-        `prompt_of` makes the prompts of a model that reads pictures.
+        `prompt_of` makes the prompts of a model that reads pictures; `ended` is called with the
+        name of each complete request and the tokens of its sequence.
         """
         self.engine, self.sampling, self.stages = engine, sampling, stages
-        self.prompt_of = prompt_of
+        self.prompt_of, self.ended = prompt_of, ended
+        self.given: dict[str, tuple[int, ...]] = {}
+        """Tokens that open requests began with, if `ended` is called."""
         self.expanded: dict[int, tuple[int, ...]] = {}
         """Token ids of the open requests with pictures, by index."""
         self.drawn: list[tuple[list[int], list[float]]] = []
@@ -53,6 +57,8 @@ class Rounds:
                 self.expanded[place] = request.token_ids
             self.engine.add_request(name, prompt, params)
             self.open[name] = place
+            if self.ended is not None:
+                self.given[name] = request.token_ids
             self.drawn.append(([], []))
             self.finished.append(False)
 
@@ -81,6 +87,9 @@ class Rounds:
                 raise RuntimeError(f"vLLM aborted a request (finish_reason={answer.finish_reason})")
             self.finished[place] = answer.finish_reason == "stop"
             del self.open[output.request_id]
+            if self.ended is not None:
+                given = self.given.pop(output.request_id)
+                self.ended(output.request_id, [*given, *token_ids])
         return place, output.finished
 
     def answers(self, places: Sequence[int]) -> Responses:

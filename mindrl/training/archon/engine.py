@@ -119,12 +119,14 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return self.pipeline.packs_of_update(int(most)) if learns else int(most)
 
-    def _follow_routes(self) -> int:
-        layers = [layer.mlp for each in self.networks.values() for layer in each.layers]
-        mixtures = [layer for layer in layers if isinstance(layer, Mixture)]
-        for index, mixture in enumerate(mixtures):
-            mixture.index = index
-        return len(mixtures)
+    def _follow_routes(self) -> list[int]:
+        layers: list[int] = []
+        for network in self.networks.values():
+            for at, layer in zip(network.part.layers, network.layers, strict=True):
+                if isinstance(layer.mlp, Mixture):
+                    layer.mlp.index = len(layers)
+                    layers.append(at)
+        return layers
 
     def _route_groups(self) -> RouteGroups:
         order, ranks = self.settings.layout.dense_order, self._token_ranks

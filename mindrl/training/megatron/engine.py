@@ -133,7 +133,7 @@ class MegatronEngine(EngineSkeleton[ModelSettings, TrainingState]):
             return [without_targets(part) for part in parts]
         return super()._repeated(parts, learns=learns)
 
-    def _follow_routes(self) -> int:
+    def _follow_routes(self) -> list[int]:
         return follow_routes(self.chunks)
 
     def _route_groups(self) -> RouteGroups:

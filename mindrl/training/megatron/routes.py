@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from mindrl.training.pack_routes import PackRoutes
 
 
-def follow_routes(chunks: Iterable[nn.Module]) -> int:
-    """Connect the routers of this rank's chunks, in the order of their layers; return how many."""
+def follow_routes(chunks: Iterable[nn.Module]) -> list[int]:
+    """Connect the routers of this rank's chunks, in order; return their layers, from 0."""
     layers = [
         layer
         for chunk in chunks
@@ -27,7 +27,7 @@ def follow_routes(chunks: Iterable[nn.Module]) -> int:
         choice = _Choice(index)
         layer.register_forward_pre_hook(choice.take_pack, with_kwargs=True)
         layer.mlp.router.router_replay = choice
-    return len(layers)
+    return [layer.layer_number - 1 for layer in layers]
 
 
 class _Choice:

@@ -84,3 +84,24 @@ def test_routes_of_the_old_log_probs_need_their_pass(run_config: MakeConfig) -> 
     assert found(run_config, {key: "R2", ask: "from_rollout"}) == [key]
     assert found(run_config, {key: "R2", ask: "recompute"}) == []
     assert found(run_config, {key: "R2", BATCH: 8, MINI: 4}) == []
+
+
+def test_routes_of_the_engine_need_one_in_turns_in_the_workers_without_stages_or_graphs(
+    run_config: MakeConfig,
+) -> None:
+    key, generate = "actor_config.router_replay", "generate_config"
+    assert found(run_config, {key: "R3"}) == []
+    refused: list[dict[str, Any]] = [
+        {"rl_config.use_integrated_worker": False, "rl_config.rollout_resource.num_npus": 1},
+        {"rl_config.partial_rollout": True, "rl_config.max_staleness": 1},
+        {
+            "rl_config.actor_resource.num_npus": 2,
+            f"{generate}.infer_pipeline_parallel_size": 2,
+            BATCH: 8,
+            MINI: 8,
+        },
+        {f"{generate}.enforce_eager": False},
+        {"spool_config.job": "train", "spool_config.folder": "spool"},
+    ]
+    for keys in refused:
+        assert key in found(run_config, keys | {key: "R3"}), keys

@@ -1,0 +1,87 @@
+"""Routes of sampled sequences: the experts of each token, taken from the routers of an engine.
+
+vLLM's own `enable_return_routed_experts` needs its second model runner, which needs Triton; hooks
+on the routers work with the first. Routers report logical experts, before any is replicated. Tokens
+whose keys and values come from the prefix cache are not computed and have no routes; nor has the
+last token of a sequence. Routes are stored as expert + 1; 0 stands for none.
+
+Shapes: S tokens of an engine step, T tokens of a sequence, L layers with experts, K experts of a
+token.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+
+from mindrl.batch.route_keys import content_key
+from mindrl.models.description import MoeDescription
+from mindrl.models.expert_routes import number_bytes
+
+
+class EngineRoutes:
+    """The routes of an engine's requests."""
+
+    def __init__(self, runner: Any, moe: MoeDescription) -> None:
+        """Connect to the routers of vLLM's model runner, in the order of their layers."""
+        self.runner, self.execute = runner, runner.execute_model
+        self.dtype = torch.uint8 if number_bytes(moe) == 1 else torch.int16
+        self.step: dict[int, Tensor] = {}
+        """Experts [S, K] of each layer in the current step."""
+        self.open: dict[str, list[tuple[int, Tensor]]] = {}
+        """Of each request the routes [N, L, K] of each step and the position of their first."""
+        self.complete: dict[int, Tensor] = {}
+        """Routes [T, L, K] of complete sequences, by the key of their tokens."""
+        modules = runner.get_model().modules()
+        routers = [each.router for each in modules if hasattr(each, "router")]
+        self.routers = [each for each in routers if isinstance(each, BaseRouter)]
+        for layer, router in enumerate(self.routers):
+            router.set_capture_fn(partial(self._note, layer))
+        runner.execute_model = self._execute
+
+    def end(self, request: str, token_ids: Sequence[int]) -> None:
+        """Keep the routes of a request that is complete, with all tokens of its sequence."""
+        steps = self.open.pop(request, [])
+        if not steps:
+            return
+        routes_TLK = torch.zeros(len(token_ids), *steps[0][1].shape[1:], dtype=self.dtype)
+        for first, routes_NLK in steps:
+            routes_TLK[first : first + len(routes_NLK)] = routes_NLK[: len(token_ids) - first]
+        self.complete[content_key(token_ids)] = routes_TLK
+
+    def take(self) -> dict[int, Tensor]:
+        """Return the routes of sequences completed since the last call; forget open requests."""
+        found, self.complete = self.complete, {}
+        return found
+
+    def forget(self) -> None:
+        """Forget requests that were not completed."""
+        self.open.clear()
+
+    def _note(self, layer: int, ids_SK: Tensor) -> None:
+        self.step[layer] = (ids_SK.detach() + 1).to(self.dtype)
+
+    def _execute(self, scheduled: Any, *rest: Any, **named: Any) -> Any:
+        self.step.clear()
+        found = self.execute(scheduled, *rest, **named)
+        if scheduled.total_num_scheduled_tokens:
+            self._store(scheduled.num_scheduled_tokens)
+        return found
+
+    def _store(self, counts: dict[str, int]) -> None:
+        layers = [self.step[layer] for layer in range(len(self.routers))]
+        routes_SLK, batch, at = torch.stack(layers, 1).cpu(), self.runner.input_batch, 0
+        if len(routes_SLK) < sum(counts.values()):
+            raise RuntimeError(
+                f"vLLM routed {len(routes_SLK)} tokens of {sum(counts.values())} on this rank; "
+                "set actor_config.router_replay=R2"
+            )
+        for place, name in enumerate(batch.req_ids):
+            first, count = int(batch.num_computed_tokens_cpu[place]), counts[name]
+            # vLLM adds a suffix of its own to the names of requests.
+            steps = self.open.setdefault(name.rsplit("-", 1)[0], [])
+            steps.append((first, routes_SLK[at : at + count]))
+            at += count

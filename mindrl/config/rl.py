@@ -293,8 +293,9 @@ class RLConfig:
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Time limit in seconds per answer; an answer that exceeds it twice gets the function's worst
     score and is counted."""
-    verifier_parallel: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Number of reward processes."""
+    verifier_parallel: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Number of reward processes. None: one for each core of the driver's machine that the workers
+    of a node leave, at least 1 and at most 16."""
     on_reward_failure: Literal["stop_if_all_fail", "stop", "worst"] = "stop_if_all_fail"
     """What to do if a reward function raises, crashes, exceeds its time limit or returns no number.
     `stop_if_all_fail` ends the run if a function fails for all responses of a step or of an

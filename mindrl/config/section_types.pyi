@@ -254,7 +254,7 @@ class RLKeys(TypedDict, total=False):
     debug: Literal["train_only", "rollout_only"] | None
     debug_rollouts: str | None
     verifier_timeout: float
-    verifier_parallel: int
+    verifier_parallel: int | None
     on_reward_failure: Literal["stop_if_all_fail", "stop", "worst"]
     device_memory_mib: int | None
     check_memory: bool

@@ -65,7 +65,7 @@ class Platform:
         `MINDRL_DEVICE_FOLDER` replaces /dev: tests use it to simulate a machine.
         """
         if self.kind == "cpu":
-            return len(os.sched_getaffinity(0))
+            return usable_cores()
         files = {"npu": "davinci[0-9]*", "gpu": "nvidia[0-9]*"}
         folder = Path(os.environ.get("MINDRL_DEVICE_FOLDER", "/dev"))
         return len(list(folder.glob(files[self.kind])))
@@ -99,7 +99,7 @@ class Platform:
     ) -> dict[str, str]:
         """Return the environment of each of `workers` processes."""
         found = values(self.settings, os.environ, deterministic=deterministic)
-        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+        found["OMP_NUM_THREADS"] = str(max(1, usable_cores() // workers))
         if one_machine:
             found["GLOO_SOCKET_IFNAME"] = "lo"
         return found
@@ -113,6 +113,11 @@ class Platform:
         found = refusals(self.settings, os.environ)
         if found:
             raise ClusterError("\n".join(found))
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def prepare_process(platform: Platform, *, megatron: bool = True) -> None:

@@ -10,6 +10,7 @@ from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, RewardError
 from mindrl.observability.terminal import note, printable
 from mindrl.observability.units import quoted
+from mindrl.platform.device import usable_cores
 from mindrl.rewards.host import HostLostError, RewardService
 from mindrl.rewards.inputs import Answered, BatchTexts, RewardInputs
 from mindrl.rewards.scores import (
@@ -34,6 +35,16 @@ logger = logging.getLogger(__name__)
 _ANSWERED = "<think>so it is</think><answer>Answer: \\boxed{%s}</answer>"
 _HOST_TRIES = 3
 """Maximum number of services that a batch is sent to, if they are killed."""
+_MOST_PROCESSES = 16
+"""By default: a chunk of responses is divided among them, and a step has hundreds."""
+
+
+def reward_processes(rl: RLConfig, cores: int) -> int:
+    """Return the number of processes: as configured, else the cores that a node's workers leave."""
+    if rl.verifier_parallel is not None:
+        return rl.verifier_parallel
+    workers = min(rl.actor_resource.num_npus, rl.actor_resource.npus_per_node)
+    return max(1, min(_MOST_PROCESSES, cores - workers))
 
 
 class RewardScorer:
@@ -62,7 +73,7 @@ class RewardScorer:
         self._plan = PoolPlan(
             rewards=tuple(inputs.named(name) for name in functions),
             timeout_seconds=rl.verifier_timeout,
-            processes=rl.verifier_parallel,
+            processes=reward_processes(rl, usable_cores()),
             prints=inputs.prints,
         )
         self._service: RewardService | None = None

@@ -36,7 +36,7 @@ def moe_run(
         *("--config-name", "grpo_tiny_moe_cpu"),
         f"actor_config.load={untaught_moe_model}",
         *("actor_config.lr=1e-3", "actor_config.lr_decay_style=constant"),
-        "megatron_training.train_iters=3",
+        *("megatron_training.train_iters=3", "actor_config.router_replay=R3"),
         f"rl_config.verifier_function=[{scratch}/reward.py:length,{scratch}/reward.py:failing]",
         "rl_config.verifier_weight=[1.0,0.0]",
         *("rl_config.clip_ratio_high=0.28", "rl_config.overlong_buffer_enable=true"),
@@ -53,6 +53,13 @@ def test_the_experts_arrive_in_every_step_that_changed_them(moe_run: Program) ->
     assert min(step["update/grad_norm"] for step in steps) > 1e-3
     # Equal to the bit would mean that both numbers came from the same place.
     assert 0 < max(step["logprob_gap/mean"] for step in steps) < 1e-4
+
+
+def test_every_sequence_is_trained_with_the_experts_that_sampled_it(moe_run: Program) -> None:
+    for step in moe_run.steps():
+        assert step["update/without_routes"] == 0
+        # Float32 on both sides: only ties may differ.
+        assert step["update/differing_routes"] < 1e-3
 
 
 def test_a_penalty_for_length_teaches_random_weights_to_end_their_responses(

@@ -197,6 +197,18 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
+    # The first layer is dense; the bias chooses other experts than sigmoids alone, and 16 of 32
+    # dimensions of a head are rotated.
+    "glm4_moe": {
+        "head_dim": 32,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.5,
+        "num_nextn_predict_layers": 0,
+    },
     # mindrl has no network for either: biases everywhere, and partial rotary embeddings.
     "stablelm": {"partial_rotary_factor": 0.25, "use_qkv_bias": True, "hidden_dropout": 0.0},
     # Transformers has plans of how to cut these; norms of the second see heads of all ranks, and
@@ -261,7 +273,8 @@ def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> 
         **_FAMILY_VALUES[family],
     )
     model = AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
+    # The bias of a router's choice is a buffer.
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
         elif "norm" in name:

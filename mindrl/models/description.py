@@ -13,6 +13,7 @@ from mindrl.errors import ModelError
 from mindrl.models.attention_window import attention_window, unsupported_window
 from mindrl.models.config_file import read_config
 from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
+from mindrl.models.mixture import experts_of, given, unsupported_deepseek, unsupported_glm
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.refused_family import refused_family
 from mindrl.models.rope import (
@@ -22,7 +23,7 @@ from mindrl.models.rope import (
     rope_scaling,
     rope_theta,
     rope_type,
-    rope_values,
+    rotary_share,
     unsupported_rope,
 )
 from mindrl.models.vision import has_tower
@@ -102,6 +103,8 @@ class ModelDescription:
     tie_word_embeddings: bool
     rope_scaling: RopeScaling | None = None
     """Scaling of the rotary frequencies; latent attention has its own."""
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Part of each query and key head that is rotated: its first dimensions."""
     sliding_window: Size | None = None
     """Number of tokens that a token attends to, itself included; None is all before it."""
     attention_bias: bool = False
@@ -116,11 +119,16 @@ class ModelDescription:
     """Tensors of a model outside the supported families; None inside them."""
 
     def __post_init__(self) -> None:
-        """Refuse key-value heads that do not divide the attention heads."""
+        """Refuse heads that do not divide into groups, or into pairs of rotated dimensions."""
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} must divide "
                 f"num_attention_heads={self.num_attention_heads}"
+            )
+        if self.partial_rotary_factor != 1.0 and self.rotary_width % 2:
+            raise ValueError(
+                f"partial_rotary_factor={self.partial_rotary_factor} must be an even number of "
+                f"head_dim={self.head_dim} dimensions, found {self.rotary_width}"
             )
 
     @property
@@ -132,6 +140,11 @@ class ModelDescription:
     def heads_per_group(self) -> int:
         """Number of query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
+
+    @property
+    def rotary_width(self) -> int:
+        """Number of dimensions of a query or key head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def attention_layers(self) -> int:
@@ -217,14 +230,17 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
     if values.get("quantization_config"):
         yield "quantized weights (quantization_config) are not supported"
     for name in ("attention_bias", "mlp_bias"):
-        if values.get(name) and (name, values["model_type"]) != ("attention_bias", "qwen2"):
+        if values.get(name) and (name, values["model_type"]) not in _BIASED:
             yield f"{name}=true is not supported in this family"
     yield from unsupported_head(values)
     yield from unsupported_window(values)
-    if values["model_type"].startswith("deepseek"):
-        yield from _unsupported_deepseek(values)
-    else:
-        yield from unsupported_rope(values, _ROPE_SCALINGS.get(values["model_type"], _LLAMA_ROPE))
+    family = values["model_type"]
+    if family.startswith("deepseek"):
+        yield from unsupported_deepseek(values)
+        return
+    if family == "glm4_moe":
+        yield from unsupported_glm(values)
+    yield from unsupported_rope(values, _ROPE_SCALINGS.get(family, _LLAMA_ROPE))
 
 
 def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
@@ -241,61 +257,18 @@ def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
         yield "token_classification_bias=true is not supported; only false"
 
 
-def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield router and rotary settings that no training engine supports."""
-    rope, third = rope_values(values), values["model_type"] == "deepseek_v3"
-    # With only one of the two, transformers and each engine scale differently.
-    odd = {"attention_factor", "truncate"} & rope.keys()
-    odd |= {"mscale"} if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")) else set()
-    if odd or rope_type(values) not in ("default", "yarn"):
-        yield f"rope scaling {rope} is not supported; only default and DeepSeek's yarn"
-    wanted = {
-        "rope_interleave": (True,),
-        "norm_topk_prob": (third,),
-        "scoring_func": ("sigmoid" if third else "softmax",),
-        "topk_method": ("noaux_tc",) if third else ("greedy", "group_limited_greedy"),
-    }
-    assumed = {name: legal[0] for name, legal in wanted.items()}
-    if third:
-        # If omitted, the rollout engine uses softmax and no bias, for every family.
-        assumed |= {"scoring_func": None, "topk_method": None}
-    for name, legal in wanted.items():
-        found = values.get(name, assumed[name])
-        if found not in legal:
-            yield f"{name}={found!r} is not supported; only {' and '.join(map(repr, legal))}"
-    groups, chosen = _expert_groups(values)
-    experts = _count(values, "num_experts_per_tok") or 1
-    if values.get("topk_method") == "greedy" and (_count(values, "n_group") or 1) > 1:
-        yield "topk_method='greedy' with groups of experts (n_group) is not supported"
-    # V3 ranks a group by the sum of its two best experts, V2 by its best one.
-    if groups > chosen and experts // chosen != 1 + third:
-        yield (
-            f"topk_group={chosen} is not supported: megatron ranks expert groups by their "
-            f"best num_experts_per_tok // topk_group = {experts // chosen}, but "
-            f"{values['model_type']} by their best {1 + third}; archon and fsdp have no "
-            "groups"
-        )
-
-
-def _expert_groups(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of expert groups, and how many of them a token may use."""
-    if values.get("topk_method") == "greedy":
-        return 1, 1
-    return _count(values, "n_group") or 1, _count(values, "topk_group") or 1
-
-
 def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes, with transformers' defaults for omitted ones."""
     heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
     head_dim = values.get("head_dim")
     if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads:
         head_dim = hidden // heads
-    named = {field.name for field in fields(ModelDescription)} - {"sliding_window"}
-    found = _given(
+    named = {field.name for field in fields(ModelDescription)} - _NOT_AS_NAMED
+    found = given(
         {
             "tie_word_embeddings": False,
             "num_key_value_heads": heads,
-            **_given({name: value for name, value in values.items() if name in named}),
+            **given({name: value for name, value in values.items() if name in named}),
             "head_dim": head_dim,
             "rope_theta": rope_theta(values),
             "rope_scaling": rope_scaling(values),
@@ -303,79 +276,25 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
         }
     )
     family = values["model_type"]
+    if experts := experts_of(values):
+        found["moe"] = MoeDescription(**experts)
     if family.startswith("deepseek"):
-        found |= _deepseek_parts(values)
-    elif family == "qwen3_moe":
-        found |= _qwen3_experts(values)
+        found["mla"] = _latent(values)
+    elif family == "glm4_moe":
+        found["qk_norm"] = values.get("use_qk_norm") or False
+        found["partial_rotary_factor"] = rotary_share(values)
     elif family == "llama":
         # Llama 2 omits it.
         found["rope_theta"] = rope_theta(values) or 10_000.0
     return {**found, **_FAMILIES[family]}
 
 
-def _qwen3_experts(values: Mapping[str, Any]) -> dict[str, Any]:
-    step = _count(values, "decoder_sparse_step", least=1) or 1
-    listed = values.get("mlp_only_layers") or []
-    if not isinstance(listed, list):
-        raise ValueError(f"mlp_only_layers={listed!r} must be a list")  # noqa: TRY004 - as others
-    layers = range(_count(values, "num_hidden_layers") or 0)
-    dense = {layer for layer in layers if (layer + 1) % step}
-    moe = {
-        # transformers 5 writes the second name.
-        "num_experts": values.get("num_experts", values.get("num_local_experts")),
-        "num_experts_per_tok": values.get("num_experts_per_tok"),
-        "intermediate_size": values.get("moe_intermediate_size"),
-        "norm_topk_prob": values.get("norm_topk_prob", False),
-        "dense_layers": frozenset(dense | set(listed)),
-    }
-    return {"moe": MoeDescription(**_given(moe))}
-
-
-def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    layers = range(_count(values, "num_hidden_layers") or 0)
-    first = _count(values, "first_k_dense_replace") or 0
-    step = _count(values, "moe_layer_freq", least=1) or 1
-    width = _count(values, "moe_intermediate_size")
-    groups, chosen = _expert_groups(values)
-    moe = {
-        "num_experts": values.get("n_routed_experts"),
-        "num_experts_per_tok": values.get("num_experts_per_tok"),
-        "intermediate_size": width,
-        "shared_intermediate_size": (_count(values, "n_shared_experts") or 0) * (width or 0),
-        "norm_topk_prob": values.get("norm_topk_prob", False),
-        "score_correction_bias": values["model_type"] == "deepseek_v3",
-        "groups": groups,
-        "chosen_groups": chosen,
-        "scaling_factor": values.get("routed_scaling_factor"),
-        "dense_layers": frozenset(layer for layer in layers if layer < first or layer % step),
-    }
-    mla_names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    mla = _given({name: values.get(name) for name in mla_names})
+def _latent(values: Mapping[str, Any]) -> MlaDescription:
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    found = given({name: values.get(name) for name in names})
     if rope_type(values) == "yarn":
-        mla["yarn"] = YarnDescription(**rope_numbers(values, YarnDescription))
-    return {
-        "moe": MoeDescription(**_given(moe)),
-        "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank")),
-    }
-
-
-def _count(values: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
-    """Return an integer that is used before the description is validated.
-
-    Raises:
-        ValueError: The value is not an integer, or too small.
-    """
-    found = values.get(name)
-    if found is not None and type(found) is not int:
-        raise ValueError(f"{name}={found!r} must be a valid integer")
-    if found is not None and found < least:
-        raise ValueError(f"{name}={found!r} must be greater than or equal to {least}")
-    return found
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what config.json lacks, so that a missing size is reported by name."""
-    return {name: value for name, value in values.items() if value is not None}
+        found["yarn"] = YarnDescription(**rope_numbers(values, YarnDescription))
+    return MlaDescription(**found, q_lora_rank=values.get("q_lora_rank"))
 
 
 _NEEDS_FSDP = (
@@ -383,9 +302,13 @@ _NEEDS_FSDP = (
     "megatron-core 0.16 has only with flash-linear-attention and without packed sequences: set "
     "actor_config.backend=fsdp"
 )
+_NOT_AS_NAMED = {"sliding_window", "partial_rotary_factor"}
+"""Fields that are not read under their names in every family."""
+_BIASED = {("attention_bias", "qwen2"), ("attention_bias", "glm4_moe")}
+"""Biases that some family has."""
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _LLAMA_ROPE = ("linear", "llama3")
-_ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": ()}
+_ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": (), "glm4_moe": ()}
 """Rotary scalings of a family that differ from Llama's."""
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "llama": {},
@@ -396,5 +319,6 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "qwen3_moe": {"qk_norm": True},
     "deepseek_v2": {"attention_bias": False},
     "deepseek_v3": {"attention_bias": False},
+    "glm4_moe": {},
 }
 """Features of each supported family that do not depend on config.json."""

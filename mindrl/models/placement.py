@@ -65,6 +65,8 @@ class LocalTensor:
 
     shape: Shape
     placements: tuple[Placement, ...]
+    float32: bool = False
+    """Whether this engine keeps it in float32 regardless of the model's dtype."""
 
 
 ShardingTable = Mapping[str, LocalTensor]

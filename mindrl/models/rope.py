@@ -40,6 +40,8 @@ class Llama3Scaling:
 
 RopeScaling = LinearScaling | Llama3Scaling
 _SCALINGS: Mapping[str, type[RopeScaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling}
+_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
+"""Part of each head that is rotated if config.json omits it, in families that rotate a part."""
 
 
 def rope_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,6 +67,14 @@ def rope_scaling(values: Mapping[str, Any]) -> RopeScaling | None:
     """Return the scaling of the frequencies; None for the default and for unknown rules."""
     scaling = _SCALINGS.get(rope_type(values))
     return scaling(**rope_numbers(values, scaling)) if scaling else None
+
+
+def rotary_share(values: Mapping[str, Any]) -> Any:
+    """Return the part of each head that is rotated, with the default of its family."""
+    for section in (rope_values(values), values):
+        if (found := section.get("partial_rotary_factor")) is not None:
+            return found
+    return _SHARES.get(values["model_type"], 1.0)
 
 
 def rope_numbers(values: Mapping[str, Any], scaling: type) -> dict[str, Any]:
@@ -93,8 +103,8 @@ def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> It
         yield (
             f"original_max_position_embeddings={length!r} outside of rope_scaling is not supported"
         )
-    part = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
-    if part != 1.0:
+    part = rotary_share(values)
+    if part != 1.0 and values["model_type"] not in _SHARES:
         yield f"partial_rotary_factor={part!r} is not supported; only 1.0"
     if kind == "linear" and isinstance(rope.get("factor"), int):
         # the rollout engine reads an integer as a list.

@@ -139,7 +139,7 @@ def elsewhere(sharding: Sharding, *, first_rank: int, world_size: int) -> Shardi
 def dtype_of(entry: LocalTensor, dtype: DType) -> DType:
     """Return the dtype of a local tensor in a model with dtype `dtype`."""
     kept = any(always_float32(placement.tensor) for placement in entry.placements)
-    return "float32" if kept else dtype
+    return "float32" if kept or entry.float32 else dtype
 
 
 def table_bytes(table: ShardingTable, dtype: DType) -> int:

@@ -43,6 +43,7 @@ ENGINES: Mapping[str, Engine] = {
     "qwen3 untied": Engine(family="qwen3"),
     "deepseek_v2": Engine(family="deepseek_v2"),
     "deepseek_v3": Engine(family="deepseek_v3"),
+    "glm4_moe": Engine(family="glm4_moe"),
     "llama tied": Engine(family="llama", tied=True),
     "mistral": Engine(family="mistral"),
     "phi3": Engine(family="phi3"),
@@ -50,6 +51,8 @@ ENGINES: Mapping[str, Engine] = {
     "qwen3_5_text": Engine(family="qwen3_5_text"),
     "qwen3_moe TP2": Engine(family="qwen3_moe", tp=2),
     "qwen3_moe TP2 EP2": Engine(family="qwen3_moe", tp=2, experts_shared=True),
+    "glm4_moe TP2": Engine(family="glm4_moe", tp=2),
+    "glm4_moe TP2 EP2": Engine(family="glm4_moe", tp=2, experts_shared=True),
     "qwen2 tied TP2": Engine(family="qwen2", tied=True, tp=2),
     "qwen2 untied TP2": Engine(family="qwen2", tp=2),
     "qwen3 tied TP2": Engine(family="qwen3", tied=True, tp=2),
@@ -66,8 +69,8 @@ EVERY_CHANGE = (
 )
 # Families whose positions or files differ from those of Qwen.
 LIKE_TRANSFORMERS = (
-    *("llama tied", "mistral", "phi3", "qwen3_linear", "qwen3_5_text"),
-    *("llama TP2", "phi3 TP2", "qwen3_5_text TP2"),
+    *("llama tied", "mistral", "phi3", "qwen3_linear", "qwen3_5_text", "glm4_moe"),
+    *("llama TP2", "phi3 TP2", "qwen3_5_text TP2", "glm4_moe TP2 EP2"),
 )
 HALVES = [
     ("qwen3_moe", (8, 128, 128), (8, 128, 64)),

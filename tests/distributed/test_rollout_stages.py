@@ -15,6 +15,7 @@ ENGINES: Mapping[str, Engine] = {
     "qwen3_moe": Engine(family="qwen3_moe"),
     # Three layers: two on the first stage, one on the last.
     "deepseek_v3": Engine(family="deepseek_v3"),
+    "glm4_moe": Engine(family="glm4_moe"),
     # Both stages have the embedding.
     "qwen2 tied": Engine(family="qwen2", tied=True),
     "qwen3 untied": Engine(family="qwen3"),

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from vllm import ModelRegistry
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
+from vllm.model_executor.models.glm4_moe import Glm4MoeForCausalLM
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.phi3 import Phi3ForCausalLM
@@ -25,6 +26,7 @@ _CLASSES = (
     Qwen3MoeForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
+    Glm4MoeForCausalLM,
 )
 _WITH_PROCESSORS = {
     "Qwen3_5ForCausalLM": "qwen3_5",

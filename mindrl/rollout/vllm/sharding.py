@@ -9,6 +9,7 @@ each expert, under expert parallelism some experts whole.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from mindrl.layouts.layout import RolloutLayout
@@ -30,6 +31,8 @@ from mindrl.models.sharding import LazyTables, Sharding, full_sharding
 from mindrl.rollout.vllm.gated_delta import gated_delta_part
 
 _VOCABULARY_MULTIPLE = 64
+_FLOAT32_ROUTERS = ("glm4_moe",)
+"""Families with the router's weight in float32, next to other weights in bfloat16."""
 _Table = dict[str, LocalTensor]
 
 
@@ -95,7 +98,7 @@ def _dense(model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: 
     table: _Table = {}
     hidden, tp = model.hidden_size, layout.tp
     # vLLM's Qwen3MoeForCausalLM has embedding, last norm and head on every stage.
-    is_everywhere = model.moe is not None and model.mla is None
+    is_everywhere = model.model_type == "qwen3_moe"
     first, last = is_everywhere or stage == 0, is_everywhere or stage == layout.pp - 1
     shape, rows = (model.vocab_size, hidden), padded_vocab_size(model) // tp
     if first or (last and model.tie_word_embeddings):
@@ -173,7 +176,8 @@ def _feed_forward(model: ModelDescription, index: int, layer: str, tp: int, tp_r
     if moe is None or index in moe.dense_layers:
         return _gated(model, here, part_of(model.intermediate_size, tp, tp_rank))
     name, bias = f"{here}gate.weight", correction_bias(layer)
-    table = {name: whole(name, (moe.num_experts, model.hidden_size))}
+    router = whole(name, (moe.num_experts, model.hidden_size))
+    table = {name: replace(router, float32=model.model_type in _FLOAT32_ROUTERS)}
     if moe.score_correction_bias:
         table[bias] = whole(bias, (moe.num_experts,))
     if moe.shared_intermediate_size:

@@ -98,6 +98,8 @@ def _not_built(model: ModelDescription) -> Iterator[str]:
         yield "latent attention"
     if model.fused_projections:
         yield "fused projections"
+    if model.partial_rotary_factor != 1.0:
+        yield "partly rotated heads"
     if moe := model.moe:
         if moe.shared_intermediate_size:
             yield "shared experts"

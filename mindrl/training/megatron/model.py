@@ -134,6 +134,7 @@ def _build_chunk(
         parallel_output=True,
         share_embeddings_and_output_weights=model.tie_word_embeddings and not is_value,
         position_embedding_type="rope",
+        rotary_percent=model.partial_rotary_factor,
         rotary_base=model.rope_theta,
         vp_stage=vp_stage,
     )

@@ -20,7 +20,7 @@ OTHERS = (
     "(docs/how-to/train-with-archon.md#any-hugging-face-model); to add a family or your "
     "own network, see docs/how-to/add-a-model.md"
 )
-FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"
+FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3, glm4_moe"
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_act": "silu",
@@ -100,6 +100,8 @@ def test_what_the_installed_transformers_writes_is_read(
         # Without its multi-token prediction, which is neither trained nor rolled out.
         ("DeepSeek-V3", 671_026_419_200),
         ("DeepSeek-R1", 671_026_419_200),
+        # The files hold 110,468,824,832: 3,616,573,568 are the layer of multi-token prediction.
+        ("GLM-4.5-Air", 106_852_251_264),
     ],
 )
 def test_a_published_config_gives_the_published_number_of_parameters(name: str, count: int) -> None:

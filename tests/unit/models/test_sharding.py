@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ QWEN2 = ModelDescription(
 FUSED = replace(QWEN2, attention_bias=False, fused_projections=True)
 MIXTURE = replace(
     QWEN2,
+    model_type="qwen3_moe",
     attention_bias=False,
     qk_norm=True,
     moe=MoeDescription(
@@ -69,6 +71,18 @@ LATENT = replace(
         score_correction_bias=True,
     ),
 )
+CORRECTED = replace(
+    QWEN2,
+    model_type="glm4_moe",
+    moe=MoeDescription(
+        num_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=4,
+        shared_intermediate_size=4,
+        score_correction_bias=True,
+        dense_layers=frozenset({0}),
+    ),
+)
 TRAINING = [
     (QWEN2, TrainLayout(tp=2, dp=2)),
     # Four ranks and two key-value heads: the fused rows are cut inside a group.
@@ -79,6 +93,9 @@ TRAINING = [
     (MIXTURE, TrainLayout(tp=2, dp=2, ep=4)),
     (MIXTURE, TrainLayout(dp=4, ep=2, etp=2)),
     (LATENT, TrainLayout(tp=2, dp=2, ep=2)),
+    # Four ranks and two key-value heads.
+    (CORRECTED, TrainLayout(tp=4, ep=2)),
+    (CORRECTED, TrainLayout(pp=3)),
 ]
 ROLLOUT = [
     (QWEN2, RolloutLayout(tp=2, dp=2)),
@@ -89,6 +106,8 @@ ROLLOUT = [
     # Four experts on three ranks: two, one and one.
     (MIXTURE, RolloutLayout(dp=3, ep=3)),
     (LATENT, RolloutLayout(tp=2, dp=2, ep=4)),
+    (CORRECTED, RolloutLayout(tp=4, ep=4)),
+    (CORRECTED, RolloutLayout(pp=3)),
 ]
 SHARDINGS = [megatron_sharding(model, layout, dtype="bfloat16") for model, layout in TRAINING]
 SHARDINGS += [vllm_sharding(model, layout, dtype="bfloat16") for model, layout in ROLLOUT]
@@ -230,6 +249,23 @@ def test_the_correction_bias_of_a_router_is_float32_on_every_side() -> None:
     assert sharding.element_bytes("model.layers.1.mlp.gate.weight") == 2
 
 
+def test_the_router_of_glm_is_float32_in_the_engine_and_bfloat16_in_training() -> None:
+    training = megatron_sharding(CORRECTED, TrainLayout(), dtype="bfloat16")
+    (rollout,) = vllm_sharding(CORRECTED, RolloutLayout(), dtype="bfloat16").held_bytes()
+    elements = sum(int(np.prod(shape)) for shape in logical_shapes(CORRECTED).values())
+    # Two layers with routers of 4 x 4 and biases of 4; 57 rows of padding in both ends.
+    assert training.held_bytes() == (2 * (elements + 2 * 4),)
+    assert rollout == 2 * (elements + 2 * 4 + 2 * 16 + 2 * 57 * 4)
+    # The transfer takes two bytes for each, as one side needs no more.
+    assert training.element_bytes("model.layers.1.mlp.gate.weight") == 2
+
+
+def test_only_the_first_stage_of_glm_has_the_embedding_and_only_the_last_the_head() -> None:
+    stages = vllm_sharding(CORRECTED, RolloutLayout(pp=3), dtype="bfloat16")
+    named = [{"model.embed_tokens.weight", "lm_head.weight"} & {*stages.table(at)} for at in (0, 2)]
+    assert named == [{"model.embed_tokens.weight"}, {"lm_head.weight"}]
+
+
 def test_known_models_take_two_bytes_a_weight_on_both_sides() -> None:
     model = read_description(str(SHIPPED / "Qwen2.5-7B"))
     layout = TrainLayout(tp=4, dp=2)
@@ -258,8 +294,10 @@ def test_bytes_of_a_token_in_the_kv_cache(model: str, tp: int, expected: int) ->
     assert kv_bytes_per_token(description, RolloutLayout(tp=tp), "bfloat16") == expected
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [*product(("qwen2", "qwen3", "qwen3_moe"), (True, False)), ("glm4_moe", False)],
+)
 def test_logical_tensors_are_those_that_transformers_writes(
     family: str, tied: bool, random_model_of: Callable[..., Path]
 ) -> None:

@@ -35,6 +35,7 @@ _FLASH_ATTENTION = "mindrl/platform/patches/npu_without_dummy_flash_attn.py"
 _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/vllm/engine.py"
 _CLASSES = "mindrl/rollout/vllm/model_classes.py"
+_ROUTES = "mindrl/rollout/vllm/routes.py"
 _PREEMPTIONS = "mindrl/rollout/vllm/engine_counts.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
@@ -260,7 +261,7 @@ _VLLM = (
     ),
     *_names(VLLM, _ROUNDS, "vllm.sampling_params", "RequestOutputKind"),
     _callable(VLLM, _ENGINE, "vllm.TokensPrompt", "prompt_token_ids"),
-    *_names(VLLM, _ENGINE, "vllm.distributed", "get_pp_group"),
+    *_names(VLLM, _ENGINE, "vllm.distributed", "get_pp_group", "get_tp_group"),
     _callable(VLLM, _ENGINE, "vllm.LLM.sleep", "level"),
     _callable(VLLM, _ENGINE, "vllm.LLM.wake_up", "tags"),
     _callable(VLLM, _ENGINE, "vllm.LLM.generate", "prompts", "sampling_params", "use_tqdm"),
@@ -286,6 +287,7 @@ _VLLM = (
     ),
     *_names(VLLM, _CLASSES, f"{_MODELS}.registry._ModelRegistry", "register_model"),
     *_names(VLLM, _CLASSES, _DEEPSEEK, "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+    *_names(VLLM, _CLASSES, f"{_MODELS}.glm4_moe", "Glm4MoeForCausalLM"),
     *_names(VLLM, _CLASSES, f"{_MODELS}.llama", "LlamaForCausalLM"),
     *_names(VLLM, _CLASSES, f"{_MODELS}.mistral", "MistralForCausalLM"),
     *_names(VLLM, _CLASSES, f"{_MODELS}.phi3", "Phi3ForCausalLM"),
@@ -297,6 +299,8 @@ _VLLM = (
     *_names(VLLM, _SHARDS, "vllm.config.ModelConfig", "dtype"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.attention", "Attention", "MLAAttention"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.fused_moe.fused_moe_method_base", "FusedMoEMethodBase"),
+    *_names(VLLM, _ROUTES, f"{_LAYERS}.fused_moe.router.base_router", "BaseRouter"),
+    *_names(VLLM, _ROUTES, f"{_LAYERS}.fused_moe.router.base_router.BaseRouter", "set_capture_fn"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.quantization.base_config", "QuantizeMethodBase"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
     *_names(VLLM, _SHARDS, f"{_RELOAD}.layerwise", "get_layerwise_info"),

@@ -252,6 +252,7 @@ RULES = (
         change=(
             "set generate_config.verify_weights=always: compares the weights of both",
             "set generate_config.dtype to the trainer's dtype",
+            "set actor_config.router_replay=R3 for a mixture: both then use the same experts",
             "set rollout_correction to correct for a gap that cannot be avoided",
         ),
     ),

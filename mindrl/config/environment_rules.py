@@ -56,9 +56,9 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
     if config.spool_config.job is not None:
         need = f"has no environments yet; remove {_SECTION} or run one job"
         yield broken("spool_config.job", config.spool_config.job, need, None)
-    if config.is_apart and rl.step_order == "in_turns":
-        need = f"has no turns on separate devices; {_SECTION} needs another order there"
-        yield broken("rl_config.step_order", rl.step_order, need, "one_step_off")
+    if config.is_apart and config.environment_config and config.environment_config.lock_step:
+        need = "needs engines on the training devices; replicas of their own do not wait for others"
+        yield broken(f"{_SECTION}.lock_step", True, need, False)
     if config.reads_answers:
         section = "sft_config" if config.sft_config is not None else "preference_config"
         yield Finding(f"{_SECTION} has no effect with {section}; remove it", _SECTION)

@@ -186,18 +186,35 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         assert any(step["staleness/open_groups"] for step in straight.steps())
 
 
+APART = (
+    "rl_config.use_integrated_worker=false",
+    "rl_config.actor_resource.num_npus=1",
+    "rl_config.rollout_resource.num_npus=1",
+    "rl_config.rollout_round_steps=8",
+)
+
+
+def test_replicas_in_turns_with_training_hold_the_conversations_of_shared_devices(
+    tool_user: Path, tmp_path: Path
+) -> None:
+    shared = ("rl_config.actor_resource.num_npus=1", "megatron_training.train_iters=2")
+    steps = [
+        ended(run(tmp_path / name, tool_user, *SHORT, *more)).steps()
+        for name, more in {"apart": (*APART, *shared), "shared": shared}.items()
+    ]
+    same = ("reward/", "turns/mean", "turns/calls", "turns/environment_tokens", "turns/ended")
+    for apart, together in zip(*steps, strict=True):
+        names = [name for name in together if name.startswith(same)]
+        assert len(names) > 6
+        assert {name: apart[name] for name in names} == {name: together[name] for name in names}
+        assert apart["logprob_gap/mean"] < 1e-6
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_that_run_ahead_hold_conversations_over_steps(
     kind: str, tool_user: Path, tmp_path: Path
 ) -> None:
-    more = (
-        "rl_config.use_integrated_worker=false",
-        "rl_config.step_order=asynchronous",
-        "rl_config.actor_resource.num_npus=1",
-        "rl_config.rollout_resource.num_npus=1",
-        "rl_config.max_staleness=2",
-        "rl_config.rollout_round_steps=8",
-    )
+    more = (*APART, "rl_config.step_order=asynchronous", "rl_config.max_staleness=2")
     program = ended(run(tmp_path / "run", tool_user, *SHORT, *KINDS[kind], *more))
     steps = program.steps()
     assert len(steps) == 4

@@ -27,13 +27,16 @@ def source_of(
     rl, per_step = config.rl_config, answering.per_step
     if rl.debug == "train_only":
         return StoredGroups(stored_rollouts(config))
-    pool, completes = GroupPool(config, answering), rl.step_order == "one_step_off"
+    pool, in_order = GroupPool(config, answering), rl.step_order == "one_step_off"
     generation: Generation
-    if rl.step_order == "in_turns":
+    # On separate devices each replica is driven by itself: others continue the turns of a lost one.
+    has_replicas = config.is_apart and answering.turns is not None
+    if rl.step_order == "in_turns" and not has_replicas:
         round_steps = rl.rollout_round_steps if rl.partial_rollout else None
         generation = InTurns(pool=pool, round_steps=round_steps)
     else:
         engines = cast("SeparateEngines", answering.workers.engines)
+        completes = rl.step_order != "asynchronous"
         generation = Replicas(
             engines, pool, round_steps=rl.rollout_round_steps, completes=completes
         )
@@ -44,7 +47,7 @@ def source_of(
         in_flight=ceil(times * per_step),
         max_staleness=config.max_staleness,
         last_step=config.megatron_training.train_iters,
-        in_order=completes,
+        in_order=in_order,
     )
     return _generated(config, pool, bounds, generation, warn)
 

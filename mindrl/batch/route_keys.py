@@ -1,6 +1,6 @@
 """Names of sequences by their tokens, under which a rollout engine keeps the routes of each.
 
-The trainer names a sequence by the tokens that it trains on, and so needs nothing from the engine
+The trainer names a sequence by the tokens that it trains on, so it needs no name from the engine
 but the tokens: they may have been sampled in one call or in several.
 """
 

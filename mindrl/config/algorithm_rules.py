@@ -96,7 +96,7 @@ def _no_engine_routes(config: RunConfig) -> str:
         "generate_config.infer_pipeline_parallel_size must be 1": (
             generate.infer_pipeline_parallel_size > 1
         ),
-        "generate_config.enforce_eager=false, whose graphs do not call the routers": (
+        "generate_config.enforce_eager=false: graphs do not call the routers": (
             generate.enforce_eager is False
         ),
     }

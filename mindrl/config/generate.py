@@ -73,7 +73,7 @@ class SpeculativeConfig:
 
     method: Literal["ngram"] | None = None
     """Where drafts come from: `ngram` copies what followed the last tokens where they occurred
-    before in the same sequence. None drafts nothing;
+    before in the same sequence. None makes no drafts;
     [when it pays](../how-to/faster-rollouts.md#drafts)."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 3
     """Maximum number of tokens of a draft."""

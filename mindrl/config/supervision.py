@@ -114,7 +114,9 @@ def _soft_target_findings(config: RunConfig) -> Iterator[Finding]:
     if sft is None:
         return
     if teacher is not None and not teacher.candidates:
-        need = "must be 1 or more with sft_config: nothing is sampled that could have advantages"
+        need = (
+            "must be 1 or more with sft_config: no responses are sampled that could have advantages"
+        )
         yield broken("teacher_config.candidates", 0, need, 32)
     if teacher is None and sft.answer_coef != 1:
         need = "has no effect without a teacher_config: the loss is that of the answers alone"

@@ -5,7 +5,7 @@ from typing import Any
 
 _LACKS: Mapping[str, tuple[str, ...]] = {
     "gpt_oss": (
-        "attention sinks (one learned number in the softmax of each head)",
+        "attention sinks (one trained number in the softmax of each head)",
         "layers with and without an attention window in turn (layer_types)",
         "experts with biases and clamped units (swiglu_limit)",
         "biases of the router and of the output projection (attention_bias)",
@@ -22,7 +22,7 @@ def refused_family(values: Mapping[str, Any]) -> Iterator[str]:
     family = str(values.get("model_type"))
     if family in _LACKS:
         yield (
-            f"model_type={family!r} is not supported by megatron, archon or fsdp, which lack "
+            f"model_type={family!r} is not supported by any training engine; they lack "
             f"{'; '.join(_LACKS[family])}. Nearest supported family: "
             f"{', '.join(_NEAREST[family])}"
         )

@@ -143,8 +143,8 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
     }
     for switch, off in switches.items() if model.moe is None else ():
         if (asked := getattr(learning, switch)) != off:
-            whose = " that mindrl's own networks route" if model.other else ""
-            need = f"needs a model with experts{whose}; use {spelled(off)}"
+            kind = " that mindrl's own networks route" if model.other else ""
+            need = f"needs a model with experts{kind}; use {spelled(off)}"
             yield broken(f"{section}.{switch}", asked, need, off)
     if not found:
         yield from _recomputed_runs(section, learning, config.layout(role), model)

@@ -102,7 +102,7 @@ class EngineRounds:
             for replica in ended:
                 new |= self._completed(replica, *running.pop(replica).wait()[0])
             after = next_turns(new, len(self.requests) - len(self.whole))
-            # Without new answers of engines there is nothing to decide, unless all are idle.
+            # Without new answers of engines no decision is due, unless all are idle.
             if (ended or not running) and is_enough(self.whole):
                 for each in running.values():
                     each.wait()

@@ -15,9 +15,9 @@ class PackRoutes:
     """Routes of one pack, read and written by the routers of this rank."""
 
     given_LSK: Tensor | None = None
-    """Routes to replay, on the device; None replays nothing."""
+    """Routes to replay, on the device; None lets all tokens choose."""
     taken: dict[int, Tensor] = field(default_factory=dict)
-    """Experts [S, K] that each layer chose, if nothing is replayed."""
+    """Experts [S, K] that each layer chose, if none is replayed."""
     differing: list[Tensor] = field(default_factory=list)
     """Replayed tokens of each call of a router: those with another choice of its own, and all."""
 

@@ -171,7 +171,7 @@ class RecordedRoutes(RouteStore):
                 self.rows[key] = routes_TLK[:length].clone()
 
     def keep(self, routes: Mapping[int, Tensor]) -> None:
-        """Keep nothing: no engine records."""
+        """Do not keep routes: no engine records them."""
 
     def _sources(self) -> dist.ProcessGroup | None:
         return self.groups.replicas
@@ -216,7 +216,7 @@ class SampledRoutes(RouteStore):
         return self.with_routes(sequences)
 
     def after_read(self, packs: Sequence[Pack[Any]]) -> None:
-        """Keep nothing: the engine has chosen."""
+        """Do not keep routes: the engine has chosen."""
 
     def keep(self, routes: Mapping[int, Tensor]) -> None:
         """Keep routes of new sequences; forget those from before the last update."""

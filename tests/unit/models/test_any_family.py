@@ -286,8 +286,8 @@ def test_gpt_oss_is_refused_by_what_the_engines_lack(to_plan: bool, tmp_path: Pa
     config = transformers.GptOssConfig(architectures=["GptOssForCausalLM"])
     config.save_pretrained(tmp_path)
     words = (
-        "model_type='gpt_oss' is not supported by megatron, archon or fsdp, which lack attention "
-        "sinks (one learned number in the softmax of each head); layers with and without an "
+        "model_type='gpt_oss' is not supported by any training engine; they lack attention "
+        "sinks (one trained number in the softmax of each head); layers with and without an "
         "attention window in turn (layer_types); experts with biases and clamped units "
         "(swiglu_limit); biases of the router and of the output projection (attention_bias); "
         "experts in MXFP4 (quantization_config). Nearest supported family: qwen3_moe"

@@ -13,7 +13,15 @@ from mindrl.errors import ModelError
 from mindrl.models.attention_window import attention_window, unsupported_window
 from mindrl.models.config_file import read_config
 from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
-from mindrl.models.mixture import experts_of, given, unsupported_deepseek, unsupported_glm
+from mindrl.models.mixture import (
+    WITH_CORRECTION,
+    count,
+    expert_groups,
+    experts_of,
+    given,
+    unsupported_deepseek,
+    unsupported_glm,
+)
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.refused_family import refused_family
 from mindrl.models.rope import (
@@ -237,10 +245,25 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
     family = values["model_type"]
     if family.startswith("deepseek"):
         yield from unsupported_deepseek(values)
+        yield from _unsupported_groups(values)
         return
     if family == "glm4_moe":
         yield from unsupported_glm(values)
+        yield from _unsupported_groups(values)
     yield from unsupported_rope(values, _ROPE_SCALINGS.get(family, _LLAMA_ROPE))
+
+
+def _unsupported_groups(values: Mapping[str, Any]) -> Iterator[str]:
+    groups, chosen = expert_groups(values)
+    experts, family = count(values, "num_experts_per_tok") or 1, values["model_type"]
+    # DeepSeek-V2 ranks a group by its best expert, later ones by the sum of its two best.
+    best = 1 + (family in WITH_CORRECTION)
+    if groups > chosen and experts // chosen != best:
+        yield (
+            f"topk_group={chosen} is not supported: megatron ranks expert groups by their "
+            f"best num_experts_per_tok // topk_group = {experts // chosen}, but "
+            f"{family} by their best {best}; archon and fsdp have no groups"
+        )
 
 
 def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:

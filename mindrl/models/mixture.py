@@ -46,14 +46,14 @@ def _routed_and_shared(values: Mapping[str, Any]) -> dict[str, Any]:
     first = count(values, "first_k_dense_replace") or 0
     step = count(values, "moe_layer_freq", least=1) or 1
     width = count(values, "moe_intermediate_size")
-    groups, chosen = _expert_groups(values)
+    groups, chosen = expert_groups(values)
     return {
         "num_experts": values.get("n_routed_experts"),
         "num_experts_per_tok": values.get("num_experts_per_tok"),
         "intermediate_size": width,
         "shared_intermediate_size": (count(values, "n_shared_experts") or 0) * (width or 0),
         "norm_topk_prob": values.get("norm_topk_prob", False),
-        "score_correction_bias": values["model_type"] in _WITH_CORRECTION,
+        "score_correction_bias": values["model_type"] in WITH_CORRECTION,
         "groups": groups,
         "chosen_groups": chosen,
         "scaling_factor": values.get("routed_scaling_factor"),
@@ -85,7 +85,6 @@ def unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={found!r} is not supported; only {' and '.join(map(repr, legal))}"
     if values.get("topk_method") == "greedy" and (count(values, "n_group") or 1) > 1:
         yield "topk_method='greedy' with groups of experts (n_group) is not supported"
-    yield from _unsupported_groups(values)
 
 
 def unsupported_glm(values: Mapping[str, Any]) -> Iterator[str]:
@@ -94,28 +93,14 @@ def unsupported_glm(values: Mapping[str, Any]) -> Iterator[str]:
     if found["norm_topk_prob"] is not True:
         yield f"norm_topk_prob={found['norm_topk_prob']!r} is not supported; only True"
     if found.get("num_experts_per_tok") == 1:
-        # Megatron does not normalise the weight of a single expert to 1.
+        # The training engine does not normalise the weight of a single expert to 1.
         yield "num_experts_per_tok=1 is not supported; only 2 or more"
     if found.get("tie_word_embeddings"):
         # The rollout engine's class has a head of its own.
         yield "tie_word_embeddings=True is not supported; only False"
-    yield from _unsupported_groups(found)
 
 
-def _unsupported_groups(values: Mapping[str, Any]) -> Iterator[str]:
-    groups, chosen = _expert_groups(values)
-    experts, family = count(values, "num_experts_per_tok") or 1, values["model_type"]
-    # DeepSeek-V2 ranks a group by its best expert, later ones by the sum of its two best.
-    best = 1 + (family in _WITH_CORRECTION)
-    if groups > chosen and experts // chosen != best:
-        yield (
-            f"topk_group={chosen} is not supported: megatron ranks expert groups by their "
-            f"best num_experts_per_tok // topk_group = {experts // chosen}, but "
-            f"{family} by their best {best}; archon and fsdp have no groups"
-        )
-
-
-def _expert_groups(values: Mapping[str, Any]) -> tuple[int, int]:
+def expert_groups(values: Mapping[str, Any]) -> tuple[int, int]:
     """Return the number of expert groups, and how many of them a token may use."""
     if values.get("topk_method") == "greedy":
         return 1, 1
@@ -141,7 +126,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-_WITH_CORRECTION = ("deepseek_v3", "glm4_moe")
+WITH_CORRECTION = ("deepseek_v3", "glm4_moe")
 """Families that choose experts by sigmoids plus a bias."""
 _GLM: Mapping[str, Any] = {
     "first_k_dense_replace": 1,

@@ -8,7 +8,7 @@
 #   bash scripts/test.sh --nightly --part 1/4 the same of every fourth test file and fault
 #
 # Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
-# run beside tests of whole runs, because those often wait, and then those of several processes; the
+# run beside tests of whole runs, because both often wait, and then those of several processes; the
 # output of the unit tests follows at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -107,10 +107,9 @@ if (($#)); then
     pytest_as tests "$@"
     count tests "tests"
 else
-    # In parallel with tests its two ranks would take minutes.
-    check "model of the tests" python cli/tiny.py --output .cache/tiny
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
-    niceness=10 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
+    niceness=10 pytest_beside unit -n 3 --dist loadfile tests/unit
+    check "model of the tests" python cli/tiny.py --output .cache/tiny
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
@@ -118,8 +117,8 @@ else
     wait "${beside[@]}"
     beside=()
     printf '\n== tests of several processes\n'
-    # Two files at a time: ranks that wait for messages leave cores idle.
-    pytest_as wide -n 2 --dist loadfile tests/distributed tests/npu_simulated
+    # Three files at a time: ranks that wait for messages leave cores idle.
+    pytest_as wide -n 3 --dist loadfile tests/distributed tests/npu_simulated
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

@@ -107,9 +107,10 @@ if (($#)); then
     pytest_as tests "$@"
     count tests "tests"
 else
+    # In parallel with tests its two ranks would take minutes.
+    check "model of the tests" python cli/tiny.py --output .cache/tiny
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     niceness=10 pytest_beside unit -n 3 --dist loadfile tests/unit
-    check "model of the tests" python cli/tiny.py --output .cache/tiny
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e

@@ -103,8 +103,8 @@ def test_supervised_fine_tuning_needs_the_tokens_of_a_teacher(
     taught_rows = overrides(tmp_path) | rows | {"teacher_config.load": str(policy)}
     assert refused(run_config(policy, taught_rows)) == [
         (
-            "teacher_config.candidates=0 must be 1 or more with sft_config: nothing is sampled "
-            "that could have advantages"
+            "teacher_config.candidates=0 must be 1 or more with sft_config: no responses are "
+            "sampled that could have advantages"
         )
     ]
     plan = check(run_config(policy, taught_rows | {"teacher_config.candidates": 8}), CPU)

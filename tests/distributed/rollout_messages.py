@@ -36,6 +36,9 @@ class DeviceBytes:
     packed_layers: int
     """Layers that hold a second copy of their weights, in the order that the kernels like."""
     kv_cache: int
+    """As the engine counts it."""
+    kv_pages: int
+    """Its pages that are in memory: one is allocated when it is first used."""
 
 
 @dataclass(frozen=True, kw_only=True)

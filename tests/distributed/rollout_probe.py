@@ -17,6 +17,7 @@ from mindrl.checkpoint.any_family import read_any_description
 from mindrl.config.generate import GenerateConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.platform.device import PLATFORMS
+from mindrl.platform.host_pages import bytes_in_memory
 from mindrl.rollout.engine import Request
 from mindrl.rollout.planning import whole_tensors
 from mindrl.rollout.vllm.engine import EngineModel, VllmEngine
@@ -41,6 +42,7 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     engine.onload("kv_cache")
     seen["awake"] = device_bytes(engine)
     answers = [ask(engine, question) for question in questions]
+    seen["used"] = device_bytes(engine)
     greedy, sampled = questions[0], questions[4]
     rounds = [
         in_rounds(engine, greedy, steps=5),
@@ -236,14 +238,19 @@ def device_bytes(engine: VllmEngine) -> DeviceBytes:
         packed_layers=sum(
             getattr(module, "cpu_linear", None) is not None for module in model.modules()
         ),
-        kv_cache=storage_bytes(caches),
+        kv_cache=engine.device_bytes("kv_cache"),
+        kv_pages=sum(
+            bytes_in_memory(address, nbytes) for address, nbytes in storages(caches).items()
+        ),
     )
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Count each storage once, whatever looks into it."""
-    storages = {
-        storage.data_ptr(): storage.nbytes()
-        for storage in (tensor.untyped_storage() for tensor in tensors)
-    }
-    return sum(storages.values())
+    return sum(storages(tensors).values())
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage, by its address."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}

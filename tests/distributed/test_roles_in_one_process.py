@@ -85,7 +85,8 @@ def _assert_equal(found: list[Any], expected: list[Any]) -> None:
     assert [said is None for said in found] == [said is None for said in expected]
     for ours, theirs in zip(found, expected, strict=True):
         for field in fields(ours) if ours is not None else ():
-            assert torch.equal(getattr(ours, field.name), getattr(theirs, field.name))
+            left, right = getattr(ours, field.name), getattr(theirs, field.name)
+            assert left is right is None or torch.equal(left, right)
 
 
 def test_each_role_is_laid_out_as_asked_and_both_learners_learn(evenings: list[Evening]) -> None:

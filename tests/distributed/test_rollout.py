@@ -322,13 +322,14 @@ def test_asleep_the_engine_holds_no_weight_and_no_kv_cache(
     seen = engine[0].device_bytes
     for moment in ("started", "asleep"):
         assert (seen[moment].weights, seen[moment].packed_layers) == (0, 0), moment
-        assert seen[moment].kv_cache == 0, moment
+        assert (seen[moment].kv_cache, seen[moment].kv_pages) == (0, 0), moment
     # The embedding's 96 x 128 floats; a linear layer is allocated when it is packed.
     assert seen["weights allocated"].weights >= 96 * 128 * 4
     assert seen["weights allocated"].kv_cache == 0
     # 4 MiB, rounded down to whole blocks.
     assert 2 << 20 < seen["awake"].kv_cache <= 4 << 20
     assert seen["awake"].packed_layers > 0
+    assert 0 < seen["used"].kv_pages <= seen["used"].kv_cache == seen["awake"].kv_cache
 
 
 def test_the_engine_leaves_the_random_numbers_of_the_trainer_alone(

@@ -147,6 +147,7 @@ def test_a_critic_learns_the_rewards_of_turns(
         *("--config-path", str(tmp_path), "--config-name", "ours", *SHORT),
         f"actor_config.load={tool_user}",
         f"environment_config.environment={CHECKOUT}/tests/e2e/word_game.py:WordGame",
+        "megatron_training.test_data_path=null",
         f"environment_config.history={history}",
     ]
     if history == "rendered":

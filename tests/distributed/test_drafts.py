@@ -1,4 +1,4 @@
-"""An engine that verifies drafts says what the model says, in fewer steps.
+"""An engine with drafts samples from the model's distribution, in fewer steps.
 
 Shapes: T positions, V the vocabulary.
 """

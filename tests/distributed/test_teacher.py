@@ -11,13 +11,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mindrl.algorithms.estimators import resolve_estimator
-from mindrl.batch.experience import Minibatch
+from mindrl.batch.experience import Experience, Minibatch
 from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Rollouts
 from mindrl.batch.sequences import Sequences
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.parts import worker_handle
 from mindrl.memory.schedule import Region
+from mindrl.observability.metrics import Metrics
 from mindrl.observability.timing import StageTimer
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rewards.scores import Scores
@@ -25,6 +27,7 @@ from mindrl.rollout.engine import Sampling
 from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded
+from mindrl.trainer.worker_handle import WorkerHandle
 
 pytestmark = pytest.mark.distributed
 
@@ -74,6 +77,16 @@ def logprobs_by_hand(folder: Path, batch: Sequences) -> Tensor:
     return found_BT
 
 
+def estimated(config: RunConfig, workers: WorkerHandle) -> tuple[Rollouts, Experience, Metrics]:
+    """Sample responses with given rewards, and estimate their advantages."""
+    rollouts = workers.generate_sequences(PROMPTS, SAMPLING, step=0)
+    scores = Scores(rewards=REWARDS, components={}, ranges={}, failures=())
+    estimator = resolve_estimator(config.rl_config.adv_estimator)
+    rewarded = Rewarded(responses=[""] * len(REWARDS), scores=scores)
+    estimation = Estimation(config, estimator, workers, StageTimer())
+    return rollouts, *estimation.of(rollouts, lambda: rewarded)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_advantage_is_the_teachers_log_prob_minus_the_policys_and_the_teacher_moves(
     way: str,
@@ -91,13 +104,7 @@ def test_the_advantage_is_the_teachers_log_prob_minus_the_policys_and_the_teache
     plan = unordered_shardings(config).ordered.plan
     group = forked_workers.start(plan)
     workers = worker_handle(group, plan)
-    rollouts = workers.generate_sequences(PROMPTS, SAMPLING, step=0)
-    scores = Scores(rewards=REWARDS, components={}, ranges={}, failures=())
-    estimation = Estimation(
-        config, resolve_estimator(config.rl_config.adv_estimator), workers, StageTimer()
-    )
-    rewarded = Rewarded(responses=[""] * len(REWARDS), scores=scores)
-    experience, metrics = estimation.of(rollouts, lambda: rewarded)
+    rollouts, experience, metrics = estimated(config, workers)
     group.stop()
 
     batch, mask_BT = rollouts.sequences(), rollouts.response_mask_BT
@@ -132,11 +139,7 @@ def test_with_candidates_an_update_learns_the_divergence_of_the_sampled_response
     plan = unordered_shardings(config).ordered.plan
     group = forked_workers.start(plan)
     workers = worker_handle(group, plan)
-    rollouts = workers.generate_sequences(PROMPTS, SAMPLING, step=0)
-    scores = Scores(rewards=REWARDS, components={}, ranges={}, failures=())
-    estimation = Estimation(config, resolve_estimator("teacher"), workers, StageTimer())
-    rewarded = Rewarded(responses=[""] * len(REWARDS), scores=scores)
-    experience, _ = estimation.of(rollouts, lambda: rewarded)
+    rollouts, experience, _ = estimated(config, workers)
     dealer = MinibatchDealer(config.rl_config, seed=1, longest=8)
     (minibatch,) = dealer.cut(experience, [torch.arange(len(REWARDS))], Minibatch)
     metrics = workers.update(minibatch).metrics

@@ -1,5 +1,6 @@
 """Run a program as a new user in this process; return its exit code and its lines."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,13 @@ from pathlib import Path
 import pytest
 
 from mindrl.programs.entry import start
+
+
+def lines(path: Path, *rows: object) -> Path:
+    """Write a file of JSON lines, and the folder of the file."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
 
 
 class NewUser:

@@ -1,14 +1,11 @@
 """Natural mistakes with data and model folders, and the exact words that answer them."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from new_user import NewUser
-
-from mindrl.tiny.chat_model import build_model, build_tokenizer
+from new_user import NewUser, lines
 
 ROW = {"messages": "1+1=?", "answer": "2"}
 OTHER = {"messages": "2+2=?", "answer": "4"}
@@ -17,28 +14,12 @@ ANSWER, HUB = "megatron_training.answer_column", "megatron_training.allow_downlo
 Given = Callable[[Path], list[str]]
 
 
-def lines(path: Path, *rows: object) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's model before its warm start."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=1).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny: Path
 ) -> NewUser:
     """Has a model, a training file and a test file that are right."""
-    shutil.copytree(model, tmp_path / "model")
+    shutil.copytree(tiny / "model", tmp_path / "model")
     lines(tmp_path / "data/train.jsonl", ROW)
     lines(tmp_path / "data/test.jsonl", OTHER)
     return NewUser(tmp_path, monkeypatch, capsys)

@@ -1,14 +1,11 @@
 """Natural mistakes with preferences, reward models and teachers, and the words that answer them."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from new_user import NewUser
-
-from mindrl.tiny.chat_model import build_model, build_tokenizer
+from new_user import NewUser, lines
 
 PAIR = {"prompt": "1+1=?", "chosen": "2", "rejected": "12"}
 OTHER = {"prompt": "2+2=?", "chosen": "4", "rejected": "14"}
@@ -19,28 +16,12 @@ DATA, TEST = "megatron_training.data_path", "megatron_training.test_data_path"
 Given = Callable[[Path], list[str]]
 
 
-def lines(path: Path, *rows: object) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's model before its warm start."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=1).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny: Path
 ) -> NewUser:
     """Has a model, and files of pairs and of questions that are right."""
-    shutil.copytree(model, tmp_path / "model")
+    shutil.copytree(tiny / "model", tmp_path / "model")
     lines(tmp_path / "data/pairs.jsonl", PAIR)
     lines(tmp_path / "data/test_pairs.jsonl", OTHER)
     lines(tmp_path / "data/train.jsonl", ROW)

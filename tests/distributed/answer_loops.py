@@ -35,6 +35,16 @@ OPTIMIZER = {
     # Wide, so that the step of a gradient near zero does not hang on its rounding.
     "actor_config.adam_eps": EPS,
 }
+FIVE_STEPS: dict[str, Any] = {
+    "rl_config.n_samples_per_prompt": 8,
+    "rl_config.memory_timeline_steps": 0,
+    "megatron_training.train_iters": 5,
+    "megatron_training.no_shuffle": True,
+    "megatron_training.save_interval": 2,
+    "megatron_training.keep_last": 3,
+    **OPTIMIZER,
+}
+"""Keys of a run that can be resumed from its second step."""
 
 
 def learned(

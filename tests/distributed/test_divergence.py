@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from answer_loops import OPTIMIZER, is_the_same_from_step_2, learned, usual_updates
+from answer_loops import FIVE_STEPS, is_the_same_from_step_2, learned, usual_updates
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
-from test_supervised import ROWS, STEPS, demonstrations
+from test_supervised import ROWS, demonstrations
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -28,14 +28,8 @@ KEYS = {
     "sft_config.answer_coef": ANSWER_COEF,
     "teacher_config.candidates": TOP_K,
     "teacher_config.divergence_coef": COEF,
-    "rl_config.n_samples_per_prompt": 8,
-    "rl_config.memory_timeline_steps": 0,
-    "megatron_training.train_iters": STEPS,
-    "megatron_training.no_shuffle": True,
-    "megatron_training.save_interval": 2,
-    "megatron_training.keep_last": 3,
     "actor_config.micro_batch_size": 2,
-    **OPTIMIZER,
+    **FIVE_STEPS,
 }
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "reverse": {},

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from answer_loops import OPTIMIZER, is_the_same_from_step_2, learned, usual_updates
+from answer_loops import FIVE_STEPS, is_the_same_from_step_2, learned, usual_updates
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 from torch import Tensor
@@ -27,17 +27,11 @@ STEPS, ROWS, BETA, SMOOTHING = 5, 4, 0.3, 0.1
 GOOD, BAD = 1.5, 0.5
 KEYS = {
     "preference_config.beta": BETA,
-    "rl_config.n_samples_per_prompt": 8,
     "rl_config.mini_batch_size": ROWS,
-    "rl_config.memory_timeline_steps": 0,
-    "megatron_training.train_iters": STEPS,
     "megatron_training.global_batch_size": ROWS,
-    "megatron_training.no_shuffle": True,
-    "megatron_training.save_interval": 2,
-    "megatron_training.keep_last": 3,
     # A pair's answers are in two micro-batches.
     "actor_config.micro_batch_size": 4,
-    **OPTIMIZER,
+    **FIVE_STEPS,
 }
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "sigmoid": {},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from answer_loops import OPTIMIZER, is_the_same_from_step_2, learned, usual_updates
+from answer_loops import FIVE_STEPS, is_the_same_from_step_2, learned, usual_updates
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 from torch import Tensor
@@ -26,14 +26,8 @@ pytestmark = pytest.mark.distributed
 STEPS, ROWS = 5, 4
 KEYS = {
     "sft_config": {},
-    "rl_config.n_samples_per_prompt": 8,
-    "rl_config.memory_timeline_steps": 0,
-    "megatron_training.train_iters": STEPS,
-    "megatron_training.no_shuffle": True,
-    "megatron_training.save_interval": 2,
-    "megatron_training.keep_last": 3,
     "actor_config.micro_batch_size": 2,
-    **OPTIMIZER,
+    **FIVE_STEPS,
 }
 
 TWO = {"rl_config.actor_resource.num_npus": 2}

@@ -5,16 +5,17 @@
     python scripts/mutate.py --only NAME ...    only these faults
     python scripts/mutate.py --part 1/4         every fourth fault, from the first
     python scripts/mutate.py --jobs 2           two faults at a time
-    python scripts/mutate.py --passed           the suite has just passed without a fault
 
 A fault is an exact source text, which must occur once in mindrl, its replacement, and the tests
-that must find it. They run in a separate worktree with the current tracked files: first their short
-cases, then, if these pass, those of the night, and at last the rest of the short suite. Exit code
-1: a fault survived. Exit code 2: a fault no longer applies, or its tests fail without it.
+that must find it. They run in a separate worktree with the current tracked files: first the test
+that found the fault the last time, by scripts/faults_found.json, then the short cases of all, then,
+if these pass, those of the night, and at last the rest of the short suite. The file is renewed, and
+each test in it must pass without a fault. Exit code 1: a fault survived. Exit code 2: a fault no
+longer applies, or its tests fail without it.
 """
 
 import argparse
-import os
+import json
 import queue
 import re
 import signal
@@ -23,13 +24,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from compileall import compile_dir
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 import yaml
+from preloaded_pytest import PreloadedPytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -37,13 +41,16 @@ from suite_parts import Part
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "scripts/faults.yaml"
+FOUND_BY = ROOT / "scripts/faults_found.json"
+"""Which test found each fault the last time."""
 NIGHTLY = "not gpu and not npu and not faults"
 SHORT = f"{NIGHTLY} and not nightly"
 WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
+"""The quickest first."""
 TEST_SECONDS = 300
 """Time limit of a test that a fault keeps waiting; it then counts as failed."""
-FOUND, SURVIVED, NO_TESTS = 1, 0, 5
-"""Exit codes of pytest: tests failed, all passed, none was selected."""
+FOUND, SURVIVED, UNKNOWN, NO_TESTS = 1, 0, 4, 5
+"""Exit codes of pytest: tests failed, all passed, one does not exist, none was selected."""
 
 
 class FaultError(Exception):
@@ -68,7 +75,8 @@ class Fault:
         found = {name: _tests_of(name) for name in self.tests}
         if unknown := [name for name, paths in found.items() if not paths]:
             raise FaultError(f"{self.name}: no test file is named {' or '.join(unknown)}")
-        return sorted({_short(path) for paths in found.values() for path in paths})
+        names = {_short(path) for paths in found.values() for path in paths}
+        return sorted(names, key=lambda name: (WHOLE_SUITE.index(name[: name.index("/", 6)]), name))
 
     def file(self, root: Path) -> Path:
         """Return the file to which the fault applies.
@@ -134,7 +142,7 @@ def main() -> int:
             for fault in chosen:
                 print(f"{fault.name}: {_short(files[fault.name])}: {' '.join(fault.test_files())}")
             return 0
-        outcomes = plant_all(chosen, options.jobs, passed=options.passed)
+        outcomes = plant_all(chosen, options.jobs)
     except FaultError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -142,101 +150,117 @@ def main() -> int:
     return 0 if all(outcome.found_by for outcome in outcomes) else 1
 
 
-def plant_all(chosen: Sequence[Fault], jobs: int, *, passed: bool = False) -> list[Outcome]:
-    """Plant each fault in one of several worktrees; `passed` if the tests pass without them.
+def plant_all(chosen: Sequence[Fault], jobs: int) -> list[Outcome]:
+    """Plant each fault in one of several worktrees.
 
     Raises:
-        FaultError: The tests of the faults do not pass without them.
+        FaultError: A test that found a fault fails without it.
     """
-    with _worktrees(jobs) as made, _progress() as progress:
-        bar = progress.add_task("without a fault", total=len(chosen))
-        if not passed:
-            _must_pass(chosen, made[0])
-        progress.update(bar, description="faults")
-        trees: queue.Queue[Path] = queue.Queue()
-        for tree in made:
-            trees.put(tree)
-        found, pool = {}, ThreadPoolExecutor(jobs)
-        try:
-            for future in as_completed([pool.submit(_planted, each, trees) for each in chosen]):
-                outcome = future.result()
-                found[outcome.fault.name] = outcome
-                progress.console.print(f"{outcome.fault.name}: {outcome.found_by or 'SURVIVED'}")
-                progress.advance(bar)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with ExitStack() as stack, _progress() as progress:
+        trees = [stack.enter_context(_tree()) for _ in range(jobs)]
+        bar = progress.add_task("faults", total=len(chosen))
+        found = {}
+        for outcome in _outcomes(chosen, trees):
+            found[outcome.fault.name] = outcome
+            _keep(outcome)
+            progress.console.print(f"{outcome.fault.name}: {outcome.found_by or 'SURVIVED'}")
+            progress.advance(bar)
+        progress.update(bar, description="without a fault")
+        tests = sorted({each.found_by for each in found.values()} - {""})
+        if tests and (failed := trees[0].first_failure("no fault", tests, nightly=True)):
+            raise FaultError(f"{failed} fails without a fault")
     return [found[fault.name] for fault in chosen]
 
 
-def _planted(fault: Fault, trees: "queue.Queue[Path]") -> Outcome:
-    tree, start = trees.get(), time.monotonic()
-    path = fault.file(tree)
-    text = _sources(tree)[path]
+def _outcomes(chosen: Sequence[Fault], made: Sequence["_Tree"]) -> Iterator[Outcome]:
+    """Plant each fault in the next free tree; return outcomes in the order in which they come."""
+    before, trees = _found_by(), queue.Queue[_Tree]()
+    for tree in made:
+        trees.put(tree)
+    pool = ThreadPoolExecutor(len(made))
     try:
-        path.write_text(fault.planted(tree), "utf-8")
-        found_by = _first_failure(fault.name, fault.test_files(), tree)
-        if not found_by:
-            found_by = _first_failure(fault.name, fault.test_files(), tree, nightly=True)
-        beyond = not found_by
-        if beyond:
-            found_by = _first_failure(fault.name, WHOLE_SUITE, tree)
+        runs = [pool.submit(_planted, each, before.get(each.name), trees) for each in chosen]
+        for future in as_completed(runs):
+            yield future.result()
     finally:
-        path.write_text(text, "utf-8")
+        pool.shutdown(cancel_futures=True)
+
+
+def _planted(fault: Fault, before: str | None, trees: "queue.Queue[_Tree]") -> Outcome:
+    tree, start = trees.get(), time.monotonic()
+    try:
+        with tree.planted(fault):
+            files, name = fault.test_files(), fault.name
+            found_by = tree.first_failure(name, [before], nightly=True) if before else ""
+            found_by = found_by or tree.first_failure(name, files)
+            found_by = found_by or tree.first_failure(name, files, nightly=True)
+            beyond = not found_by
+            found_by = found_by or tree.first_failure(name, WHOLE_SUITE)
+    finally:
         trees.put(tree)
     seconds = time.monotonic() - start
     return Outcome(fault=fault, found_by=found_by, beyond=beyond, seconds=seconds)
 
 
-def _must_pass(chosen: Sequence[Fault], tree: Path) -> None:
-    tests = sorted({test for fault in chosen for test in fault.test_files()})
-    if failed := _first_failure("no fault", tests, tree):
-        raise FaultError(f"{failed} fails without a fault")
+class _Tree:
+    """A worktree, and the process that runs its tests."""
 
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pytest = PreloadedPytest()
 
-def _first_failure(what: str, tests: Sequence[str], tree: Path, *, nightly: bool = False) -> str:
-    """Run tests until one fails; return its name, or an empty string if all pass.
+    @contextmanager
+    def planted(self, fault: Fault) -> Iterator[None]:
+        """Have a fault in the sources."""
+        path = fault.file(self.root)
+        text = _sources(self.root)[path]
+        try:
+            path.write_text(fault.planted(self.root), "utf-8")
+            yield
+        finally:
+            path.write_text(text, "utf-8")
 
-    `nightly` also runs the cases of the night.
+    def first_failure(self, what: str, tests: Sequence[str], *, nightly: bool = False) -> str:
+        """Run tests until one fails; return its name, or an empty string if none does.
 
-    Raises:
-        FaultError: Pytest could not run them.
-    """
-    marks, more = (NIGHTLY, {"MINDRL_NIGHTLY": "1"}) if nightly else (SHORT, {})
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-m", marks]
-    command += ["-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), *tests]
-    done = subprocess.run(
-        command,
-        cwd=tree,
-        # Compiled files must not be reused for sources that change within a second.
-        env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"} | more,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    if done.returncode in (SURVIVED, NO_TESTS):
-        return ""
-    if done.returncode != FOUND or failed is None:
-        raise FaultError(f"{what}: pytest could not run {' '.join(tests)}:\n{output[-3000:]}")
-    return failed[1]
+        `nightly` also runs the cases of the night.
+
+        Raises:
+            FaultError: Pytest could not run them.
+        """
+        marks, more = (NIGHTLY, {"MINDRL_NIGHTLY": "1"}) if nightly else (SHORT, {})
+        options = ["-q", "-x", "-rfE", "-m", marks, "-p", "no:cacheprovider"]
+        done = self.pytest.run(
+            [*options, "--timeout", str(TEST_SECONDS), *tests],
+            self.root,
+            # Compiled files must not be made for sources that change within a second.
+            {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", **more},
+        )
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.output, re.MULTILINE)
+        if done.code in (SURVIVED, UNKNOWN, NO_TESTS):
+            return ""
+        if done.code != FOUND or failed is None:
+            raise FaultError(f"{what}: pytest could not run {tests}:\n{done.output[-3000:]}")
+        return failed[1]
 
 
 @contextmanager
-def _worktrees(count: int) -> Iterator[list[Path]]:
-    """Check out the current tracked files several times."""
+def _tree() -> Iterator[_Tree]:
+    """Check out the current tracked files, and start what runs their tests."""
     commit = _git("stash", "create") or _git("rev-parse", "HEAD")
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        trees = [Path(folder, f"tree{at}") for at in range(count)]
+        tree = _Tree(Path(folder, "tree"))
         try:
-            for tree in trees:
-                _git("worktree", "add", "--detach", str(tree), commit)
-                # Files that tests create once: models, data, the packages of the simulated NPU.
-                (tree / ".cache").symlink_to(ROOT / ".cache")
-            yield trees
+            _git("worktree", "add", "--detach", str(tree.root), commit)
+            # Files that tests create once: models, data, the packages of the simulated NPU.
+            (tree.root / ".cache").symlink_to(ROOT / ".cache")
+            checked = PycInvalidationMode.CHECKED_HASH
+            compile_dir(tree.root / "mindrl", quiet=1, invalidation_mode=checked)
+            yield tree
         finally:
-            for tree in filter(Path.exists, trees):
-                _git("worktree", "remove", "--force", str(tree))
+            tree.pytest.close()
+            if tree.root.exists():
+                _git("worktree", "remove", "--force", str(tree.root))
 
 
 def _git(*words: str) -> str:
@@ -271,9 +295,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the faults and exit")
     parser.add_argument("--part", type=Part.read, metavar="K/N", help="every Nth, from the Kth")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time")
-    passed = "do not run the tests without a fault first"
-    parser.add_argument("--passed", action="store_true", help=passed)
     return parser.parse_args()
+
+
+def _found_by() -> dict[str, str]:
+    with suppress(FileNotFoundError):
+        return {**json.loads(_read(FOUND_BY))}
+    return {}
+
+
+def _keep(outcome: Outcome) -> None:
+    """Write which test found a fault; leave out what is no longer a fault."""
+    tests = _found_by() | {outcome.fault.name: outcome.found_by}
+    known = {fault.name for fault in faults()}
+    kept = {name: tests[name] for name in sorted(tests) if name in known and tests[name]}
+    text = json.dumps(kept, indent=0, ensure_ascii=False)
+    FOUND_BY.write_text(f"{text}\n", "utf-8")
 
 
 def _short(path: Path) -> str:

@@ -1,5 +1,6 @@
 """The faults of scripts/mutate.py: each can be planted, and no room of mindrl is without one."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,18 @@ def test_the_short_suite_is_the_same_for_faults_and_for_the_script_of_all_checks
     mutate: Any,
 ) -> None:
     assert f'marks="{mutate.SHORT}"\n' in (ROOT / "scripts/test.sh").read_text("utf-8")
+
+
+def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_path: Path) -> None:
+    source, test = tmp_path / "mindrl/value.py", tmp_path / "test_value.py"
+    source.parent.mkdir()
+    (source.parent / "__init__.py").touch()
+    test.write_text("from mindrl.value import VALUE\ndef test_it(): assert VALUE == 11\n")
+    codes = []
+    with closing(mutate.PreloadedPytest(["pytest"])) as preloaded:
+        for value in (11, 12, 11):
+            source.write_text(f"VALUE = {value}\n")
+            done = preloaded.run(["-q", "-p", "no:cacheprovider"], tmp_path, {})
+            codes.append(done.code)
+    assert codes == [mutate.SURVIVED, mutate.FOUND, mutate.SURVIVED]
+    assert "1 passed" in done.output

@@ -26,6 +26,7 @@ from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.prefork import start_prefork
+from mindrl.models.vision import image_token
 from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import Platform, choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
@@ -176,9 +177,7 @@ def _unread(config: RunConfig) -> Iterator[str]:
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
     """Read the rows and try the rewards; yields the lines about the data."""
-    # No model is loaded, unless by code of the user.
-    if not _has_own_code(config):
-        transformers_without_torch.install()
+    _hide_torch_from_transformers(config)
     # Imported late: they load transformers and sympy.
     from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
     from mindrl.launch.reward_trials import warn_of_data  # noqa: PLC0415
@@ -190,14 +189,19 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
     warn_of_data(config, data)
 
 
-def _has_own_code(config: RunConfig) -> bool:
-    """Return whether the data or the rewards of a run need code that is not mindrl's."""
+def _hide_torch_from_transformers(config: RunConfig) -> None:
+    """Save half of the start: this process only loads a tokenizer, and workers load the models.
+
+    Code of the user may load models, and torch decides which image processor there is.
+    """
     names = {name for weights in config.reward_weights.values() for name in weights}
-    return (
+    own_code = (
         config.environment_config is not None
         or config.generate_config.trust_remote_code
         or any(":" in name and "://" not in name for name in names)
     )
+    if not (own_code or image_token(config.actor_config.load)):
+        transformers_without_torch.install()
 
 
 def require_engines(config: RunConfig | None = None) -> None:
@@ -259,6 +263,8 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
     require_engines(config)
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir(), here=job is None)
+    if callbacks is None:
+        _hide_torch_from_transformers(config)
     # Imported late: they load torch and Ray, and errors should come as fast as in a check.
     if job is not None:
         from mindrl.launch.jobs import rollout_job, train_job  # noqa: PLC0415

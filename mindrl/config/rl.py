@@ -81,8 +81,9 @@ class RLConfig:
     """Deprecated: the layouts of all engines in one string, such as `vllm:d4t2|megatron:d2p2t2`.
     See [Allocation strings](allocation-strings.md#all-engines-in-one-string)."""
     blocking: bool = True
-    """Run the stages of a step in sequence. False scores the responses on the host while the
-    devices compute log-probs and values: the same numbers, sooner."""
+    """Run the stages of a step in sequence. False scores each group of responses on the host when
+    it is complete, while the devices generate others and compute log-probs and values: the same
+    numbers, sooner. A function of lists then gets the complete groups, not all of the step."""
     device: Literal["auto", "npu", "gpu", "cpu"] = "auto"
     """Kind of device. `auto` uses the first kind present of NPU, GPU, CPU."""
     actor_resource: ActorResource = ActorResource()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Self
 
 from mindrl.batch.prompts import Prompt
@@ -48,7 +49,7 @@ def reward_processes(rl: RLConfig, cores: int) -> int:
 
 
 class RewardScorer:
-    """Scores batches; a context manager, used by one thread at a time.
+    """Scores batches; a context manager. Threads wait for each other.
 
     A response that hangs, kills its process or makes a function raise gets that function's worst
     score, and is counted and logged; others are not affected.
@@ -77,6 +78,7 @@ class RewardScorer:
             prints=inputs.prints,
         )
         self._service: RewardService | None = None
+        self._turn = Lock()
         self._logged: set[tuple[str, FailureKind]] = set()
         self._worst = {source: WorstScores(each) for source, each in self._weights.items()}
 
@@ -108,33 +110,60 @@ class RewardScorer:
             RewardError: no responses, a different number of answers, or the service is lost; never
                 because of a response's content.
         """
+        return self.score_parts([len(responses)], responses, answers, sources, answered)[0]
+
+    def score_parts(
+        self,
+        lengths: Sequence[int],
+        responses: Sequence[str],
+        answers: Sequence[str],
+        sources: Sequence[str] = (),
+        answered: Answered | None = None,
+    ) -> list[Scores]:
+        """Score batches of these lengths in one call of the functions; arguments as in `score`."""
         if len(responses) != len(answers) or not responses:
             raise RewardError(
                 f"{len(responses)} responses and {len(answers)} references; "
                 "need one reference for each of at least 1 response"
             )
-        rated = self._rated(sources or ("",) * len(responses))
-        texts, places = BatchTexts(responses, answers, answered), _places(rated, self._weights)
-        ready, outcomes = self._scored(texts, places)
-        failures = tuple(
-            replace(each, response=places[each.function][each.response])
-            for each in failures_of(outcomes)
-        )
-        self._log(failures, responses)
-        by_row = {
-            name: dict(zip(rows, outcomes[name], strict=True)) for name, rows in places.items()
-        }
-        rewards, components = self._weighed(rated, by_row, ready.ranges)
-        rows = range(len(responses))
+        with self._turn:
+            rated = self._rated(sources or ("",) * len(responses))
+            texts, places = BatchTexts(responses, answers, answered), _places(rated, self._weights)
+            ready, outcomes = self._scored(texts, places)
+            by_row = {
+                name: dict(zip(rows, outcomes[name], strict=True)) for name, rows in places.items()
+            }
+            self._log(_failures(by_row), responses)
+            parts, start = [], 0
+            for length in lengths:
+                part = range(start, start + length)
+                own = {
+                    name: {row - start: column[row] for row in part if row in column}
+                    for name, column in by_row.items()
+                    if not column.keys().isdisjoint(part)
+                }
+                parts.append(self._scores(length, own, sources[start : part.stop], ready.ranges))
+                start = part.stop
+        return parts
+
+    def _scores(
+        self,
+        count: int,
+        by_row: Mapping[str, Mapping[int, Outcome]],
+        sources: Sequence[str],
+        ranges: Ranges,
+    ) -> Scores:
+        """Return the scores of a batch, given what each function returned for its rows."""
+        rewards, components = self._weighed(self._rated(sources or ("",) * count), by_row, ranges)
         return Scores(
             rewards=rewards,
             components=components,
-            ranges=ready.ranges,
-            failures=failures,
+            ranges=ranges,
+            failures=_failures(by_row),
             sources=tuple(sources) if any(sources) else (),
             judges={source: next(iter(each)) for source, each in self._weights.items() if each},
             accuracies={
-                name: tuple(accuracies.get(row) for row in rows)
+                name: tuple(accuracies.get(row) for row in range(count))
                 for name, outcomes in by_row.items()
                 if (accuracies := _accuracies(outcomes))
             },
@@ -226,6 +255,12 @@ def _plain(outcome: Outcome) -> float | Failure | None:
 def _accuracies(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
     """Return the accuracy of responses, by row, if the function returns one."""
     return {row: each.accuracy for row, each in outcomes.items() if isinstance(each, Graded)}
+
+
+def _failures(by_row: Mapping[str, Mapping[int, Outcome]]) -> tuple[Failures, ...]:
+    """Return the failures of each function and kind, with rows of the batch."""
+    found = failures_of({name: tuple(column.values()) for name, column in by_row.items()})
+    return tuple(replace(each, response=[*by_row[each.function]][each.response]) for each in found)
 
 
 def _places(

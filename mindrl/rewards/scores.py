@@ -148,6 +148,7 @@ class Scores:
         """Concatenate the scores of batches."""
         counts = [len(part.rewards) for part in parts]
         components = _columns([part.components for part in parts], counts)
+        sources = [part.sources or ("",) * len(part.rewards) for part in parts]
         return cls(
             rewards=tuple(chain.from_iterable(part.rewards for part in parts)),
             components=components,
@@ -158,7 +159,7 @@ class Scores:
                 name: sum(part.left_out_of.get(name, part.left_out) for part in parts)
                 for name in components
             },
-            sources=tuple(chain.from_iterable(part.sources for part in parts)),
+            sources=tuple(chain.from_iterable(sources)) if any(map(any, sources)) else (),
             judges=parts[0].judges,
             accuracies=_columns([part.accuracies for part in parts], counts),
         )

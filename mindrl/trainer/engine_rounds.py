@@ -40,6 +40,8 @@ class FollowUp(NamedTuple):
 NextTurns = Callable[[Mapping[int, Completed], int], Sequence[FollowUp]]
 """Called with the requests completed since the last call, by index, and the number of open ones;
 returns those that follow. Waits for some if no request is open."""
+OnCompleted = Callable[[Mapping[int, Completed]], None]
+"""Called after a round with the requests that it completed, by index."""
 IsEnough = Callable[[Collection[int]], bool]
 """Called with the indices of all completed requests; returns whether they are enough."""
 
@@ -55,16 +57,24 @@ class EngineRounds:
     sampling: Sampling
     round_steps: int
     requests: list[Request]
+    dealt: Sequence[Sequence[int]] | None = None
+    """Indices of the requests of each replica, in the order in which they begin. None: the started
+    ones in turn, then equal numbers of new ones."""
     whole: set[int] = field(default_factory=set, init=False)
     """Indices of completed requests."""
 
     def __post_init__(self) -> None:
         """Assign the requests to the replicas."""
-        dealt, most = self._shares(), 2 * self.rows
+        dealt, most = self.dealt or self._shares(), 2 * self.rows
         self.waiting = deque(sorted(place for share in dealt for place in share[most:]))
-        self.shares = [share[:most] for share in dealt]
+        self.shares = [[*share[:most]] for share in dealt]
 
-    def run(self, is_enough: IsEnough, next_turns: NextTurns | None) -> Responses:
+    def run(
+        self,
+        is_enough: IsEnough,
+        next_turns: NextTurns | None = None,
+        on_completed: OnCompleted | None = None,
+    ) -> Responses:
         """Generate in rounds of all replicas until the completed requests are enough.
 
         Returns all responses, in order.
@@ -73,6 +83,8 @@ class EngineRounds:
         more: list[list[int]] = [[] for _ in self.shares]
         while True:
             new = self._advance(more, until=None if next_turns is None else 1)
+            if on_completed is not None:
+                on_completed(new)
             left = len(self.requests) - len(self.whole)
             after = [] if next_turns is None else next_turns(new, left)
             if is_enough(self.whole):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Self
 
 from torch import Tensor
@@ -134,21 +135,40 @@ class RewardManager:
 
     def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
         """Decode each response and score it against its prompt's answer."""
+        count = len(rollouts.conversations().last(rollouts.group_B))
+        return self.by_rules_in_parts([count], prompts, rollouts)[0]
+
+    def by_rules_in_parts(
+        self, lengths: Sequence[int], prompts: Sequence[Prompt], rollouts: Rollouts
+    ) -> list[Rewarded]:
+        """Score batches of these lengths, one after the other in the rollouts, in one call."""
         groups = rollouts.conversations().last(rollouts.group_B).tolist()
         token_ids = rollouts.response_tokens()
         responses = [*map(self.decode, token_ids)]
+        ends = [*accumulate(lengths)]
+        texts = [responses[end - length : end] for end, length in zip(ends, lengths, strict=True)]
         if self.sources.scorer is None:
-            nothing = Scores(rewards=(0.0,) * len(groups), components={}, ranges={}, failures=())
-            return Rewarded(responses=responses, scores=nothing)
+            return [
+                Rewarded(
+                    responses=part,
+                    scores=Scores(
+                        rewards=(0.0,) * len(part), components={}, ranges={}, failures=()
+                    ),
+                )
+                for part in texts
+            ]
         asked = [prompts[group] for group in groups]
         answers = [prompt.answer for prompt in asked]
         named = [prompt.source for prompt in asked]
         answered = Answered(prompts=asked, groups=groups, token_ids=token_ids)
         with span("reward call", responses=len(responses)):
-            scores = self.sources.scorer.score(
-                responses, answers, named if any(named) else (), answered
+            scores = self.sources.scorer.score_parts(
+                lengths, responses, answers, named if any(named) else (), answered
             )
-        return Rewarded(responses=responses, scores=scores)
+        return [
+            Rewarded(responses=part, scores=score)
+            for part, score in zip(texts, scores, strict=True)
+        ]
 
     @contextmanager
     def compute(
@@ -157,18 +177,19 @@ class RewardManager:
         rollouts: Rollouts,
         *,
         blocking: bool,
-        known: Rewarded | None = None,
+        known: Callable[[], Rewarded] | None = None,
     ) -> Iterator[Callable[[], Rewarded]]:
         """Score by all sources; the body of the `with` calls the result for the scores.
 
-        `known` are scores of the reward functions, if available. The scores are combined once,
+        `known` waits for scores of the reward functions that are computed already. The scores are
+        combined once,
         however often the body asks. Unless `blocking`, the functions run concurrently with the
         body, which keeps the devices busy; stage `reward` is then the time that the body waits for
         them.
         """
         sources, talks = self.sources, rollouts.conversations()
         asked = self._rules(prompts, rollouts, blocking=blocking)
-        with asked if known is None else nullcontext(lambda: known) as rules:
+        with asked if known is None else nullcontext(known) as rules:
             model = None
             if sources.reward_model is not None:
                 with self.timer("reward_model"):

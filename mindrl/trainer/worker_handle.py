@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,20 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.metrics import Metrics, joined_metrics
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns
+from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns, OnCompleted
 from mindrl.trainer.engines import Engines
 from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
+
+
+class Progress(NamedTuple):
+    """Calls about the responses that are complete while others are generated."""
+
+    round_steps: int
+    """Engine steps between two calls."""
+    on_completed: OnCompleted
+    """Receives them by their rows."""
+
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
@@ -67,10 +77,12 @@ class WorkerHandle:
         *,
         step: int,
         answered: Sequence[Prompt] = (),
+        progress: Progress | None = None,
     ) -> Rollouts:
         """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt.
 
-        A prompt that is also in `answered` gets different responses.
+        A prompt that is also in `answered` gets different responses. With `progress` the engines
+        generate in rounds.
         """
         count, before = sampling.samples_per_prompt, len(answered)
         group = [index for index in range(len(prompts)) for _ in range(count)]
@@ -82,18 +94,28 @@ class WorkerHandle:
             for uid, sample in [*zip(uids, sample_numbers(uids), strict=True)][before * count :]
         ]
         rows_of = self.prompt_shares.deal(prompts, count, self.engines.replicas)
-        # Only models that read pictures take the last argument.
-        shares = [
-            (
-                [token_ids[row] for row in rows],
-                sampling,
-                [seeds[row] for row in rows],
-                *([[images[row] for row in rows]] if any(images) else []),
+        if progress is not None:
+            requests = [
+                Request(token_ids=prompts[index].token_ids, drawn=0, seed=seed, images=placed)
+                for index, seed, placed in zip(group, seeds, images, strict=True)
+            ]
+            rounds = self._rounds(requests, sampling, progress.round_steps, rows_of)
+            responses = rounds.run(
+                lambda whole: len(whole) == len(requests), on_completed=progress.on_completed
             )
-            for rows in rows_of
-        ]
-        replies: list[Responses] = self.engines.each("generate_sequences", shares)
-        responses = Responses.joined(replies).in_order([*chain.from_iterable(rows_of)])
+        else:
+            # Only models that read pictures take the last argument.
+            shares = [
+                (
+                    [token_ids[row] for row in rows],
+                    sampling,
+                    [seeds[row] for row in rows],
+                    *([[images[row] for row in rows]] if any(images) else []),
+                )
+                for rows in rows_of
+            ]
+            replies: list[Responses] = self.engines.each("generate_sequences", shares)
+            responses = Responses.joined(replies).in_order([*chain.from_iterable(rows_of)])
         self.prompt_shares.learn(prompts, count, responses.lengths_B.tolist())
         asked = [prompt.token_ids for prompt in prompts]
         return Rollouts.from_responses(asked, responses, group).with_images(images)
@@ -111,6 +133,7 @@ class WorkerHandle:
         *,
         round_steps: int,
         next_turns: NextTurns | None = None,
+        on_completed: OnCompleted | None = None,
     ) -> Responses:
         """Generate until the completed requests are enough; return all responses, in order.
 
@@ -120,7 +143,7 @@ class WorkerHandle:
         ends with the first completed request of each engine.
         """
         rounds = self._rounds(requests, sampling, round_steps)
-        return rounds.run(is_enough, next_turns)
+        return rounds.run(is_enough, next_turns, on_completed)
 
     def generate_turns(
         self,
@@ -141,7 +164,11 @@ class WorkerHandle:
         return rounds.run_one_by_one(calls, is_enough, next_turns)
 
     def _rounds(
-        self, requests: Sequence[Request], sampling: Sampling, round_steps: int
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        round_steps: int,
+        dealt: Sequence[Sequence[int]] | None = None,
     ) -> EngineRounds:
         return EngineRounds(
             engines=self.engines,
@@ -149,6 +176,7 @@ class WorkerHandle:
             sampling=sampling,
             round_steps=round_steps,
             requests=[*requests],
+            dealt=dealt,
         )
 
     def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:

@@ -1,6 +1,6 @@
 """More requests than two engines take at once: what waits follows, and is answered alike."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from mindrl.config.run import RunConfig
 from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.worker_handle import WorkerHandle
+from mindrl.trainer.engine_rounds import Completed
+from mindrl.trainer.worker_handle import Progress, WorkerHandle
 
 pytestmark = pytest.mark.distributed
 
@@ -75,9 +76,11 @@ def noted(
     group.stop()
 
 
-def at_once(actor: WorkerHandle, sampling: Sampling) -> list[Answer]:
+def at_once(
+    actor: WorkerHandle, sampling: Sampling, progress: Progress | None = None
+) -> list[Answer]:
     """Answer all prompts in one call."""
-    found = actor.generate_sequences(PROMPTS, sampling, step=1)
+    found = actor.generate_sequences(PROMPTS, sampling, step=1, progress=progress)
     rows = range(REQUESTS)
     tokens = found.response_tokens()[:REQUESTS]
     scores = [found.rollout_logprobs_BT[row][found.response_mask_BT[row]].tolist() for row in rows]
@@ -110,6 +113,24 @@ def test_requests_that_waited_for_a_place_are_answered_as_if_all_had_begun_at_on
         )
         assert sum(map(sum, noting.more)) == waiting
         assert answers(found) == expected
+
+
+def test_a_rollout_in_rounds_is_that_of_one_call_and_reports_each_response_once(
+    noted: tuple[WorkerHandle, Noting],
+) -> None:
+    actor, _ = noted
+    rounds: list[dict[int, Completed]] = []
+
+    def on_completed(new: Mapping[int, Completed]) -> None:
+        rounds.append({**new})
+
+    expected = at_once(actor, SAMPLED)
+    assert at_once(actor, SAMPLED, Progress(ROUND_STEPS, on_completed)) == expected
+    reported = [(row, each) for new in rounds for row, each in new.items()]
+    assert sorted(row for row, _ in reported) == [*range(REQUESTS)]
+    for row, (tokens_N, logprobs_N, finished) in reported:
+        assert (tokens_N.tolist(), logprobs_N.tolist(), finished) == expected[row]
+    assert sum(map(bool, rounds)) > 3
 
 
 def test_what_a_step_leaves_goes_on_with_what_it_never_began_to_the_same_greedy_answers(

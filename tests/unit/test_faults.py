@@ -67,7 +67,8 @@ def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_p
     with closing(mutate.PreloadedPytest(["pytest"])) as preloaded:
         for value in (11, 12, 11):
             source.write_text(f"VALUE = {value}\n")
-            done = preloaded.run(["-q", "-p", "no:cacheprovider"], tmp_path, {})
+            unwritten = {"PYTHONDONTWRITEBYTECODE": "1"}
+            done = preloaded.run(["-q", "-p", "no:cacheprovider"], tmp_path, unwritten)
             codes.append(done.code)
     assert codes == [mutate.SURVIVED, mutate.FOUND, mutate.SURVIVED]
     assert "1 passed" in done.output

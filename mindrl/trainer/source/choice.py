@@ -13,6 +13,7 @@ from mindrl.trainer.source.bounds import PoolBounds
 from mindrl.trainer.source.generated import GeneratedGroups
 from mindrl.trainer.source.generation import Generation, InTurns
 from mindrl.trainer.source.group_filter import GroupFilter
+from mindrl.trainer.source.group_ratings import GroupRatings
 from mindrl.trainer.source.interface import Answering, Gathered, Source
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replicas import Replicas
@@ -29,16 +30,23 @@ def source_of(
         return StoredGroups(stored_rollouts(config))
     pool, in_order = GroupPool(config, answering), rl.step_order == "one_step_off"
     generation: Generation
+    # Environments rate conversations themselves; the engine's routes come with all responses.
+    is_rated_after = rl.blocking or answering.turns or config.actor_config.router_replay == "R3"
+    ratings = None if is_rated_after else GroupRatings(pool)
     # On separate devices each replica is driven by itself: others continue the turns of a lost one.
     has_replicas = config.is_apart and answering.turns is not None
     if rl.step_order == "in_turns" and not has_replicas:
         round_steps = rl.rollout_round_steps if rl.partial_rollout else None
-        generation = InTurns(pool=pool, round_steps=round_steps)
+        generation = InTurns(pool=pool, round_steps=round_steps, ratings=ratings)
     else:
         engines = cast("SeparateEngines", answering.workers.engines)
         completes = rl.step_order != "asynchronous"
         generation = Replicas(
-            engines, pool, round_steps=rl.rollout_round_steps, completes=completes
+            engines,
+            pool,
+            round_steps=rl.rollout_round_steps,
+            completes=completes,
+            ratings=ratings,
         )
     steps_in_flight = {"in_turns": 1.0, "one_step_off": 1.0, "asynchronous": 1.0 + rl.max_staleness}
     times = rl.groups_in_flight if rl.partial_rollout else steps_in_flight[rl.step_order]

@@ -1,14 +1,17 @@
 """How the open responses of a pool get tokens, and engines that work while the trainer waits."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
+from mindrl.trainer.engine_rounds import Completed
 from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.source.conversing import Conversing
 from mindrl.trainer.source.group import OpenGroup
+from mindrl.trainer.source.group_ratings import GroupRatings
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.weight_probe import PROBE_RESPONSES
 
@@ -33,6 +36,8 @@ class Generation(ABC):
 
     runs_ahead = False
     """Whether it continues while the trainer trains."""
+    ratings: GroupRatings | None = None
+    """Scores complete groups during the generation. None: they are scored after it."""
 
     @abstractmethod
     def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:
@@ -52,12 +57,17 @@ class Generation(ABC):
         """Publish the weights after a step to engines that run ahead; others fetch them."""
         return {}
 
-    def load(self, step: int) -> None:  # noqa: B027
+    def load(self, step: int) -> None:  # noqa: ARG002
         """Continue after a step with the groups that the pool has loaded."""
+        if self.ratings is not None:
+            self.ratings.forget()
 
-    def rewarded(self, groups: Sequence[OpenGroup]) -> Rewarded | None:  # noqa: ARG002
-        """Return the scores of the reward functions if the generation has applied them."""
-        return None
+    def rewarded(self, groups: Sequence[OpenGroup]) -> Callable[[], Rewarded] | None:
+        """Return what waits for the scores of the reward functions, if they are applied here."""
+        if self.ratings is None:
+            return None
+        self.ratings.begin(groups)
+        return partial(self.ratings.take, groups)
 
 
 @dataclass(kw_only=True)
@@ -68,6 +78,7 @@ class InTurns(Generation):
     round_steps: int | None
     """Engine steps between checks whether enough groups are complete. None completes all, which
     have no tokens yet."""
+    ratings: GroupRatings | None = None
     rounds: int = field(default=0, init=False)
 
     def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:  # noqa: ARG002
@@ -87,9 +98,19 @@ class InTurns(Generation):
             return
         if not (rows := pool.incomplete()):
             return
+        added = set[int]()
+
+        def add(completed: Mapping[int, Completed]) -> None:
+            for at, (tokens_N, logprobs_N, finished) in completed.items():
+                pool.extend(rows[at], (tokens_N, logprobs_N), step=step, finished=finished)
+            added.update(completed)
+            if self.ratings is not None:
+                self.ratings.begin()
+
+        on_completed = None if self.ratings is None else add
         if self.round_steps is None:
             prompts = [pool.prompt(number) for number in pool.groups]
-            rollouts = answering.roll_out(prompts, step, pool.used_prompts())
+            rollouts = answering.roll_out(prompts, step, pool.used_prompts(), on_completed)
             responses = rollouts.responses()
         else:
             requests = [pool.request(row) for row in rows]
@@ -101,11 +122,20 @@ class InTurns(Generation):
 
             with answering.rewards.timer("rollout"):
                 responses = answering.workers.generate_until(
-                    requests, answering.sampling, is_over, round_steps=self.round_steps
+                    requests,
+                    answering.sampling,
+                    is_over,
+                    round_steps=self.round_steps,
+                    on_completed=on_completed,
                 )
-        finished = responses.finished_B.tolist()
-        for row, sampled, ended in zip(rows, responses.each(), finished, strict=True):
-            pool.extend(row, sampled, step=step, finished=ended)
+        each = zip(responses.each(), responses.finished_B.tolist(), strict=True)
+        add(
+            {
+                at: Completed(*drawn, ended)
+                for at, (drawn, ended) in enumerate(each)
+                if at not in added
+            }
+        )
 
     def _converse(
         self, step: int, is_enough: IsEnough, check_interrupt: Callable[[], None]

@@ -11,9 +11,10 @@ from mindrl.data.order import MixedOrder, PromptOrder
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.conversation_samples import ShownConversations
+from mindrl.trainer.engine_rounds import OnCompleted
 from mindrl.trainer.reward_manager import Rating, RewardManager
 from mindrl.trainer.source.turns import ConversationTurns
-from mindrl.trainer.worker_handle import WorkerHandle
+from mindrl.trainer.worker_handle import Progress, WorkerHandle
 
 DataT = TypeVar("DataT")
 """Data of a step."""
@@ -70,7 +71,7 @@ class Answering:
     per_step: int
     """Prompts that a step trains on."""
     round_steps: int = 32
-    """Engine steps between looks at the answers of environments."""
+    """Engine steps between looks at the answers of environments, and at complete responses."""
     turns: ConversationTurns | None = None
     """Who answers the turns of conversations. None: one response to each prompt."""
 
@@ -79,11 +80,19 @@ class Answering:
         return [self.prompts[index] for index in self.order.indices(start, count)]
 
     def roll_out(
-        self, prompts: Sequence[Prompt], step: int, answered: Sequence[Prompt] = ()
+        self,
+        prompts: Sequence[Prompt],
+        step: int,
+        answered: Sequence[Prompt] = (),
+        on_completed: OnCompleted | None = None,
     ) -> Rollouts:
-        """Generate responses with the current weights; `answered` are earlier prompts."""
+        """Generate responses with the current weights; `answered` are earlier prompts.
+
+        `on_completed` receives responses, by their rows, while others are generated.
+        """
+        progress = None if on_completed is None else Progress(self.round_steps, on_completed)
         with self.rewards.timer("rollout"):
             self.workers.engines.publish(step - 1)
             return self.workers.generate_sequences(
-                prompts, self.sampling, step=step, answered=answered
+                prompts, self.sampling, step=step, answered=answered, progress=progress
             )

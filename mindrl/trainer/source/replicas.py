@@ -12,6 +12,7 @@ from mindrl.trainer.engines import Replica, SeparateEngines
 from mindrl.trainer.source.assignments import Assignments
 from mindrl.trainer.source.generation import Generation, IsEnough, Measured
 from mindrl.trainer.source.group import OpenGroup
+from mindrl.trainer.source.group_ratings import GroupRatings
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.replica_thread import (
     Advanced,
@@ -39,9 +40,16 @@ class Replicas(Generation):
     runs_ahead = True
 
     def __init__(
-        self, engines: SeparateEngines, pool: GroupPool, *, round_steps: int, completes: bool
+        self,
+        engines: SeparateEngines,
+        pool: GroupPool,
+        *,
+        round_steps: int,
+        completes: bool,
+        ratings: GroupRatings | None = None,
     ) -> None:
         """Set the parts; no replica generates yet."""
+        self.ratings = ratings
         self.engines, self.pool, self.assignments = engines, pool, Assignments(pool)
         # A turn that is complete waits for its environment alone.
         self.round_end = RoundEnd(round_steps, None if pool.turns is None else 1)
@@ -196,6 +204,8 @@ class Replicas(Generation):
         self.assignments.advanced(event.number, event.steps)
         step, indices = self.version + 1, event.indices
         self.assignments.received(event.number, indices, event.responses, step=step)
+        if self.ratings is not None:
+            self.ratings.begin()
         if event.has_ended:
             self.assignments.ended(event.number)
             self._seconds["busy"] += self.threads.pop(event.number).busy_seconds

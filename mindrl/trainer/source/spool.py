@@ -169,7 +169,7 @@ class SpoolGeneration(Generation):
         oldest = min((each.version for each in self.requests), default=step)
         self.needed = {step: (pool.first_open, oldest)}
 
-    def rewarded(self, groups: Sequence[OpenGroup]) -> Rewarded:
+    def rewarded(self, groups: Sequence[OpenGroup]) -> Callable[[], Rewarded]:
         """Return the scores of complete groups, which are used now."""
         parts, samples = [], self.pool.samples
         used = (self.received.pop(group) for group in groups)
@@ -177,7 +177,8 @@ class SpoolGeneration(Generation):
             starts = [index * samples for _, index in each]
             rows = [row for start in starts for row in range(start, start + samples)]
             parts.append(record.rows(rows))
-        return Rewarded.joined(parts)
+        joined = Rewarded.joined(parts)
+        return lambda: joined
 
     def _send(self, step: int) -> None:
         """Send requests for the groups that have none."""

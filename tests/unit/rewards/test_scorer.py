@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,24 @@ def test_a_function_that_fails_for_all_rows_of_its_source_has_no_score_at_all() 
     assert scores.rewards[0] == 1.0
     [hopeless] = scores.without_any_score()
     assert (hopeless.function, hopeless.response) == (OBEY, 1)
+
+
+def test_parts_of_a_batch_have_the_scores_and_the_failures_that_they_have_alone() -> None:
+    rl = RLConfig(mini_batch_size=1, verifier_function=("math_verify",), verifier_weight=(1.0,))
+    weights = {"": {"math_verify": 1.0}, "own": {OBEY: 1.0, "math_verify": 0.5}}
+    responses = ["\\boxed{1}", "raise", "fine", "\\boxed{7}", "raise"]
+    answers, sources = ["1", "8", "9", "7", "4"], ["", "own", "own", "", "own"]
+    with RewardScorer(rl, weights) as scorer:
+        parts = scorer.score_parts([1, 2, 2], responses, answers, sources)
+        starts = (0, 1, 3)
+        alone = [
+            scorer.score(responses[at : at + n], answers[at : at + n], sources[at : at + n])
+            for at, n in zip(starts, (1, 2, 2), strict=True)
+        ]
+        whole = scorer.score(responses, answers, sources)
+    assert parts == alone
+    assert replace(Scores.joined(parts), left_out_of={}) == whole
+    assert [(each.function, each.response) for each in parts[2].failures] == [(OBEY, 1)]
 
 
 def test_batches_of_different_sources_are_joined_and_cut_with_what_was_asked_of_whom() -> None:

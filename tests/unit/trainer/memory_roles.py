@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,8 +36,10 @@ from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
+from mindrl.trainer.engine_rounds import Completed
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+from mindrl.trainer.worker_handle import Progress
 
 PROMPTS = tuple(
     Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", answer=f"answer {uid}")
@@ -85,6 +87,7 @@ class MemoryRoles:
         *,
         step: int,
         answered: Sequence[Prompt] = (),
+        progress: Progress | None = None,
     ) -> Rollouts:
         """Answer with two tokens, the second of which counts the samples."""
         del answered
@@ -96,6 +99,9 @@ class MemoryRoles:
             logprobs=[(ROLLOUT_LOGPROB, ROLLOUT_LOGPROB)] * len(group),
             finished=[True] * len(group),
         )
+        if progress is not None:
+            for row, drawn in enumerate(responses.each()):
+                progress.on_completed({row: Completed(*drawn, finished=True)})
         return Rollouts.from_responses([prompt.token_ids for prompt in prompts], responses, group)
 
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
@@ -173,6 +179,18 @@ class MemoryRoles:
         ranges = {"exact": ScoreRange(0.0, 1.0)}
         components = {"exact": right}
         return Scores(rewards=right, components=components, ranges=ranges, failures=())
+
+    def score_parts(
+        self,
+        lengths: Sequence[int],
+        responses: Sequence[str],
+        answers: Sequence[str],
+        *more: object,
+    ) -> list[Scores]:
+        """Score batches of these lengths, each by itself."""
+        left, given = iter(responses), iter(answers)
+        parts = [([*islice(left, length)], [*islice(given, length)]) for length in lengths]
+        return [self.score(*part, *more) for part in parts]
 
     def _updated(self, loss: str, updates: int) -> dict[str, float]:
         """Report a skipped update if its gradient is not finite."""

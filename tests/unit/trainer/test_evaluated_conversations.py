@@ -92,6 +92,7 @@ class Scripted(MemoryRoles):
             open_ = [(of_places[each.place], each.request) for each in after]
 
     generate_turns = generate_until
+    score_parts = MemoryRoles.score_parts
 
     def score(self, responses: Sequence[str], *_: object) -> Scores:
         """Return 1 for a response with the word `right`."""

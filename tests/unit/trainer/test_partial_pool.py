@@ -5,6 +5,7 @@ The real engine: tests/distributed/test_rollout.py; whole runs: tests/e2e/test_p
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.errors import StopRequestedError
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.engine_rounds import Completed, OnCompleted
 from mindrl.trainer.policy_trainer import PolicyTrainer
 
 LONGEST = 12
@@ -52,22 +54,35 @@ class LongTail(MemoryRoles):
         is_enough: Callable[[Collection[int]], bool],
         *,
         round_steps: int,
+        on_completed: OnCompleted | None = None,
     ) -> Responses:
         assert sampling.samples_per_prompt == 2
         self.requests.append(requests)
         lengths = [length_of(request.token_ids[0] - 1) - request.drawn for request in requests]
-        steps = round_steps
-        while not is_enough({row for row, length in enumerate(lengths) if length <= steps}):
+        steps, complete = round_steps, set[int]()
+        while True:
+            new = {row for row, length in enumerate(lengths) if length <= steps} - complete
+            complete |= new
+            if on_completed is not None:
+                each = list(self._responses(requests, lengths).each())
+                on_completed({row: Completed(*each[row], finished=True) for row in new})
+            if is_enough(complete):
+                break
             steps += round_steps
         self.rounds.append(steps // round_steps)
         drawn = [min(length, steps) for length in lengths]
+        found = self._responses(requests, drawn)
+        return replace(found, finished_B=torch.tensor([length <= steps for length in lengths]))
+
+    @staticmethod
+    def _responses(requests: Sequence[Request], lengths: Sequence[int]) -> Responses:
         return Responses.of(
             token_ids=[
                 [20 + request.drawn + place for place in range(length)]
-                for request, length in zip(requests, drawn, strict=True)
+                for request, length in zip(requests, lengths, strict=True)
             ],
-            logprobs=[[-1.0] * length for length in drawn],
-            finished=[length <= steps for length in lengths],
+            logprobs=[[-1.0] * length for length in lengths],
+            finished=[True] * len(lengths),
         )
 
     def trained(self) -> list[int]:

@@ -157,7 +157,7 @@ class BrokenRules(MemoryRoles):
 @pytest.mark.parametrize("blocking", [True, False])
 def test_an_error_of_the_rules_ends_the_run_either_way(blocking: bool, tmp_path: Path) -> None:
     roles = BrokenRules()
-    with pytest.raises(RewardError, match="4 responses, 4 answers: lost"):
+    with pytest.raises(RewardError, match=r"^[24] responses, [24] answers: lost"):
         trained(tmp_path, roles, blocking=blocking)
     assert "update" not in roles.calls
 

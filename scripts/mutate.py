@@ -5,13 +5,14 @@
     python scripts/mutate.py --only NAME ...    only these faults
     python scripts/mutate.py --part 1/4         every fourth fault, from the first
     python scripts/mutate.py --jobs 2           two faults at a time
+    python scripts/mutate.py --left             only faults that scripts/faults_found.json lacks
 
 A fault is an exact source text, which must occur once in mindrl, its replacement, and the tests
 that must find it. They run in a separate worktree with the current tracked files: first the test
-that found the fault the last time, by scripts/faults_found.json, then the short cases of all, then,
-if these pass, those of the night, and at last the rest of the short suite. The file is renewed, and
-each test in it must pass without a fault. Exit code 1: a fault survived. Exit code 2: a fault no
-longer applies, or its tests fail without it.
+that found the fault the last time, by scripts/faults_found.json, then the short cases of all, and
+then, if these pass, those of the night. The file is renewed, and each test that found a fault must
+pass without one. Exit code 1: a fault survived. Exit code 2: a fault no longer applies, or its
+tests fail without it.
 """
 
 import argparse
@@ -45,7 +46,7 @@ FOUND_BY = ROOT / "scripts/faults_found.json"
 """Which test found each fault the last time."""
 NIGHTLY = "not gpu and not npu and not faults"
 SHORT = f"{NIGHTLY} and not nightly"
-WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
+FOLDERS = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
 """The quickest first."""
 TEST_SECONDS = 300
 """Time limit of a test that a fault keeps waiting; it then counts as failed."""
@@ -76,7 +77,7 @@ class Fault:
         if unknown := [name for name, paths in found.items() if not paths]:
             raise FaultError(f"{self.name}: no test file is named {' or '.join(unknown)}")
         names = {_short(path) for paths in found.values() for path in paths}
-        return sorted(names, key=lambda name: (WHOLE_SUITE.index(name[: name.index("/", 6)]), name))
+        return sorted(names, key=lambda name: (FOLDERS.index(name[: name.index("/", 6)]), name))
 
     def file(self, root: Path) -> Path:
         """Return the file to which the fault applies.
@@ -102,8 +103,6 @@ class Outcome:
     fault: Fault
     found_by: str
     """The first test that failed; empty without one."""
-    beyond: bool
-    """Whether the named tests passed, but another of the short suite failed."""
     seconds: float
 
 
@@ -135,6 +134,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         chosen = faults(options.only)
+        if options.left:
+            known = _found_by()
+            chosen = [fault for fault in chosen if fault.name not in known]
         if options.part is not None:
             chosen = options.part.of(chosen)
         files = {fault.name: fault.file(ROOT) for fault in chosen}
@@ -194,12 +196,10 @@ def _planted(fault: Fault, before: str | None, trees: "queue.Queue[_Tree]") -> O
             found_by = tree.first_failure(name, [before], nightly=True) if before else ""
             found_by = found_by or tree.first_failure(name, files)
             found_by = found_by or tree.first_failure(name, files, nightly=True)
-            beyond = not found_by
-            found_by = found_by or tree.first_failure(name, WHOLE_SUITE)
     finally:
         trees.put(tree)
     seconds = time.monotonic() - start
-    return Outcome(fault=fault, found_by=found_by, beyond=beyond, seconds=seconds)
+    return Outcome(fault=fault, found_by=found_by, seconds=seconds)
 
 
 class _Tree:
@@ -272,9 +272,8 @@ def _print(outcomes: Sequence[Outcome], files: dict[str, Path]) -> None:
     table = Table("fault", "file", "found by", "s")
     for outcome in outcomes:
         found = outcome.found_by or "[bold red]SURVIVED[/]"
-        beyond = " (not among its tests)" if outcome.found_by and outcome.beyond else ""
         file = _short(files[outcome.fault.name])
-        table.add_row(outcome.fault.name, file, f"{found}{beyond}", f"{outcome.seconds:.0f}")
+        table.add_row(outcome.fault.name, file, found, f"{outcome.seconds:.0f}")
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     survived = sum(not outcome.found_by for outcome in outcomes)
@@ -293,6 +292,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="only these faults")
     parser.add_argument("--list", action="store_true", help="print the faults and exit")
+    parser.add_argument("--left", action="store_true", help="only faults not found before")
     parser.add_argument("--part", type=Part.read, metavar="K/N", help="every Nth, from the Kth")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time")
     return parser.parse_args()

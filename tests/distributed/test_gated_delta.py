@@ -23,8 +23,11 @@ from mindrl.trainer.supervised_trainer import sequences_of
 pytestmark = pytest.mark.distributed
 
 SIZES = Sizes(key_heads=2, value_heads=4, key_width=3, value_width=5, convolution=4, slots=6)
-LENGTHS = {5: [70, 1, 1, 9], 2: [3, 1, 1], 0: [1, 1], 3: [6]}
-"""New tokens of each request, by its place, in the steps that it takes part in, the last ones."""
+LENGTHS = {5: [70, 1, 1, 9], 2: [3, 1, 1], 0: [1, 1], 3: [6], 1: [5, 1], 4: [8, 1]}
+"""New tokens of each request, by its place, in the steps that it takes part in, the last ones.
+
+Prompts of 5 and 8 tokens begin together: one is padded, and its state is read in the next step.
+"""
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "d1": {"actor_config.backend": "fsdp:d1"},
     "d2": TWO | {"actor_config.backend": "fsdp:d2"},
@@ -97,7 +100,7 @@ def test_the_engines_float32_layer_follows_the_recurrence_through_prompts_and_sa
                 decay=decay,
             )
         )
-    assert [step.decodes for step in steps] == [0, 1, 2, 2]
+    assert [step.decodes for step in steps] == [0, 1, 2, 4]
     (found,) = forked_workers.run("gated_delta_probe:engine_outputs", SIZES, weights, steps)
     # Float32, outputs of size 1.
     torch.testing.assert_close(torch.cat(found).double(), torch.cat(expected), atol=2e-6, rtol=0)

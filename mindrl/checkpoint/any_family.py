@@ -4,16 +4,19 @@ from mindrl.checkpoint.files import tensor_shapes
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config
 from mindrl.models.description import ModelDescription, is_known, read_description
+from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
 
 
 def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     """Read a model of a known family, or of any other: see `read_description`.
+
+    Families with gated delta nets count as others: `fsdp` computes them by transformers' layers.
 
     Raises:
         ModelError: As in `read_description`; for other families also if weight files are
             unreadable.
     """
     path, values = read_config(folder)
-    if is_known(values):
+    if is_known(values) and values["model_type"] not in GATED_DELTA_FAMILIES:
         return read_description(folder, to_plan=to_plan)
     return any_description(path, values, tensor_shapes(str(path.parent)))

@@ -55,8 +55,9 @@ def _sizes(
         # config.json may omit it; the files show the family's choice.
         found["tie_word_embeddings"] = embedding == head
         found["other"] = _other(values, tensors, embedding, head)
+        found["delta"] = found["other"].delta
         # Families with gated delta nets normalise queries and keys of their other layers.
-        found["qk_norm"] = found["other"].delta is not None
+        found["qk_norm"] = found["delta"] is not None
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
     if isinstance(hidden, int) and isinstance(heads, int) and heads:
         width = values.get("head_dim")

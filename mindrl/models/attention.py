@@ -11,7 +11,7 @@ def attention_shapes(model: ModelDescription, layer: str) -> dict[str, Shape]:
     hidden, query, key_value = model.hidden_size, query_rows(model), key_value_rows(model)
     here = f"{layer}self_attn."
     shapes: dict[str, Shape] = {}
-    projections = {"q": query, "k": key_value, "v": key_value}
+    projections = {"q": projected_query_rows(model), "k": key_value, "v": key_value}
     if model.fused_projections:
         projections = {"qkv": query + 2 * key_value}
     for letter, rows in projections.items():
@@ -25,8 +25,13 @@ def attention_shapes(model: ModelDescription, layer: str) -> dict[str, Shape]:
 
 
 def query_rows(model: ModelDescription) -> int:
-    """Return the number of rows of the query projection."""
+    """Return the width of all query heads."""
     return model.num_attention_heads * model.head_dim
+
+
+def projected_query_rows(model: ModelDescription) -> int:
+    """Return the number of rows of the query projection: next to gated delta nets with gates."""
+    return query_rows(model) * (2 if model.delta else 1)
 
 
 def key_value_rows(model: ModelDescription) -> int:

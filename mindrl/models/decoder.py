@@ -8,6 +8,7 @@ from typing import Literal
 from mindrl.models.attention import attention_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.feed_forward import feed_forward_shapes
+from mindrl.models.gated_delta import gated_delta_shapes
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 
@@ -68,9 +69,13 @@ def layer_of(tensor: str) -> int | None:
 def _layer_shapes(model: ModelDescription, index: int, layer: str) -> dict[str, Shape]:
     if model.other:
         return {name: shape for name, shape in model.other.tensors if layer_of(name) == index}
-    norms = ("input_layernorm", "post_attention_layernorm")
+    norms, delta = ("input_layernorm", "post_attention_layernorm"), model.delta
     return {
-        **attention_shapes(model, layer),
+        **(
+            gated_delta_shapes(delta, model.hidden_size, layer)
+            if delta and model.is_linear(index)
+            else attention_shapes(model, layer)
+        ),
         **feed_forward_shapes(model, index, layer),
         **{f"{layer}{name}.weight": (model.hidden_size,) for name in norms},
     }

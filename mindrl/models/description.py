@@ -12,7 +12,12 @@ from pydantic.dataclasses import dataclass
 from mindrl.errors import ModelError
 from mindrl.models.attention_window import attention_window, unsupported_window
 from mindrl.models.config_file import read_config
-from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
+from mindrl.models.gated_delta import (
+    GATED_DELTA_FAMILIES,
+    GatedDeltaNet,
+    gated_delta_net,
+    unsupported_nets,
+)
 from mindrl.models.mixture import (
     WITH_CORRECTION,
     count,
@@ -123,6 +128,9 @@ class ModelDescription:
     """Whether the files store Q, K and V as one matrix, and gate and up as another."""
     moe: MoeDescription | None = None
     mla: MlaDescription | None = None
+    delta: GatedDeltaNet | None = None
+    """Layers of linear attention; None if all layers have full attention. With them, each query
+    head has a gate of its output, and norms multiply by 1 + weight."""
     other: OtherFamily | None = None
     """Tensors of a model outside the supported families; None inside them."""
 
@@ -145,6 +153,11 @@ class ModelDescription:
         return self.other is not None and self.other.vision is not None
 
     @property
+    def class_name(self) -> str:
+        """Class in transformers if mindrl has no network of the family, otherwise the family."""
+        return self.other.architecture if self.other else self.model_type
+
+    @property
     def heads_per_group(self) -> int:
         """Number of query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
@@ -157,8 +170,11 @@ class ModelDescription:
     @property
     def attention_layers(self) -> int:
         """Number of layers that attend to all earlier tokens, and have keys and values of them."""
-        delta = self.other and self.other.delta
-        return self.num_hidden_layers - len(delta.layers if delta else ())
+        return self.num_hidden_layers - len(self.delta.layers if self.delta else ())
+
+    def is_linear(self, layer: int) -> bool:
+        """Return whether a layer is a gated delta net."""
+        return self.delta is not None and layer in self.delta.layers
 
 
 def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
@@ -241,8 +257,9 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
         if values.get(name) and (name, values["model_type"]) not in _BIASED:
             yield f"{name}=true is not supported in this family"
     yield from unsupported_head(values)
-    yield from unsupported_window(values)
     family = values["model_type"]
+    layers = unsupported_nets if family in GATED_DELTA_FAMILIES else unsupported_window
+    yield from layers(values)
     if family.startswith("deepseek"):
         yield from unsupported_deepseek(values)
         yield from _unsupported_groups(values)
@@ -306,6 +323,9 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     elif family == "glm4_moe":
         found["qk_norm"] = values.get("use_qk_norm") or False
         found["partial_rotary_factor"] = rotary_share(values)
+    elif family in GATED_DELTA_FAMILIES:
+        found["delta"] = gated_delta_net(values)
+        found["partial_rotary_factor"] = rotary_share(values)
     elif family == "llama":
         # Llama 2 omits it.
         found["rope_theta"] = rope_theta(values) or 10_000.0
@@ -321,8 +341,8 @@ def _latent(values: Mapping[str, Any]) -> MlaDescription:
 
 
 _NEEDS_FSDP = (
-    "; its layers of linear attention are gated delta nets, which archon lacks, and which "
-    "megatron-core 0.16 has only with flash-linear-attention and without packed sequences: set "
+    "; its layers of linear attention are gated delta nets, which archon has in qwen3_5_text only, "
+    "and megatron-core 0.16 only with flash-linear-attention and without packed sequences: set "
     "actor_config.backend=fsdp"
 )
 _NOT_AS_NAMED = {"sliding_window", "partial_rotary_factor"}
@@ -331,7 +351,11 @@ _BIASED = {("attention_bias", "qwen2"), ("attention_bias", "glm4_moe")}
 """Biases that some family has."""
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _LLAMA_ROPE = ("linear", "llama3")
-_ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": (), "glm4_moe": ()}
+_ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {
+    "phi3": (),
+    "glm4_moe": (),
+    "qwen3_5_text": (),
+}
 """Rotary scalings of a family that differ from Llama's."""
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "llama": {},
@@ -343,5 +367,6 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "deepseek_v2": {"attention_bias": False},
     "deepseek_v3": {"attention_bias": False},
     "glm4_moe": {},
+    "qwen3_5_text": {"qk_norm": True},
 }
 """Features of each supported family that do not depend on config.json."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from mindrl.models.placement import Shape
 from mindrl.models.rope import STRICT
 
 GATED_DELTA_FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
@@ -45,6 +46,11 @@ class GatedDeltaNet:
             )
 
     @property
+    def mixed_rows(self) -> tuple[int, int, int]:
+        """Rows of queries, keys and values, in this order, in their common projection."""
+        return self.key_rows, self.key_rows, self.value_rows
+
+    @property
     def key_rows(self) -> int:
         """Rows of the projection to queries, or to keys."""
         return self.key_heads * self.key_width
@@ -67,6 +73,22 @@ def gated_delta_net(values: Mapping[str, Any]) -> GatedDeltaNet | None:
     return GatedDeltaNet(layers=layers, **sizes)  # type: ignore[arg-type]
 
 
+def gated_delta_shapes(delta: GatedDeltaNet, hidden: int, layer: str) -> dict[str, Shape]:
+    """Return the shape of each logical tensor of a layer's gated delta net, as Qwen3.5 has them."""
+    here, mixed = f"{layer}linear_attn.", sum(delta.mixed_rows)
+    return {
+        f"{here}in_proj_qkv.weight": (mixed, hidden),
+        f"{here}in_proj_z.weight": (delta.value_rows, hidden),
+        f"{here}in_proj_b.weight": (delta.value_heads, hidden),
+        f"{here}in_proj_a.weight": (delta.value_heads, hidden),
+        f"{here}conv1d.weight": (mixed, 1, delta.convolution),
+        f"{here}A_log": (delta.value_heads,),
+        f"{here}dt_bias": (delta.value_heads,),
+        f"{here}norm.weight": (delta.value_width,),
+        f"{here}out_proj.weight": (hidden, delta.value_rows),
+    }
+
+
 def layer_kinds(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kind of each layer by config.json; empty if all are alike."""
     listed = values.get("layer_types")
@@ -83,8 +105,17 @@ def unsupported_layers(values: Mapping[str, Any]) -> Iterator[str]:
     for kind in sorted(set(layer_kinds(values)) - known):
         only = f"; of {', '.join(GATED_DELTA_FAMILIES)} also {LINEAR!r}" if kind == LINEAR else ""
         yield f"layer_types with {kind!r} is not supported; only {FULL!r}{only}"
+    if values.get("attn_output_gate") is False:
+        yield "attn_output_gate=false is not supported; only true"
     if values.get("output_gate_type", "silu") not in ("silu", "swish"):
         yield f"output_gate_type={values['output_gate_type']!r} is not supported; only 'silu'"
+
+
+def unsupported_nets(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what mindrl's own network of such a family lacks."""
+    yield from unsupported_layers(values)
+    if LINEAR not in layer_kinds(values):
+        yield f"layer_types needs a layer with {LINEAR!r} in this family"
 
 
 _SIZES: Mapping[str, str] = {

@@ -41,10 +41,9 @@ def draft_findings(config: RunConfig) -> Iterator[Finding]:
 def draft_findings_on(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     """Yield that the engine cannot verify drafts of the actor's model."""
     method = config.generate_config.speculative_config.method
-    if method and actor.other and actor.other.delta:
+    if method and actor.delta:
         need = (
-            f"must be null for {actor.other.architecture}: its gated delta nets forget "
-            "no rejected tokens"
+            f"must be null for {actor.class_name}: its gated delta nets forget no rejected tokens"
         )
         yield broken(_METHOD, method, need, None)
 

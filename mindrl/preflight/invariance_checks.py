@@ -52,7 +52,7 @@ def invariance_findings_on(
         lacking.append(f"sliding_window={model.sliding_window}")
     if needs.same_operators and model.moe is not None:
         lacking.append("experts")
-    if needs.same_operators and model.other is not None:
+    if needs.same_operators and (model.other or model.delta):
         lacking.append(f"the operators of {model.model_type}")
     if needs.same_operators and model.intermediate_size % _ROWS:
         lacking.append(f"an intermediate_size={model.intermediate_size} not divisible by {_ROWS}")

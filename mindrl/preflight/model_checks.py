@@ -106,9 +106,9 @@ def _too_long(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
 def _shared_prefixes(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     """Yield a finding if prefixes are to be shared whose states the engine does not keep."""
     field = "generate_config.enable_prefix_caching"
-    if actor.other and actor.other.delta and config.rolls_out and config.value_of(field):
+    if actor.delta and config.rolls_out and config.value_of(field):
         need = (
-            f"must be false for {actor.other.architecture}: its gated delta nets have one state "
+            f"must be false for {actor.class_name}: its gated delta nets have one state "
             "per sequence, and the engine does not keep those of prefixes"
         )
         yield broken(field, True, need, False)

@@ -36,6 +36,6 @@ def _why_not(model: ModelDescription) -> str:
         return "prompts of equal tokens may have other pictures"
     if model.mla is not None:
         return "each layer of latent attention counts positions from the start of a slot"
-    if model.other and model.other.delta:
+    if model.delta:
         return "the state of gated delta nets goes from one token to the next of a sequence"
     return ""

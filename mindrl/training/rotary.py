@@ -1,6 +1,6 @@
 """Rotary frequencies of a model, as transformers makes them.
 
-Shapes: F frequencies, half as many as a head is wide.
+Shapes: F frequencies, half as many as a head has rotated dimensions.
 """
 
 import math
@@ -17,7 +17,8 @@ def inverse_frequencies(model: ModelDescription) -> Tensor:
 
     Uses transformers' order of operations, so the results are bit-identical.
     """
-    powers_F = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
+    width = model.rotary_width
+    powers_F = torch.arange(0, width, 2, dtype=torch.float32) / width
     plain_F = 1.0 / (model.rope_theta**powers_F)
     match model.rope_scaling:
         case None:

@@ -24,7 +24,7 @@ from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.own_family import own_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
@@ -78,6 +78,8 @@ def _described(case: Case) -> ModelDescription:
     """Read what the model is, by a spec or as of any family where the case asks for that."""
     if case.spec and (own := own_description(case.folder, [case.spec])):
         return own
+    if case.backend == "archon":
+        return read_description(case.folder)
     if case.backend != "fsdp":
         return read_any_description(case.folder)
     path, values = read_config(case.folder)

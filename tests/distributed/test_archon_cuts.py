@@ -8,6 +8,7 @@ from forked_workers import ForkedWorkers
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.models.gated_delta import GatedDeltaNet
 from mindrl.training.archon.sharding import archon_sharding
 
 pytestmark = pytest.mark.distributed
@@ -33,6 +34,16 @@ MIXTURE = replace(
     qk_norm=True,
     moe=MoeDescription(num_experts=6, num_experts_per_tok=2, intermediate_size=4),
 )
+# Ranks of t2 have 14 of 28 rows of queries, keys and values, and 1 of 2 decays.
+DELTA = replace(
+    DENSE,
+    attention_bias=False,
+    qk_norm=True,
+    num_hidden_layers=2,
+    delta=GatedDeltaNet(
+        layers=(0,), key_heads=2, value_heads=2, key_width=3, value_width=8, convolution=4
+    ),
+)
 Case = tuple[ModelDescription, TrainLayout, int | None]
 CASES: dict[int, list[Case]] = {
     1: [(DENSE, TrainLayout(), None), (MIXTURE, TrainLayout(), None)],
@@ -42,12 +53,15 @@ CASES: dict[int, list[Case]] = {
         (DENSE, TrainLayout(tp=2), None),
         (MIXTURE, TrainLayout(dp=2, ep=2), None),
         (MIXTURE, TrainLayout(tp=2, etp=2), None),
+        (DELTA, TrainLayout(tp=2), None),
     ],
     # Of 10 rows 4, 4 and 2; of 4 rows 2, 2 and none.
     3: [(DENSE, TrainLayout(dp=3), None), (MIXTURE, TrainLayout(dp=3), None)],
     4: [
         (DENSE, TrainLayout(tp=4), None),
         (DENSE, TrainLayout(dp=2, tp=2), None),
+        # Of 14 rows 7: all queries and keys, and some values.
+        (DELTA, TrainLayout(dp=2, tp=2), None),
         (DENSE, TrainLayout(dp=2, cp=2), None),
         # Two runs of two neighbours.
         (DENSE, TrainLayout(dp=4), 2),

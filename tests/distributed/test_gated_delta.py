@@ -32,6 +32,11 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "d1": {"actor_config.backend": "fsdp:d1"},
     "d2": TWO | {"actor_config.backend": "fsdp:d2"},
     "t2": TWO | {"actor_config.backend": "fsdp:d1t2"},
+    "archon d1": {"actor_config.backend": "archon:d1"},
+    "archon d2": TWO | {"actor_config.backend": "archon:d2"},
+    "archon t2": TWO | {"actor_config.backend": "archon:d1t2"},
+    "archon p2, recomputed": TWO
+    | {"actor_config.backend": "archon:d1p2", "actor_config.archon.ac_mode": "full"},
 }
 
 
@@ -106,7 +111,7 @@ def test_the_engines_float32_layer_follows_the_recurrence_through_prompts_and_sa
     torch.testing.assert_close(torch.cat(found).double(), torch.cat(expected), atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("way", at_night_but(["d1"], WAYS))
+@pytest.mark.parametrize("way", at_night_but(["d1", "archon t2"], WAYS))
 def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_checkpoint(
     way: str,
     forked_workers: ForkedWorkers,

@@ -9,8 +9,10 @@ from forked_workers import ForkedWorkers
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
+from mindrl.models.gated_delta import GatedDeltaNet
 from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.archon.sharding import archon_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
 DENSE = ModelDescription(
@@ -53,6 +55,16 @@ DEEPSEEK = replace(
     ),
     mla=MlaDescription(
         q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4
+    ),
+)
+DELTA = replace(
+    DENSE,
+    model_type="qwen3_5_text",
+    attention_bias=False,
+    qk_norm=True,
+    partial_rotary_factor=0.5,
+    delta=GatedDeltaNet(
+        layers=(0, 1, 2), key_heads=2, value_heads=4, key_width=3, value_width=5, convolution=4
     ),
 )
 BUCKET_BYTES = 16 << 10
@@ -109,6 +121,20 @@ def test_experts_and_latent_attention_arrive_bit_by_bit_on_4_ranks(
             shardings(DEEPSEEK, T(tp=4, ep=2, etp=2), R(tp=1, dp=4)),
         ],
     )
+
+
+def test_gated_delta_nets_arrive_bit_by_bit_from_stages_and_parts_of_heads(
+    forked_workers: ForkedWorkers,
+) -> None:
+    pairs = [
+        (archon_sharding(DELTA, train), vllm_sharding(DELTA, rollout, dtype=dtype))
+        for train, rollout, dtype in (
+            (T(tp=2, pp=2), R(tp=1, dp=4), "float32"),
+            (T(tp=2, pp=2), R(tp=2, dp=2), "bfloat16"),
+            (T(dp=2, tp=2), R(tp=2, dp=2), "float32"),
+        )
+    ]
+    transfer(forked_workers, DELTA, 4, pairs)
 
 
 def test_training_and_rollout_may_be_on_different_ranks(forked_workers: ForkedWorkers) -> None:

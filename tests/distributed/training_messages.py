@@ -52,7 +52,8 @@ class Case:
     shares: tuple[int, ...] | None = None
     """Sequences of each replica; None deals equal shares."""
     backend: Literal["megatron", "archon", "fsdp"] = "megatron"
-    """With `fsdp` transformers' network is taken even of a family that mindrl has one of."""
+    """With `fsdp` transformers' network is taken even of a family that mindrl has one of; with
+    `archon` only mindrl's own."""
     spec: str = ""
     """Of a network of the user's own."""
     settings: Mapping[str, Any] = field(default_factory=dict)

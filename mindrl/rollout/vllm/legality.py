@@ -19,9 +19,9 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
     """
     if model.other:
         yield from _other_family(model.other, keys.get("model", "model"))
-        if layout.pp > 1:
-            need = f"must be 1 for {model.other.architecture}: mindrl does not know its stages"
-            yield broken(keys["pp"], layout.pp, need, 1)
+    if layout.pp > 1 and (model.other or model.delta):
+        need = f"must be 1 for {model.class_name}: mindrl does not know its stages"
+        yield broken(keys["pp"], layout.pp, need, 1)
     yield from tensor_parallel_findings(model, layout.tp, keys)
     if layout.tp > 1:
         yield from _cut_further(model, layout.tp, keys["tp"])
@@ -39,8 +39,8 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
 def _cut_further(model: ModelDescription, tp: int, field: str) -> Iterator[Finding]:
     """Yield what vLLM cuts and a tensor-parallel size of 2 or more does not divide."""
     yield from must_divide(field, tp, "vocab_size in whole 64s", padded_vocab_size(model))
-    if model.other and model.other.delta:
-        yield from must_divide(field, tp, "linear_num_key_heads", model.other.delta.key_heads)
+    if model.delta:
+        yield from must_divide(field, tp, "linear_num_key_heads", model.delta.key_heads)
 
 
 def cpu_attention_findings(model: ModelDescription, word: str) -> Iterator[Finding]:

@@ -13,7 +13,13 @@ from dataclasses import replace
 from functools import partial
 
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.attention import latent_part, latent_shapes, projection_rows, query_rows
+from mindrl.models.attention import (
+    latent_part,
+    latent_shapes,
+    projected_query_rows,
+    projection_rows,
+    query_rows,
+)
 from mindrl.models.decoder import ELEMENT_BYTES, EMBEDDING, HEAD, NORM, DType
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.feed_forward import correction_bias, gate_and_up, stacked_experts
@@ -105,9 +111,8 @@ def _dense(model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: 
         table[EMBEDDING] = padded_rows(EMBEDDING, shape, rows, tp_rank)
     for index in layout.chunks(model.num_hidden_layers)[stage]:
         layer = f"model.layers.{index}."
-        delta = model.other.delta if model.other else None
-        if delta and index in delta.layers:
-            table |= gated_delta_part(delta, hidden, layer, tp, tp_rank)
+        if model.delta and model.is_linear(index):
+            table |= gated_delta_part(model.delta, hidden, layer, tp, tp_rank)
         else:
             table |= _attention(model, layer, tp, tp_rank)
         table |= _feed_forward(model, index, layer, tp, tp_rank)
@@ -149,8 +154,7 @@ def _attention(model: ModelDescription, layer: str, tp: int, tp_rank: int) -> _T
     if model.mla:
         return _latent(model, layer, here, tp, tp_rank)
     hidden, rows = model.hidden_size, part_of(query_rows(model), tp, tp_rank)
-    # Next to gated delta nets, each query head has a gate of its output.
-    queries = part_of(query_rows(model) * (2 if model.other else 1), tp, tp_rank)
+    queries = part_of(projected_query_rows(model), tp, tp_rank)
     parts = (("q", queries), *((letter, _key_value_part(model, tp, tp_rank)) for letter in "kv"))
     table = {
         f"{here}qkv_proj.weight": stack(

@@ -37,13 +37,16 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield from _vision(model.other, layout, keys)
     if model.other and layout.tp > 1:
         yield from _other_cuts(model, model.other, layout.tp, keys["tp"])
-    if model.other and model.other.delta and layout.cp > 1:
+    if model.delta and layout.cp > 1:
         need = (
             "must be 1: a gated delta net reads the tokens of a sequence one after the other, and "
             "context-parallel ranks have parts of it"
         )
         yield broken(keys["cp"], layout.cp, need, 1)
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
+    if model.delta and not model.other and layout.tp > 1:
+        divided = model.delta.key_heads
+        heads += must_divide(keys["tp"], layout.tp, "linear_num_key_heads", divided)
     yield from heads
     if not heads:
         yield from context_parallel_findings(model, layout, keys)
@@ -98,8 +101,6 @@ def _not_built(model: ModelDescription) -> Iterator[str]:
         yield "latent attention"
     if model.fused_projections:
         yield "fused projections"
-    if model.partial_rotary_factor != 1.0:
-        yield "partly rotated heads"
     if moe := model.moe:
         if moe.shared_intermediate_size:
             yield "shared experts"

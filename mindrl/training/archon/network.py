@@ -1,4 +1,4 @@
-"""A decoder in plain torch: Qwen2, Qwen3 and Llama, dense and with experts.
+"""A decoder in plain torch: Qwen2, Qwen3 and Llama, dense and with experts; Qwen3.5.
 
 Its parameters have Hugging Face's names, also in a pipeline stage. It reads packs and returns the
 last hidden states, never logits.
@@ -8,6 +8,7 @@ hidden size, R context-parallel ranks.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mindrl.models.attention import projected_query_rows
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
 from mindrl.training.archon.balance import Balance, Spans
 from mindrl.training.archon.experts import Mixture
+from mindrl.training.archon.gated_delta import Chunks, LinearAttention
 from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import Embedding, Linear, Norm, TensorParallel, local
 from mindrl.training.context import ContextGroups, attend
@@ -61,6 +64,8 @@ class Tokens(NamedTuple):
     """Spans that experts are balanced over."""
     routes: PackRoutes | None = None
     """Experts of the tokens, to be kept or replayed."""
+    chunks: Chunks | None = None
+    """The tokens as gated delta nets take them."""
 
 
 class Attention(nn.Module):
@@ -76,13 +81,14 @@ class Attention(nn.Module):
         key_rows = max(model.num_key_value_heads, parallel.size) * D
         twins = parallel.twins
         has_bias = model.attention_bias
-        self.q_proj = Linear(hidden, model.num_attention_heads * D, parallel, bias=has_bias)
+        self.has_gates = model.delta is not None
+        self.q_proj = Linear(hidden, projected_query_rows(model), parallel, bias=has_bias)
         self.k_proj = Linear(hidden, key_rows, parallel, bias=has_bias, twins=twins)
         self.v_proj = Linear(hidden, key_rows, parallel, bias=has_bias, twins=twins)
         self.o_proj = Linear(model.num_attention_heads * D, hidden, parallel, cut=1)
         if model.qk_norm:
-            self.q_norm = Norm(D, model.rms_norm_eps, parallel, of_heads=True)
-            self.k_norm = Norm(D, model.rms_norm_eps, parallel, of_heads=True)
+            norm = partial(Norm, D, model.rms_norm_eps, parallel, adds_one=self.has_gates)
+            self.q_norm, self.k_norm = norm(of_heads=True), norm(of_heads=True)
         self.has_norms = model.qk_norm
 
     def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
@@ -92,10 +98,18 @@ class Attention(nn.Module):
             projection(read_SH).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        gate_SND: Tensor | None = None
+        if self.has_gates:
+            # Each head has its query, then its gate.
+            query_SND, gate_SND = (
+                query_SND.flatten(1).unflatten(1, (-1, 2, self.head_dim)).unbind(2)
+            )
         if self.has_norms:
             query_SND, key_SMD = self.q_norm(query_SND), self.k_norm(key_SMD)
         query_SND, key_SMD = _turned(query_SND, tokens), _turned(key_SMD, tokens)
         mixed_SND = self._attend(query_SND, key_SMD, value_SMD, tokens)
+        if gate_SND is not None:
+            mixed_SND = mixed_SND * gate_SND.sigmoid()
         return self.parallel.leave(self.o_proj(mixed_SND.flatten(1))[None])
 
     # Not compiled: loops over the lengths of sequences.
@@ -127,10 +141,13 @@ class Layer(nn.Module):
     def __init__(self, model: ModelDescription, at: int, settings: NetworkSettings) -> None:
         """Build layer number `at` on the meta device."""
         super().__init__()
-        sizes = model.hidden_size, model.rms_norm_eps, settings.parallel
-        self.input_layernorm = Norm(*sizes, of_heads=False)
-        self.self_attn = Attention(model, settings)
-        self.post_attention_layernorm = Norm(*sizes, of_heads=False)
+        self.input_layernorm = _norm_of_hidden(model, settings.parallel)
+        self.is_linear = model.is_linear(at)
+        if self.is_linear:
+            self.linear_attn = LinearAttention(model, settings.parallel)
+        else:
+            self.self_attn = Attention(model, settings)
+        self.post_attention_layernorm = _norm_of_hidden(model, settings.parallel)
         if model.moe is None or at in model.moe.dense_layers:
             self.mlp: FeedForward | Mixture = FeedForward(model, settings)
         else:
@@ -139,7 +156,11 @@ class Layer(nn.Module):
 
     def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
         """Return the new hidden states, in the same shape."""
-        hidden_1SH = hidden_1SH + self.self_attn(self.input_layernorm(hidden_1SH), tokens)
+        read_1SH = self.input_layernorm(hidden_1SH)
+        if self.is_linear:
+            hidden_1SH = hidden_1SH + self.linear_attn(read_1SH, tokens.chunks)
+        else:
+            hidden_1SH = hidden_1SH + self.self_attn(read_1SH, tokens)
         read_1SH = self.post_attention_layernorm(hidden_1SH)
         fed_1SH: Tensor = self.mlp(read_1SH, tokens.spans, tokens.routes)
         return hidden_1SH + fed_1SH
@@ -155,7 +176,7 @@ class Decoder(nn.Module):
             self.embed_tokens = Embedding(vocabulary, hidden, parallel)
         self.layers = nn.ModuleDict({str(at): Layer(model, at, settings) for at in part.layers})
         if part.is_last:
-            self.norm = Norm(hidden, model.rms_norm_eps, parallel, of_heads=False)
+            self.norm = _norm_of_hidden(model, parallel)
 
 
 class Network(nn.Module):
@@ -166,6 +187,7 @@ class Network(nn.Module):
         self.part, self.parallel, self.balance = part, settings.parallel, settings.balance
         self.is_value = settings.head == "value"
         self.frequencies_F = inverse_frequencies(model)
+        self.convolution = model.delta and model.delta.convolution
         self.model = Decoder(model, part, settings)
         if part.is_last and self.is_value:
             self.score = Linear(model.hidden_size, 1, self.parallel, cut=None)
@@ -192,7 +214,8 @@ class Network(nn.Module):
         hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
         angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
         spans = None if self.balance is None else self.balance.spans(pack)
-        tokens = Tokens(*angles, pack.attending, spans, pack.routes)
+        chunks = Chunks.of(pack.packing, self.convolution) if self.convolution else None
+        tokens = Tokens(*angles, pack.attending, spans, pack.routes, chunks)
         for layer in self.layers:
             hidden_1SH = layer(hidden_1SH, tokens)
         return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH
@@ -220,6 +243,11 @@ class Network(nn.Module):
         return gather(self.model.norm(hidden_1SH))
 
 
+def _norm_of_hidden(model: ModelDescription, parallel: TensorParallel) -> Norm:
+    sizes, adds_one = (model.hidden_size, model.rms_norm_eps), model.delta is not None
+    return Norm(*sizes, parallel, of_heads=False, adds_one=adds_one)
+
+
 def _angles(
     positions_S: Tensor, frequencies_F: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -229,6 +257,11 @@ def _angles(
 
 
 def _turned(heads_SND: Tensor, tokens: Tokens) -> Tensor:
-    first, second = heads_SND.chunk(2, -1)
+    width = tokens.cosines_SD.size(-1)
+    rotated_SND = heads_SND[..., :width]
+    first, second = rotated_SND.chunk(2, -1)
     turned = torch.cat((-second, first), -1)
-    return heads_SND * tokens.cosines_SD + turned * tokens.sines_SD
+    made_SND = rotated_SND * tokens.cosines_SD + turned * tokens.sines_SD
+    if width == heads_SND.size(-1):
+        return made_SND
+    return torch.cat((made_SND, heads_SND[..., width:]), -1)

@@ -14,6 +14,7 @@ Imports no torch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import accumulate
 from typing import NamedTuple
 
 from mindrl.layouts.layout import TrainLayout
@@ -32,7 +33,6 @@ from mindrl.models.placement import (
     Shape,
     ShardingTable,
     part_of,
-    relative,
 )
 from mindrl.models.sharding import LazyTables, Sharding
 from mindrl.training.archon.table import Cut, TensorRow, rows_by_chunk
@@ -99,26 +99,44 @@ def _dense(
         for local, row in tensors.items():
             if (found := held_of(row.shape, row.cut)) is not None:
                 shape, boxes = found
-                placements = (Placement(row.tensor, *boxes),) if boxes else ()
+                placements = tuple(Placement(row.tensor, *each) for each in boxes)
                 table[local] = LocalTensor(shape=shape, placements=placements)
     return table
 
 
-def _of_tensor_rank(model: ModelDescription, shape: Shape, cut: Cut, tensor: _Part) -> list[Bounds]:
-    """Return the bounds of a tensor-parallel rank; vocabulary padding may exceed the last row."""
-    bounds = [(0, size) for size in shape]
+def _of_tensor_rank(
+    model: ModelDescription, shape: Shape, cut: Cut, tensor: _Part
+) -> tuple[list[Bounds], list[Bounds]]:
+    """Return a tensor-parallel rank's runs of rows, and its bounds along the other dimensions.
+
+    Vocabulary padding may exceed the last row.
+    """
+    rows, *others = [(0, size) for size in shape]
+    runs = [rows]
     if tensor.parts == 1:
-        return bounds
+        return runs, others
     match cut:
         case "vocabulary":
-            bounds[0] = part_of(padded_vocab_size(model, tensor.parts), *tensor)
+            runs = [part_of(padded_vocab_size(model, tensor.parts), *tensor)]
         case "key-value heads":
             # With fewer heads than ranks, neighbours share one.
             heads = min(tensor.parts, model.num_key_value_heads)
-            bounds[0] = part_of(shape[0], heads, tensor.at * heads // tensor.parts)
+            runs = [part_of(shape[0], heads, tensor.at * heads // tensor.parts)]
+        case "queries, keys, values":
+            assert model.delta is not None
+            counts = model.delta.mixed_rows
+            starts = accumulate(counts, initial=0)
+            runs = [
+                (start + first, start + last)
+                for start, (first, last) in zip(
+                    starts, (part_of(count, *tensor) for count in counts), strict=False
+                )
+            ]
+        case 0:
+            runs = [part_of(shape[0], *tensor)]
         case int(dim):
-            bounds[dim] = part_of(shape[dim], *tensor)
-    return bounds
+            others[dim - 1] = part_of(shape[dim], *tensor)
+    return runs, others
 
 
 def _chunk(bounds: Bounds, shard: _Part) -> Bounds:
@@ -130,20 +148,25 @@ def _chunk(bounds: Bounds, shard: _Part) -> Bounds:
 
 def _held(
     model: ModelDescription, cut: tuple[_Part, _Part], shape: Shape, how: Cut
-) -> tuple[Shape, tuple[Box, Box] | None] | None:
+) -> tuple[Shape, list[tuple[Box, Box]]] | None:
     """Return a tensor's local shape, and the boxes without padding: in the tensor and here.
 
     None if this shard has none of it; padding follows the tensor's last row.
     """
     tensor, shard = cut
-    rows, *others = _of_tensor_rank(model, shape, how, tensor)
-    start, stop = _chunk(rows, shard)
+    runs, others = _of_tensor_rank(model, shape, how, tensor)
+    start, stop = _chunk((0, sum(last - first for first, last in runs)), shard)
     if start == stop:
         return None
-    box = ((start, stop), *others)
-    filled = ((start, min(stop, shape[0])), *others)
-    local_shape = tuple(last - first for first, last in box)
-    return local_shape, (filled, relative(filled, box)) if start < shape[0] else None
+    tail, boxes, before = tuple((0, last - first) for first, last in others), [], 0
+    for first, last in runs:
+        # Place of row 0 of the tensor in the shard, as if its rows before this run were there.
+        origin = before - start - first
+        low, high = max(first, -origin), min(last, stop - start - origin, shape[0])
+        if low < high:
+            boxes.append((((low, high), *others), ((low + origin, high + origin), *tail)))
+        before += last - first
+    return (stop - start, *(size for _, size in tail)), boxes
 
 
 def _experts(
@@ -180,7 +203,8 @@ def _row_counts(
     """Return the numbers of rows that tensors of a tensor-parallel rank have."""
     first = _Part(tp, 0)
     rows = {each for chunk in by_chunk for each in chunk.values()}
-    return {_of_tensor_rank(model, each.shape, each.cut, first)[0][1] for each in rows}
+    parts = (_of_tensor_rank(model, each.shape, each.cut, first)[0] for each in rows)
+    return {sum(last - first for first, last in runs) for runs in parts}
 
 
 def _first_equal_shards(counts: set[int], shards: int) -> list[int]:

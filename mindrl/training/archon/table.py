@@ -12,9 +12,10 @@ from mindrl.models.decoder import EMBEDDING, HEAD, Head, layer_of, logical_shape
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import Shape
 
-Cut = Literal["vocabulary", "key-value heads"] | int | None
+Cut = Literal["vocabulary", "key-value heads", "queries, keys, values"] | int | None
 """How tensor-parallel ranks share a tensor: an int is the dimension that is cut into equal parts;
-None means that each rank has the whole tensor."""
+None means that each rank has the whole tensor. Queries, keys and values of a gated delta net are
+rows of one tensor, and each is cut by itself."""
 _CUTS: Mapping[str, Cut] = {
     "embed_tokens": "vocabulary",
     "lm_head": "vocabulary",
@@ -25,6 +26,14 @@ _CUTS: Mapping[str, Cut] = {
     "gate_proj": 0,
     "up_proj": 0,
     "down_proj": 1,
+    "in_proj_qkv": "queries, keys, values",
+    "conv1d": "queries, keys, values",
+    "in_proj_z": 0,
+    "in_proj_b": 0,
+    "in_proj_a": 0,
+    # Decays, one per value head.
+    "linear_attn": 0,
+    "out_proj": 1,
 }
 """Cuts of mindrl's own network, by the module that has the tensor."""
 

@@ -140,16 +140,30 @@ class Linear(nn.Module):
 class Norm(nn.Module):
     """Root-mean-square norm."""
 
-    def __init__(self, size: int, eps: float, parallel: TensorParallel, *, of_heads: bool) -> None:
-        """Build the norm on the meta device, for this rank's heads or for hidden states."""
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        parallel: TensorParallel,
+        *,
+        of_heads: bool,
+        adds_one: bool = False,
+    ) -> None:
+        """Build the norm on the meta device, for this rank's heads or for hidden states.
+
+        `adds_one`: the factor is 1 + weight, in float32.
+        """
         super().__init__()
         self.weight = parallel.parameter(size)
-        self.eps = eps
+        self.eps, self.adds_one = eps, adds_one
         self.sums = parallel.size > 1 and (of_heads or parallel.sequence)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise and scale the last dimension."""
         weight = local(self.weight, sums=self.sums)
+        if self.adds_one:
+            factor = 1.0 + weight.float()
+            return functional.rms_norm(x.float(), (len(weight),), factor, self.eps).to(x.dtype)
         return functional.rms_norm(x, (len(weight),), weight, self.eps)
 
 

@@ -18,6 +18,11 @@ from mindrl.models.legality import (
 )
 from mindrl.training.orders import possible_orders
 
+_GATED_DELTA_NETS = (
+    "gated delta nets need archon or fsdp: megatron-core 0.16 has them only with "
+    "flash-linear-attention and without packed sequences"
+)
+
 
 def megatron_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
@@ -25,8 +30,11 @@ def megatron_findings(
     """Yield the reasons why Megatron cannot cut a model by a layout.
 
     `keys` must name `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and
-    `layers_per_chunk` if it is set.
+    `layers_per_chunk` if it is set; `backend` names the key that chooses the engine.
     """
+    if model.delta:
+        field = keys.get("backend", "backend")
+        yield Finding(f"{field}: {_GATED_DELTA_NETS}", field, legal=("archon",))
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
     if layout.tp > 1 and model.mla:

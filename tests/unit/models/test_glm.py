@@ -87,6 +87,4 @@ def test_archon_names_what_it_lacks_of_glm_and_megatron_takes_it() -> None:
     layout, keys = TrainLayout(dp=8, tp=8, ep=8), {"tp": "t", "ep": "e", "backend": "backend"}
     assert [*megatron_findings(model, layout, keys)] == []
     (found,) = archon_findings(model, TrainLayout(), keys)
-    assert str(found) == (
-        "backend: partly rotated heads, shared experts, a bias of expert routing need megatron"
-    )
+    assert str(found) == ("backend: shared experts, a bias of expert routing need megatron")

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
+from mindrl.errors import ModelError
 from mindrl.layouts.layout import RolloutLayout
+from mindrl.models.description import ModelDescription, read_description
 from mindrl.preflight.model_checks import describe_models, model_findings
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.planning import rollout_findings
@@ -43,17 +46,38 @@ def test_any_other_engine_refuses_it_and_names_fsdp(
     assert "fsdp trains models of any family" in str(finding)
 
 
-@pytest.mark.parametrize("engine", ["megatron", "archon"])
-def test_gated_delta_nets_are_refused_elsewhere_with_the_reason_and_the_engine_that_has_them(
-    random_model_of: MakeModel, run_config: MakeConfig, engine: str
+def test_megatron_refuses_gated_delta_nets_with_the_reason_and_archon_takes_them(
+    random_model_of: MakeModel, run_config: MakeConfig
 ) -> None:
     folder = random_model_of("qwen3_5_text")
-    _, (finding,) = describe_models(run_config(folder, {"actor_config.backend": engine}))
-    assert "gated delta nets, which archon lacks, and which megatron-core 0.16" in str(finding)
-    assert "set actor_config.backend=fsdp" in str(finding)
-    models, unread = describe_models(run_config(folder, FSDP))
-    assert not unread
-    assert models["actor"].attention_layers == 1
+
+    def findings(backend: str) -> tuple[ModelDescription, list[Finding]]:
+        asked = {"actor_config.backend": backend, "generate_config.enable_prefix_caching": False}
+        config = run_config(folder, asked)
+        models, unread = describe_models(config)
+        assert not unread
+        return models["actor"], [*model_findings(config, models)]
+
+    _, (refused,) = findings("megatron")
+    assert "gated delta nets need archon or fsdp: megatron-core 0.16 has them only" in str(refused)
+    assert refused.legal == ("archon",)
+    own, none = findings("archon:d1")
+    assert not none
+    assert own.other is None
+    of_transformers, none = findings("fsdp:d1")
+    assert not none
+    assert of_transformers.other is not None
+    assert own.delta == of_transformers.delta
+    assert (own.attention_layers, of_transformers.attention_layers) == (1, 1)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text"])
+def test_gated_delta_nets_in_mixtures_are_refused_with_the_engine_that_has_them(
+    family: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{family}"}}')
+    with pytest.raises(ModelError, match="which archon has in qwen3_5_text only, and megatron"):
+        read_description(str(tmp_path))
 
 
 def test_shared_prefixes_are_refused_of_gated_delta_nets_not_by_the_engine_but_by_check(

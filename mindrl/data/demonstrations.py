@@ -1,10 +1,10 @@
 """Convert rows to conversations for supervised training, and mark the target tokens."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +24,8 @@ from mindrl.data.prompts import (
 )
 from mindrl.data.reading import Reading
 from mindrl.data.roles import check_roles
-from mindrl.data.rows import Row
+from mindrl.data.row_images import MARK, KeptImage, RowImages, pictures_of, with_parts
+from mindrl.data.rows import Row, column_of
 from mindrl.data.tokenizer import plain_prefix
 from mindrl.errors import DataError
 
@@ -55,6 +56,7 @@ def load_demonstrations(
         stop_token_ids=stop_token_ids,
         turns=sft.turns,
         is_plain=training.takes_plain_text,
+        images=reading.images,
     )
 
     def messages_of(row: Row, columns: Columns) -> list[ChatMessage]:
@@ -65,7 +67,10 @@ def load_demonstrations(
         return [*question, {"role": "assistant", "content": answer}]
 
     def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
-        return lesson.demonstration(messages_of(row, columns), row.place, uid=uid, source=source)
+        messages = messages_of(row, columns)
+        _, prompt = column_of(row, columns.prompt, "megatron_training.prompt_column")
+        kept = pictures_of(reading.images, row, messages, prompt)
+        return lesson.demonstration(messages, row.place, kept, uid=uid, source=source)
 
     return load_lessons(paths, config, reading, of_row)
 
@@ -113,18 +118,31 @@ class Lesson:
     turns: Literal["all", "last"]
     is_plain: bool = False
     """Concatenate question and answer without a template."""
+    images: RowImages | None = None
+    """What places the pictures of prompts. None for a model of text."""
 
     def demonstration(
-        self, messages: list[ChatMessage], place: str, *, uid: int, source: str
+        self,
+        messages: list[ChatMessage],
+        place: str,
+        kept: Sequence[KeptImage],
+        *,
+        uid: int,
+        source: str,
     ) -> Demonstration:
-        """Render a conversation that ends with an answer of the assistant.
+        """Render a conversation that ends with an answer of the assistant; `kept` are its pictures.
 
         Raises:
-            DataError: It ends otherwise, or the target tokens cannot be determined.
+            DataError: It ends otherwise, an answer has a picture, or the target tokens cannot be
+                determined.
         """
         if messages[-1]["role"] != "assistant":
             need = f"add an answer of the assistant, or name its column in {_FIELD}"
             raise DataError(f"{place}: the conversation ends with a question; {need}")
+        answers = (each["content"] for each in messages if each["role"] == "assistant")
+        if kept and any(MARK in answer for answer in answers):
+            need = f"needed each {MARK} in a message of another role"
+            raise DataError(f"{place}: an answer of the assistant has a picture; {need}")
         text = "".join(each["content"] for each in messages)
         try:
             text.encode()
@@ -140,13 +158,20 @@ class Lesson:
             found = self._by_marks(messages) if by_marks else None
             token_ids, marked = found or self._by_prefixes(messages, text, place)
             targets = self._with_ends(token_ids, marked, place)
+        ids, placed = tuple(token_ids), ()
+        if self.images is not None:
+            ids, placed = self.images.placed(place, token_ids, kept)
+        for each in placed:
+            # A picture has its tokens now instead of one placeholder, which is no target.
+            targets[each.first + 1 : each.first + 1] = [False] * (each.tokens - 1)
         return Demonstration(
             uid=uid,
-            token_ids=tuple(token_ids),
+            token_ids=ids,
             text=text,
             answer="",
             source=source,
             targets=tuple(targets),
+            images=placed,
         )
 
     def _plain(self, messages: list[ChatMessage], place: str) -> tuple[list[int], list[bool]]:
@@ -168,7 +193,7 @@ class Lesson:
         check_roles(place, messages, self.tokenizer)
         try:
             text: str = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=asks, tokenize=False
+                self._in_parts(messages), add_generation_prompt=asks, tokenize=False
             )
         except TemplateError as error:
             wrong = f"the chat template rejects the conversation: {error}"
@@ -178,9 +203,13 @@ class Lesson:
     def _by_marks(self, messages: list[ChatMessage]) -> tuple[list[int], list[bool]]:
         """Return the token ids and the mask of the template's own marks."""
         found = self.tokenizer.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=True
+            self._in_parts(messages), return_dict=True, return_assistant_tokens_mask=True
         )
         return found["input_ids"], [bool(each) for each in found["assistant_masks"]]
+
+    def _in_parts(self, messages: list[ChatMessage]) -> list[Mapping[str, Any]]:
+        """Return the messages with pictures as parts, if the model reads pictures."""
+        return [*messages] if self.images is None else [*map(with_parts, messages)]
 
     def _by_prefixes(
         self, messages: list[ChatMessage], text: str, place: str

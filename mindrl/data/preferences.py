@@ -23,6 +23,7 @@ from mindrl.data.columns import Columns
 from mindrl.data.demonstrations import Lesson, load_lessons
 from mindrl.data.prompts import PromptSet, answer_of, conversation_of, question_of
 from mindrl.data.reading import Reading
+from mindrl.data.row_images import pictures_of
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
 from mindrl.models.config_file import read_config
@@ -52,6 +53,7 @@ def load_preferences(
         stop_token_ids=stop_token_ids,
         turns="last",
         is_plain=training.takes_plain_text,
+        images=reading.images,
     )
 
     def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
@@ -59,7 +61,9 @@ def load_preferences(
 
         def shown_answer(column: str, key: str) -> Demonstration:
             messages = _conversation(row, begun, columns.prompt, column, key)
-            found = lesson.demonstration(messages, row.place, uid=uid, source=source)
+            asked = row.values.get(columns.prompt, row.values.get(column))
+            kept = pictures_of(reading.images, row, messages, asked)
+            found = lesson.demonstration(messages, row.place, kept, uid=uid, source=source)
             if section.trains_rewards and _end_token(found) == padding:
                 need = "transformers would read the score before it; set another token there"
                 where = f"{row.place}: the answer ends with pad_token_id={padding} of {folder}"
@@ -132,6 +136,7 @@ def _pair(
         text=chosen.text,
         answer="",
         source=chosen.source,
+        images=chosen.images,
         chosen=chosen,
         rejected=rejected,
         margin=margin,

@@ -18,13 +18,11 @@ from mindrl.data.files import files_of
 from mindrl.data.reading import Reading
 from mindrl.data.roles import check_roles
 from mindrl.data.row_images import (
-    MARK,
     KeptImage,
     RowImages,
-    has_images,
-    has_picture_parts,
-    has_pictures,
+    has_parts,
     joined_parts,
+    pictures_of,
     with_parts,
 )
 from mindrl.data.rows import Row, column_of, read_rows, shown
@@ -280,15 +278,7 @@ class _Chat:
         self, row: Row, messages: list[ChatMessage], column: str
     ) -> tuple[KeptImage, ...]:
         _, prompt = column_of(row, column, "megatron_training.prompt_column")
-        if self.images is not None:
-            return self.images.keep(row, messages, prompt)
-        is_marked = any(MARK in message["content"] for message in messages)
-        if is_marked and (has_images(row) or has_picture_parts(prompt)):
-            raise DataError(
-                f"{row.place} has pictures, and actor_config.load names a model without a vision "
-                "tower; needed a vision-language model, such as Qwen2.5-VL"
-            )
-        return ()
+        return pictures_of(self.images, row, messages, prompt)
 
     def placed(
         self, row: _Rendered, token_ids: list[int]
@@ -370,7 +360,7 @@ def _message(where: str, value: Any) -> ChatMessage:
     present = {key: content for key, content in value.items() if content is not None}
     if set(present) != {"role", "content"}:
         raise DataError(f"{where} has keys {sorted(present)}; needed ['content', 'role']")
-    if isinstance(content := present.get("content"), list) and has_pictures(content):
+    if isinstance(content := present.get("content"), list) and has_parts(content):
         present["content"] = joined_parts(where, content)
     for key, content in present.items():
         if not isinstance(content, str) or not content.strip():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MARK = "<image>"
 _COLUMNS = ("images", "image")
+_PICTURES = ("image", "image_url")
+"""Types of a message's parts that are pictures."""
 _BASE64 = ";base64,"
 _PLACE_IN_FILE = re.compile(r"(:\d+|, row \d+.*)$")
 """Matches what follows the file in the place of a row."""
@@ -53,7 +55,7 @@ def joined_parts(where: str, content: Sequence[Any]) -> str:
         text = part.get("text") if kind == "text" else None
         if isinstance(text, str):
             found.append(text)
-        elif kind in ("image", "image_url"):
+        elif kind in _PICTURES:
             found.append(MARK)
         else:
             need = "needed a part of type text or image"
@@ -61,22 +63,28 @@ def joined_parts(where: str, content: Sequence[Any]) -> str:
     return "".join(found)
 
 
-def has_pictures(content: Sequence[Any]) -> bool:
-    """Return whether parts of a message hold a picture, or the place of one."""
-    kinds = (part.get("type") for part in content if isinstance(part, Mapping))
-    return any(kind in ("image", "image_url") for kind in kinds)
+def has_parts(content: Sequence[Any]) -> bool:
+    """Return whether a message's content has parts of text or pictures."""
+    return bool(_kinds(content) & {"text", *_PICTURES})
 
 
-def has_picture_parts(prompt: Any) -> bool:
-    """Return whether a message of a prompt column has parts with pictures."""
-    messages = prompt if isinstance(prompt, list) else ()
-    contents = (each.get("content") for each in messages if isinstance(each, Mapping))
-    return any(isinstance(content, list) and has_pictures(content) for content in contents)
+def pictures_of(
+    images: "RowImages | None", row: Row, messages: Sequence[ChatMessage], prompt: Any
+) -> tuple[KeptImage, ...]:
+    """Keep the pictures of a row; `prompt` is the value of its prompt column.
 
-
-def has_images(row: Row) -> bool:
-    """Return whether a row has a column with pictures."""
-    return any(_of_column(row))
+    Raises:
+        DataError: As `RowImages.keep`, or the model reads none (`images` is None) and there are.
+    """
+    if images is not None:
+        return images.keep(row, messages, prompt)
+    is_marked = any(MARK in message["content"] for message in messages)
+    if is_marked and (any(_of_column(row)) or _has_picture_parts(prompt)):
+        raise DataError(
+            f"{row.place} has pictures, and actor_config.load names a model without a vision "
+            "tower; needed a vision-language model, such as Qwen2.5-VL"
+        )
+    return ()
 
 
 def with_parts(message: ChatMessage) -> Mapping[str, Any]:
@@ -181,6 +189,21 @@ def image_notes(images: RowImages | None, tokenizer: PreTrainedTokenizerBase) ->
         yield f"pictures become {token} by {images.maker.name}, kept in {images.folder.path}"
 
 
+def _kinds(content: Sequence[Any]) -> set[str]:
+    """Return the types of a message's parts."""
+    kinds = (part.get("type") for part in content if isinstance(part, Mapping))
+    return {kind for kind in kinds if isinstance(kind, str)}
+
+
+def _has_picture_parts(prompt: Any) -> bool:
+    """Return whether a message of a prompt column has parts with pictures."""
+    messages = prompt if isinstance(prompt, list) else ()
+    contents = (each.get("content") for each in messages if isinstance(each, Mapping))
+    return any(
+        isinstance(each, list) and not _kinds(each).isdisjoint(_PICTURES) for each in contents
+    )
+
+
 def _of_column(row: Row) -> Iterator[Any]:
     for column in _COLUMNS:
         value = row.values.get(column)
@@ -200,7 +223,7 @@ def _of_messages(prompt: Any) -> Iterator[Any]:
             linked = part.get("image_url")
             found = linked.get("url") if isinstance(linked, Mapping) else linked
             found = part.get("image") if found is None else found
-            if part.get("type") in ("image", "image_url") and found is not None:
+            if part.get("type") in _PICTURES and found is not None:
                 yield found
 
 

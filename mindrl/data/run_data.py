@@ -93,11 +93,12 @@ def read_data(config: RunConfig) -> RunData:
         tools, images = row_tools(config), row_images(config)
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
+            reading = replace(reading, images=images)
             if config.preference_config is not None:
                 return load_preferences(paths, config, tokenizer, stops, reading)
             if config.sft_config is not None:
                 return load_demonstrations(paths, config, tokenizer, stops, reading)
-            chosen = replace(reading, rewards=rewards, images=images)
+            chosen = replace(reading, rewards=rewards)
             return load_prompts(paths, training, config.rl_config, tokenizer, chosen, tools)
 
         train_sets, test = _train_sets(config, load), None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import Role
+from mindrl.config.preference import PreferenceConfig
 from mindrl.config.run import RunConfig
 from mindrl.models.description import ModelDescription
 
@@ -21,13 +22,15 @@ def _sections(config: RunConfig) -> Iterator[Finding]:
     need = "is not supported with a model that reads pictures; remove the section"
     for name in (
         "environment_config",
-        "sft_config",
-        "preference_config",
         "critic_config",
         "reward_config",
     ):
         if config.value_of(name) is not None:
             yield Finding(f"{name} {need}", name)
+    section = config.preference_config
+    if section is not None and section.trains_rewards:
+        need = "trains a reward model, which is not supported with pictures"
+        yield broken("preference_config.loss", section.loss, need, PreferenceConfig().loss)
     if config.spool_config.job is not None:
         need = "must be null with a model that reads pictures: records carry none"
         yield broken("spool_config.job", config.spool_config.job, need, None)

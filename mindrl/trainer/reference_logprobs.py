@@ -86,10 +86,12 @@ class ReferenceLogprobs:
 
 
 def digests_of(batch: Sequences) -> list[bytes]:
-    """Return XXH3 of the tokens of each sequence and of those that are its answer, 16 bytes."""
+    """Return XXH3 of the tokens, the places of the answer and the pictures of each sequence."""
     found = []
-    rows = zip(batch.tokens_BT, batch.response_mask_BT, batch.lengths_B.tolist(), strict=True)
-    for tokens_T, mask_T, length in rows:
+    columns = (batch.tokens_BT, batch.response_mask_BT, batch.lengths_B.tolist(), batch.images())
+    for tokens_T, mask_T, length, images in zip(*columns, strict=True):
         answer = mask_T[:length].numpy().tobytes()
-        found.append(xxhash.xxh3_128(tokens_T[:length].numpy().tobytes() + answer).digest())
+        pictures = b"".join(number.to_bytes(8, "little") for number, _ in images)
+        parts = tokens_T[:length].numpy().tobytes() + answer + pictures
+        found.append(xxhash.xxh3_128(parts).digest())
     return found

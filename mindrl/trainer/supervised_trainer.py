@@ -133,11 +133,12 @@ def sequences_of(prompts: Sequence[Prompt]) -> Sequences:
     """Return demonstrations as a batch of sequences."""
     shown = [each for each in prompts if isinstance(each, Demonstration)]
     assert len(shown) == len(prompts), "the data of a supervised run has been read"
-    return Sequences(
+    batch = Sequences(
         tokens_BT=_padded([torch.tensor(each.token_ids) for each in shown]),
         lengths_B=torch.tensor([len(each.token_ids) for each in shown]),
         response_mask_BT=_padded([torch.tensor(each.targets) for each in shown]),
     )
+    return batch.with_images([each.images for each in shown])
 
 
 def minibatch_of(batch: Sequences) -> WeightedSequences:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from mindrl.batch.prompts import ChatMessage, Demonstration, Prompt
+from mindrl.batch.prompts import ChatMessage, Demonstration, PlacedImage, Prompt
 from mindrl.config.data import DataPath
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
@@ -158,7 +158,8 @@ class Lesson:
             found = self._by_marks(messages) if by_marks else None
             token_ids, marked = found or self._by_prefixes(messages, text, place)
             targets = self._with_ends(token_ids, marked, place)
-        ids, placed = tuple(token_ids), ()
+        ids = tuple(token_ids)
+        placed: tuple[PlacedImage, ...] = ()
         if self.images is not None:
             ids, placed = self.images.placed(place, token_ids, kept)
         for each in placed:

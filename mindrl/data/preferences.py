@@ -61,8 +61,8 @@ def load_preferences(
 
         def shown_answer(column: str, key: str) -> Demonstration:
             messages = _conversation(row, begun, columns.prompt, column, key)
-            asked = row.values.get(columns.prompt, row.values.get(column))
-            kept = pictures_of(reading.images, row, messages, asked)
+            prompt = row.values.get(columns.prompt, row.values.get(column))
+            kept = pictures_of(reading.images, row, messages, prompt)
             found = lesson.demonstration(messages, row.place, kept, uid=uid, source=source)
             if section.trains_rewards and _end_token(found) == padding:
                 need = "transformers would read the score before it; set another token there"

@@ -57,7 +57,7 @@ class EngineRounds:
     sampling: Sampling
     round_steps: int
     requests: list[Request]
-    dealt: Sequence[Sequence[int]] | None = None
+    assigned: Sequence[Sequence[int]] | None = None
     """Indices of the requests of each replica, in the order in which they begin. None: the started
     ones in turn, then equal numbers of new ones."""
     whole: set[int] = field(default_factory=set, init=False)
@@ -65,9 +65,9 @@ class EngineRounds:
 
     def __post_init__(self) -> None:
         """Assign the requests to the replicas."""
-        dealt, most = self.dealt or self._shares(), 2 * self.rows
-        self.waiting = deque(sorted(place for share in dealt for place in share[most:]))
-        self.shares = [[*share[:most]] for share in dealt]
+        whole, most = self.assigned or self._shares(), 2 * self.rows
+        self.waiting = deque(sorted(place for share in whole for place in share[most:]))
+        self.shares = [[*share[:most]] for share in whole]
 
     def run(
         self,

@@ -31,8 +31,8 @@ from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
 
 
-class Progress(NamedTuple):
-    """Calls about the responses that are complete while others are generated."""
+class Watched(NamedTuple):
+    """How a rollout reports complete responses while others are generated."""
 
     round_steps: int
     """Engine steps between two calls."""
@@ -77,12 +77,12 @@ class WorkerHandle:
         *,
         step: int,
         answered: Sequence[Prompt] = (),
-        progress: Progress | None = None,
+        watched: Watched | None = None,
     ) -> Rollouts:
         """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt.
 
-        A prompt that is also in `answered` gets different responses. With `progress` the engines
-        generate in rounds.
+        A prompt that is also in `answered` gets different responses. With `watched` the
+        engines generate in rounds.
         """
         count, before = sampling.samples_per_prompt, len(answered)
         group = [index for index in range(len(prompts)) for _ in range(count)]
@@ -94,14 +94,14 @@ class WorkerHandle:
             for uid, sample in [*zip(uids, sample_numbers(uids), strict=True)][before * count :]
         ]
         rows_of = self.prompt_shares.deal(prompts, count, self.engines.replicas)
-        if progress is not None:
+        if watched is not None:
             requests = [
                 Request(token_ids=prompts[index].token_ids, drawn=0, seed=seed, images=placed)
                 for index, seed, placed in zip(group, seeds, images, strict=True)
             ]
-            rounds = self._rounds(requests, sampling, progress.round_steps, rows_of)
+            rounds = self._rounds(requests, sampling, watched.round_steps, rows_of)
             responses = rounds.run(
-                lambda whole: len(whole) == len(requests), on_completed=progress.on_completed
+                lambda whole: len(whole) == len(requests), on_completed=watched.on_completed
             )
         else:
             # Only models that read pictures take the last argument.
@@ -168,7 +168,7 @@ class WorkerHandle:
         requests: Sequence[Request],
         sampling: Sampling,
         round_steps: int,
-        dealt: Sequence[Sequence[int]] | None = None,
+        assigned: Sequence[Sequence[int]] | None = None,
     ) -> EngineRounds:
         return EngineRounds(
             engines=self.engines,
@@ -176,7 +176,7 @@ class WorkerHandle:
             sampling=sampling,
             round_steps=round_steps,
             requests=[*requests],
-            dealt=dealt,
+            assigned=assigned,
         )
 
     def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:

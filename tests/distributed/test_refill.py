@@ -16,7 +16,7 @@ from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engine_rounds import Completed
-from mindrl.trainer.worker_handle import Progress, WorkerHandle
+from mindrl.trainer.worker_handle import Watched, WorkerHandle
 
 pytestmark = pytest.mark.distributed
 
@@ -77,10 +77,10 @@ def noted(
 
 
 def at_once(
-    actor: WorkerHandle, sampling: Sampling, progress: Progress | None = None
+    actor: WorkerHandle, sampling: Sampling, watched: Watched | None = None
 ) -> list[Answer]:
     """Answer all prompts in one call."""
-    found = actor.generate_sequences(PROMPTS, sampling, step=1, progress=progress)
+    found = actor.generate_sequences(PROMPTS, sampling, step=1, watched=watched)
     rows = range(REQUESTS)
     tokens = found.response_tokens()[:REQUESTS]
     scores = [found.rollout_logprobs_BT[row][found.response_mask_BT[row]].tolist() for row in rows]
@@ -125,7 +125,7 @@ def test_a_rollout_in_rounds_is_that_of_one_call_and_reports_each_response_once(
         rounds.append({**new})
 
     expected = at_once(actor, SAMPLED)
-    assert at_once(actor, SAMPLED, Progress(ROUND_STEPS, on_completed)) == expected
+    assert at_once(actor, SAMPLED, Watched(ROUND_STEPS, on_completed)) == expected
     reported = [(row, each) for new in rounds for row, each in new.items()]
     assert sorted(row for row, _ in reported) == [*range(REQUESTS)]
     for row, (tokens_N, logprobs_N, finished) in reported:

@@ -14,7 +14,7 @@ from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.engine_rounds import OnCompleted
 from mindrl.trainer.reward_manager import Rating, RewardManager
 from mindrl.trainer.source.turns import ConversationTurns
-from mindrl.trainer.worker_handle import Progress, WorkerHandle
+from mindrl.trainer.worker_handle import Watched, WorkerHandle
 
 DataT = TypeVar("DataT")
 """Data of a step."""
@@ -90,9 +90,9 @@ class Answering:
 
         `on_completed` receives responses, by their rows, while others are generated.
         """
-        progress = None if on_completed is None else Progress(self.round_steps, on_completed)
+        watched = None if on_completed is None else Watched(self.round_steps, on_completed)
         with self.rewards.timer("rollout"):
             self.workers.engines.publish(step - 1)
             return self.workers.generate_sequences(
-                prompts, self.sampling, step=step, answered=answered, progress=progress
+                prompts, self.sampling, step=step, answered=answered, watched=watched
             )

@@ -39,7 +39,7 @@ from mindrl.rollout.engine import Sampling
 from mindrl.trainer.engine_rounds import Completed
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
-from mindrl.trainer.worker_handle import Progress
+from mindrl.trainer.worker_handle import Watched
 
 PROMPTS = tuple(
     Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", answer=f"answer {uid}")
@@ -87,7 +87,7 @@ class MemoryRoles:
         *,
         step: int,
         answered: Sequence[Prompt] = (),
-        progress: Progress | None = None,
+        watched: Watched | None = None,
     ) -> Rollouts:
         """Answer with two tokens, the second of which counts the samples."""
         del answered
@@ -99,9 +99,9 @@ class MemoryRoles:
             logprobs=[(ROLLOUT_LOGPROB, ROLLOUT_LOGPROB)] * len(group),
             finished=[True] * len(group),
         )
-        if progress is not None:
+        if watched is not None:
             for row, drawn in enumerate(responses.each()):
-                progress.on_completed({row: Completed(*drawn, finished=True)})
+                watched.on_completed({row: Completed(*drawn, finished=True)})
         return Rollouts.from_responses([prompt.token_ids for prompt in prompts], responses, group)
 
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:

@@ -15,7 +15,7 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.errors import RewardError
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.worker_handle import Progress
+from mindrl.trainer.worker_handle import Watched
 
 PATIENCE = 20.0
 """Seconds after which something that should have come counts as lost."""
@@ -37,14 +37,14 @@ class Waiting(MemoryRoles):
         return found
 
     def generate_sequences(self, *arguments: Any, **more: Any) -> Rollouts:
-        progress: Progress = more["progress"]
+        watched: Watched = more["watched"]
 
         def on_completed(new: Any) -> None:
             if 3 in new:
                 self.in_time = self.scored.wait(PATIENCE)
-            progress.on_completed(new)
+            watched.on_completed(new)
 
-        more["progress"] = Progress(progress.round_steps, on_completed)
+        more["watched"] = Watched(watched.round_steps, on_completed)
         return super().generate_sequences(*arguments, **more)
 
 

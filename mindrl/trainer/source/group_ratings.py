@@ -15,7 +15,7 @@ class GroupRatings:
         """Set the pool; no thread starts yet."""
         self.pool = pool
         self._changed = Condition()
-        self._begun: set[OpenGroup] = set()
+        self._known: set[OpenGroup] = set()
         self._waiting: list[OpenGroup] = []
         self._rated: dict[OpenGroup, Rewarded] = {}
         self._error: BaseException | None = None
@@ -26,8 +26,8 @@ class GroupRatings:
         if groups is None:
             complete = zip(self.pool.groups.values(), self.pool.complete_groups(), strict=True)
             groups = [group for group, whole in complete if whole]
-        new = [group for group in groups if group not in self._begun]
-        self._begun.update(new)
+        new = [group for group in groups if group not in self._known]
+        self._known.update(new)
         with self._changed:
             self._waiting += new
             if self._waiting and not self._works:
@@ -43,13 +43,13 @@ class GroupRatings:
             self._changed.wait_for(lambda: self._error or self._rated.keys() >= {*groups})
             if self._error is not None:
                 raise self._error
-            self._begun.difference_update(groups)
+            self._known.difference_update(groups)
             return Rewarded.joined([self._rated.pop(group) for group in groups])
 
     def forget(self) -> None:
         """Forget all groups: the pool has loaded others."""
         with self._changed:
-            self._begun.clear()
+            self._known.clear()
             self._waiting.clear()
             self._rated.clear()
 

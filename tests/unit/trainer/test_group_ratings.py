@@ -93,7 +93,7 @@ def test_replicas_that_run_ahead_have_their_groups_scored(order: str) -> None:
     ratings = source.generation.ratings
     assert ratings is not None
     # What was trained on is forgotten.
-    assert len(ratings._begun) <= len(source.pool.groups)
+    assert len(ratings._known) <= len(source.pool.groups)
 
 
 @pytest.mark.parametrize("keys", [{}, {"partial_rollout": True}])

@@ -42,6 +42,7 @@ WAYS: dict[str, tuple[str, ...]] = {
         for name in ("dual_clip", "gmpo", "sapo", "plain")
     },
     "ppo": ("cli/train_ppo.py",),
+    "int8": (GRPO, "generate_config.quantization=int8", "rl_config.max_logprob_gap=null"),
     "in_turns": (GRPO, *APART),
     "one_step_off": (GRPO, *APART, "rl_config.step_order=one_step_off"),
     **{

@@ -115,6 +115,10 @@ class GenerateConfig:
     over `infer_tensor_parallel_size`, which is the only other value that this version supports."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Data type of the rollout weights and of the KV cache."""
+    quantization: Literal["int8"] | None = None
+    """Data type of the matrices of the layers, if another. `int8` rounds them at each transfer of
+    weights, with a scale for each row; the engine rounds their inputs, with a scale for each token
+    (W8A8). [What it saves and costs](../how-to/quantise-rollouts.md)."""
     max_num_seqs: SequenceCount = 64
     """Number of sequences that one replica decodes concurrently."""
     max_model_len: TokenCount = 2048
@@ -163,6 +167,11 @@ class GenerateConfig:
     the training side: none, the first of the run, or each."""
     sampling_config: SamplingConfig = SamplingConfig()
     """Sampling of responses during training."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the engine rounds neither weights nor activations of a float32 model."""
+        return self.dtype == "float32" and self.quantization is None
 
     @property
     def is_served(self) -> bool:

@@ -54,9 +54,9 @@ class RolloutCorrection:
     level: Literal["off", "token", "sequence"] | None = None
     """Multiply the advantage of each token by its probability in the trainer divided by that in the
     engine: `token`, its own; `sequence`, the product over its response; `off`, by 1. None uses
-    `token`, but `off` if `generate_config.dtype` is float32 and no response is older than the
-    weights of its step (`rl_config.partial_rollout`, `rl_config.step_order`), or if
-    `rl_config.old_log_probs` is `from_rollout`."""
+    `token`, but `off` if `generate_config.dtype` is float32 without `generate_config.quantization`
+    and no response is older than the weights of its step (`rl_config.partial_rollout`,
+    `rl_config.step_order`), or if `rl_config.old_log_probs` is `from_rollout`."""
     beyond: Literal["truncate", "mask"] = "truncate"
     """What to do with a weight out of bounds: `truncate` sets it to `max_weight`; `mask` sets it to
     0, so that its token has no effect."""
@@ -317,9 +317,9 @@ class RLConfig:
     only before and after training."""
     max_logprob_gap: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Maximum mean |rollout - training log-prob| of a step in nats; a larger one gives a warning.
-    None uses 0.01 if both sides compute in float32, otherwise 0.1, and 0.3 for mixtures of experts;
-    and no limit if `generate_config.sampling_config` truncates the engine's distribution, because
-    then the gap has a minimum."""
+    None uses 0.01 if both sides compute in float32, otherwise 0.1, and 0.3 for mixtures of experts
+    and with `generate_config.quantization`; and no limit if `generate_config.sampling_config`
+    truncates the engine's distribution, because then the gap has a minimum."""
     logprob_gap_steps: PositiveInt = 3
     """Number of consecutive steps above `max_logprob_gap` that end the run."""
     log_samples: Count = 4

@@ -359,7 +359,7 @@ class RunConfig:
     def rollout_correction(self) -> RolloutCorrection | None:
         """The correction for the engine with its effective level; None if it has no effect."""
         asked = self.rl_config.rollout_correction
-        alike = self.generate_config.dtype == "float32" and not self.max_staleness
+        alike = self.generate_config.is_exact and not self.max_staleness
         alike = alike or self.old_log_probs == "from_rollout"
         level = asked.level or ("off" if alike else "token")
         rejects = asked.reject_below is not None or asked.reject_above is not None

@@ -302,6 +302,7 @@ class GenerateKeys(TypedDict, total=False):
     infer_pipeline_parallel_size: int
     infer_expert_parallel_size: int
     dtype: Literal["bfloat16", "float32"]
+    quantization: Literal["int8"] | None
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int

@@ -67,6 +67,9 @@ class LocalTensor:
     placements: tuple[Placement, ...]
     float32: bool = False
     """Whether this engine keeps it in float32 regardless of the model's dtype."""
+    int8: bool = False
+    """Whether this engine rounds it to int8, with a scale in float32 for each row. It arrives in
+    the model's dtype."""
 
 
 ShardingTable = Mapping[str, LocalTensor]

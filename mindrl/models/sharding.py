@@ -143,7 +143,10 @@ def dtype_of(entry: LocalTensor, dtype: DType) -> DType:
 
 
 def table_bytes(table: ShardingTable, dtype: DType) -> int:
-    """Return the bytes of the local tensors of a table."""
+    """Return the bytes of the local tensors of a table, with the scales of those in int8."""
     return sum(
-        prod(entry.shape) * ELEMENT_BYTES[dtype_of(entry, dtype)] for entry in table.values()
+        prod(entry.shape) + entry.shape[0] * ELEMENT_BYTES["float32"]
+        if entry.int8
+        else prod(entry.shape) * ELEMENT_BYTES[dtype_of(entry, dtype)]
+        for entry in table.values()
     )

@@ -227,6 +227,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "vllm_cpu_gated_delta",
             "vllm_cpu_kernels",
             "vllm_cpu_drafts",
+            "vllm_cpu_int8",
         ),
         engine_options={
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",

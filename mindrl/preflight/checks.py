@@ -42,6 +42,7 @@ from mindrl.preflight.machine_checks import (
 )
 from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
+from mindrl.preflight.quantization_checks import quantization_findings
 from mindrl.preflight.rollout_memory import rollout_memory_findings
 from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
@@ -195,6 +196,7 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
     yield from invariance_findings(config, platform)
     yield from draft_findings(config)
+    yield from quantization_findings(config)
 
 
 def refuse(config: RunConfig, found: Iterable[Finding]) -> None:

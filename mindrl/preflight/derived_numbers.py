@@ -13,6 +13,7 @@ from mindrl.tracking.opened import tracking_text
 
 _GAP_FLOAT32 = 0.01
 _GAP_BF16 = 0.1
+_GAP_INT8 = 0.3
 _GAP_BF16_EXPERTS = 0.3
 """Nats. Some tokens are routed to other experts on the two sides: healthy runs have 0.02 to
 0.06."""
@@ -231,7 +232,9 @@ def logprob_gap_limit(config: RunConfig, *, has_experts: bool) -> float | None:
     if config.generate_config.sampling_config.cuts:
         # The engine's log-probs are of a truncated distribution, the trainer's are not.
         return None
-    if not config.megatron_training.bf16 and config.generate_config.dtype == "float32":
+    if config.generate_config.quantization:
+        return _GAP_INT8
+    if not config.megatron_training.bf16 and config.generate_config.is_exact:
         return _GAP_FLOAT32
     return _GAP_BF16_EXPERTS if has_experts else _GAP_BF16
 

@@ -19,6 +19,7 @@ from mindrl.preflight.adapter_checks import adapter_findings_on
 from mindrl.preflight.draft_checks import draft_findings_on
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
+from mindrl.preflight.quantization_checks import quantization_findings_on
 from mindrl.preflight.run_shardings import draws_head, role_head
 from mindrl.preflight.shared_prompts import prompts_findings
 from mindrl.preflight.shipped import description_of, families_of, sizes_path
@@ -82,6 +83,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         found += kv_cache_findings(config, per_token)
     found += [*_too_long(config, actor), *_shared_prefixes(config, actor)]
     found += [*prompts_findings(config, actor), *draft_findings_on(config, actor)]
+    found += quantization_findings_on(config, actor)
     for role, model in models.items():
         if role != "actor":
             found += _compared_with_actor(config, role, model, actor)

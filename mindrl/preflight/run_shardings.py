@@ -230,10 +230,12 @@ class RunShardings:
         """
         if self.unordered is not None:
             return self.unordered.rollout
-        plan, dtype = self.plan, self.plan.config.generate_config.dtype
+        plan, generate = self.plan, self.plan.config.generate_config
+        layout = plan.replica if plan.config.is_apart else plan.rollout
+        int8 = generate.quantization == "int8"
+        of_replica = rollout_sharding(plan.models["actor"], layout, dtype=generate.dtype, int8=int8)
         if not plan.config.is_apart:
-            return rollout_sharding(plan.models["actor"], plan.rollout, dtype=dtype)
-        of_replica = rollout_sharding(plan.models["actor"], plan.replica, dtype=dtype)
+            return of_replica
         first, world_size = plan.config.world_size, self.link_size
         return elsewhere(of_replica, first_rank=first, world_size=world_size)
 

@@ -40,6 +40,8 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
             for module in model.modules():
                 if hasattr(module, "cpu_linear"):
                     module.cpu_linear = None
+                if (kernel := _int8_kernel(module)) is not None:
+                    kernel.dnnl_handler = None
             self.released_weights = _release(parameter.data for parameter in model.parameters())
         release_free_heap()
 
@@ -78,10 +80,19 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
 
 def _packed_bytes(module: Any) -> int:
     """Return the size of a weight of which only the packed copy exists."""
-    if getattr(module, "cpu_linear", None) is None or module.weight.numel():
+    handler = getattr(_int8_kernel(module), "dnnl_handler", None)
+    only_packed = handler is not None or (
+        getattr(module, "cpu_linear", None) is not None and not module.weight.numel()
+    )
+    if not only_packed:
         return 0
     before_packing = get_layerwise_info(module).restore_metadata[0]
     return int(before_packing["weight"].nbytes)
+
+
+def _int8_kernel(module: Any) -> Any:
+    """Return the kernel of a layer with a matrix of int8; None for other modules."""
+    return getattr(getattr(module, "scheme", None), "kernel", None)
 
 
 def _sized(tensors: Iterable[Tensor]) -> _Sized:

@@ -39,6 +39,7 @@ def rollout_options(
         "enable_prefix_caching": generate.enable_prefix_caching,
         "block_size": generate.kv_block_tokens,
         "speculative_config": _drafts(generate.speculative_config),
+        "hf_overrides": _in_int8() if generate.quantization == "int8" else None,
         "trust_remote_code": generate.trust_remote_code,
         # Log-probs of the sampled distribution: after temperature and truncation.
         "logprobs_mode": "processed_logprobs",
@@ -47,6 +48,26 @@ def rollout_options(
 
 def _drafts(config: SpeculativeConfig) -> dict[str, Any] | None:
     return None if config.method is None else asdict(config)
+
+
+def _in_int8() -> dict[str, Any]:
+    """Return the config.json key of a folder with the matrices of its layers in int8.
+
+    A scale for each row of a matrix, and for each token of its input.
+    """
+    numbers = {"num_bits": 8, "type": "int", "symmetric": True}
+    weights = numbers | {"strategy": "channel", "dynamic": False}
+    inputs = numbers | {"strategy": "token", "dynamic": True}
+    matrices = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"matrices": matrices},
+            "ignore": ["lm_head"],
+        }
+    }
 
 
 def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:

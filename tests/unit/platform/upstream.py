@@ -27,6 +27,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from vllm import _custom_ops as engine
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+from vllm.model_executor.kernels.linear.scaled_mm import cpu as int8_kernel
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
@@ -47,6 +48,7 @@ from mindrl.platform.patches import (
     ray_on_loopback,
     vllm_cpu_drafts,
     vllm_cpu_experts,
+    vllm_cpu_int8,
     vllm_cpu_kernels,
     vllm_cpu_token_attention,
     vllm_keeps_process_groups,
@@ -286,6 +288,37 @@ def repeated_for_drafts() -> dict[str, list[float]]:
     return {"vllm": vllms.tolist(), "ours": ours.tolist()}
 
 
+def packed_for_a_bfloat16_layer() -> dict[str, object]:
+    """Pack an int8 matrix of a bfloat16 layer; return the dtype that its outputs get, and its sums.
+
+    As when trained weights arrive, torch's default dtype is float32.
+    """
+    asked: list[torch.dtype] = []
+    create = int8_kernel.ops.create_onednn_scaled_mm
+    layer = torch.nn.Module()
+    layer.params_dtype, layer.logical_widths = torch.bfloat16, [32]
+    layer.register_parameter("azp_adj", None)
+    layer.register_parameter("input_scale", None)
+    numbers_NK, scale_N1 = torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 1)
+    for name, values in (("weight", numbers_NK), ("weight_scale", scale_N1)):
+        layer.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
+    names = ("weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj")
+    config = int8_kernel.Int8ScaledMMLinearLayerConfig(
+        is_static_input_scheme=False, is_channelwise=True, input_symmetric=True
+    )
+
+    def recorded(*arguments: Any) -> Any:
+        asked.append(arguments[2])
+        return create(*arguments)
+
+    int8_kernel.ops.create_onednn_scaled_mm = recorded
+    try:
+        int8_kernel.CPUInt8ScaledMMLinearKernel(config, names).process_weights_after_loading(layer)
+    finally:
+        int8_kernel.ops.create_onednn_scaled_mm = create
+    return {"outputs": str(asked[0]), "sums": layer.azp_adj is not None}
+
+
 def _one(tokens: int) -> Packing:
     return Packing(starts=(0, tokens), longest=tokens, cumulative=torch.tensor([0, tokens]).int())
 
@@ -317,6 +350,7 @@ def facts(folder: str) -> dict[str, object]:
         "attention_by_token": attention_by_token(),
         "requests_by_token": requests_by_token(),
         "repeated_for_drafts": repeated_for_drafts(),
+        "packed_for_a_bfloat16_layer": packed_for_a_bfloat16_layer(),
         "init_names": inspect.unwrap(worker.init).__code__.co_names,
         "loopback_becomes": loopback_becomes(),
         "node_names": [*node.Node.__init__.__code__.co_names],
@@ -328,6 +362,8 @@ def facts(folder: str) -> dict[str, object]:
     ray_on_loopback.install()
     vllm_cpu_experts.install()
     vllm_cpu_kernels.install()
+    vllm_cpu_int8.install()
+    found["patched_for_a_bfloat16_layer"] = packed_for_a_bfloat16_layer()
     replaced = {name: kernel_is_replaced(name) for name in HOLDERS}
     found["patched_kernel_is_replaced"] = replaced
     found["patched_groups_survive_clean_up"] = groups_survive_clean_up()

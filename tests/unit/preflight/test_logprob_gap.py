@@ -19,6 +19,7 @@ SAMPLING = "generate_config.sampling_config"
         (FLOAT32, 0.01, 0.01),
         (FLOAT32 | {"generate_config.dtype": "bfloat16"}, 0.1, 0.3),
         (FLOAT32 | {"megatron_training.bf16": True}, 0.1, 0.3),
+        (FLOAT32 | {"generate_config.quantization": "int8"}, 0.3, 0.3),
         ({"rl_config.max_logprob_gap": 0.5}, 0.5, 0.5),
         (FLOAT32 | {f"{SAMPLING}.top_p": 0.9}, None, None),
         (FLOAT32 | {f"{SAMPLING}.top_k": 50}, None, None),

@@ -169,6 +169,30 @@ def _made(name: str, *options: str) -> Path:
     return folder
 
 
+# Three gated delta nets and a layer of full attention; the heads that vLLM has on a CPU.
+_GATED_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+_THREE_POSITIONS: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+_GATED_SHARED: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}
 _FAMILY_VALUES: dict[str, dict[str, Any]] = {
     "llama": {
         # Of 16 frequencies one is kept, two are mixed and 13 are divided.
@@ -222,22 +246,11 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "pad_token_id": None,
     },
-    # Three gated delta nets and a layer of full attention; the heads that vLLM has on a CPU.
-    "qwen3_5_text": {
-        "head_dim": 32,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": 0.25,
-            "mrope_section": [2, 1, 1],
-            "mrope_interleaved": True,
-        },
-    },
+    "qwen3_5_text": _GATED_DELTA | _THREE_POSITIONS,
+    # Experts in each layer, one of them for all tokens and with a gate; in the first its layers of
+    # linear attention have one matrix for queries, keys, values and their gate.
+    "qwen3_next": _GATED_DELTA | _GATED_SHARED,
+    "qwen3_5_moe_text": _GATED_DELTA | _THREE_POSITIONS | _GATED_SHARED,
     # mindrl has no network for it, but the tests have one: tests/own_models.
     "nemotron": {
         "attention_bias": True,
@@ -280,7 +293,7 @@ def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> 
         elif "norm" in name:
             # Around 1, or around 0 of a family that adds 1.
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
-        elif "conv1d" in name or (family == "qwen3_5_text" and "embed" in name):
+        elif "conv1d" in name or ("layer_types" in _FAMILY_VALUES[family] and "embed" in name):
             # Of size 1, as the norms behind them make all: small ones would have large gradients.
             torch.nn.init.normal_(parameter, std=0.5)
         elif name.endswith("A_log"):

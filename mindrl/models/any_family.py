@@ -11,8 +11,14 @@ from typing import Any
 
 from mindrl.models.config_file import text_values
 from mindrl.models.decoder import VALUE_HEAD, layer_of
-from mindrl.models.description import ModelDescription, described, unsupported_head
+from mindrl.models.description import (
+    ModelDescription,
+    MoeDescription,
+    described,
+    unsupported_head,
+)
 from mindrl.models.gated_delta import gated_delta_net, unsupported_layers
+from mindrl.models.mixture import experts_of, unsupported_gated_shared
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 from mindrl.models.refused_family import refused_family
@@ -58,6 +64,8 @@ def _sizes(
         found["delta"] = found["other"].delta
         # Families with gated delta nets normalise queries and keys of their other layers.
         found["qk_norm"] = found["delta"] is not None
+        if found["delta"] and (experts := experts_of(values)):
+            found["moe"] = MoeDescription(**experts)
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
     if isinstance(hidden, int) and isinstance(heads, int) and heads:
         width = values.get("head_dim")
@@ -146,6 +154,7 @@ def _unsupported_attention(values: Mapping[str, Any]) -> Iterator[str]:
     if values.get("sliding_window") is not None and values.get("use_sliding_window") is not False:
         yield f"sliding_window={values['sliding_window']!r} is not supported; only null"
     yield from unsupported_layers(values)
+    yield from unsupported_gated_shared(values)
 
 
 def has_alibi(values: Mapping[str, Any]) -> bool:

@@ -26,6 +26,11 @@ def always_float32(tensor: str) -> bool:
     return tensor.endswith(("e_score_correction_bias", "linear_attn.A_log"))
 
 
+def is_of_experts(tensor: str) -> bool:
+    """Return whether a logical tensor belongs to routed experts."""
+    return "mlp.experts." in tensor
+
+
 def padded_vocab_size(model: ModelDescription, tp: int) -> int:
     """Return the vocabulary rows in training: rounded up to a multiple of tp."""
     return -(-model.vocab_size // tp) * tp
@@ -66,9 +71,18 @@ def layer_of(tensor: str) -> int | None:
     return next((int(part) for part in tensor.split(".") if part.isdigit()), None)
 
 
+def _shapes_by_layer(model: ModelDescription) -> list[dict[str, Shape]]:
+    layers = range(model.num_hidden_layers)
+    if model.other is None:
+        return [_layer_shapes(model, index, "") for index in layers]
+    found: list[dict[str, Shape]] = [{} for _ in layers]
+    for name, shape in model.other.tensors:
+        if (index := layer_of(name)) is not None:
+            found[index][name] = shape
+    return found
+
+
 def _layer_shapes(model: ModelDescription, index: int, layer: str) -> dict[str, Shape]:
-    if model.other:
-        return {name: shape for name, shape in model.other.tensors if layer_of(name) == index}
     norms, delta = ("input_layernorm", "post_attention_layernorm"), model.delta
     return {
         **(
@@ -93,10 +107,10 @@ def forward_cost(model: ModelDescription) -> tuple[float, float]:
     moe = model.moe
     chosen = moe.num_experts_per_tok / moe.num_experts if moe else 1.0
     weights = float(model.vocab_size * model.hidden_size)
-    for index in range(model.num_hidden_layers):
-        for name, shape in _layer_shapes(model, index, "").items():
+    for shapes in _shapes_by_layer(model):
+        for name, shape in shapes.items():
             if len(shape) == 2:
-                weights += prod(shape) * (chosen if name.startswith("mlp.experts.") else 1.0)
+                weights += prod(shape) * (chosen if is_of_experts(name) else 1.0)
     widths = model.mla.qk_head_dim + model.mla.v_head_dim if model.mla else 2 * model.head_dim
     return 2 * weights, float(model.attention_layers * model.num_attention_heads * widths)
 
@@ -117,9 +131,8 @@ class Parameters:
 def parameters_of(model: ModelDescription) -> Parameters:
     """Return the parameter counts of a model."""
     dense, experts = [], []
-    for index in range(model.num_hidden_layers):
-        shapes = _layer_shapes(model, index, "")
-        routed = [prod(shape) for name, shape in shapes.items() if name.startswith("mlp.experts.")]
+    for shapes in _shapes_by_layer(model):
+        routed = [prod(shape) for name, shape in shapes.items() if is_of_experts(name)]
         experts.append(sum(routed))
         dense.append(sum(map(prod, shapes.values())) - experts[-1])
     embedding = model.vocab_size * model.hidden_size

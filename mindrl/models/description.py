@@ -158,6 +158,11 @@ class ModelDescription:
         return self.other.architecture if self.other else self.model_type
 
     @property
+    def is_routed_by_own_tokens(self) -> bool:
+        """Whether tensor-parallel ranks must have other tokens: so routers of mindrl need it."""
+        return self.moe is not None and self.other is None
+
+    @property
     def heads_per_group(self) -> int:
         """Number of query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads

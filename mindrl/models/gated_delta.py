@@ -36,6 +36,9 @@ class GatedDeltaNet:
     value_width: _Size
     convolution: _Size
     """Tokens that the convolution over queries, keys and values covers."""
+    interleaved: bool = False
+    """Whether one matrix projects to queries, keys, values and their gate, one key head after the
+    other, and another to rates and decays."""
 
     def __post_init__(self) -> None:
         """Refuse key heads that do not divide the value heads."""
@@ -70,17 +73,23 @@ def gated_delta_net(values: Mapping[str, Any]) -> GatedDeltaNet | None:
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
             raise ValueError(f"{_SIZES[name]}={size!r} must be an integer of at least 1")
-    return GatedDeltaNet(layers=layers, **sizes)  # type: ignore[arg-type]
+    interleaved = values["model_type"] == "qwen3_next"
+    return GatedDeltaNet(layers=layers, interleaved=interleaved, **sizes)  # type: ignore[arg-type]
 
 
 def gated_delta_shapes(delta: GatedDeltaNet, hidden: int, layer: str) -> dict[str, Shape]:
-    """Return the shape of each logical tensor of a layer's gated delta net, as Qwen3.5 has them."""
+    """Return the shape of each logical tensor of a layer's gated delta net."""
     here, mixed = f"{layer}linear_attn.", sum(delta.mixed_rows)
+    projections = {
+        "qkv": mixed,
+        "z": delta.value_rows,
+        "b": delta.value_heads,
+        "a": delta.value_heads,
+    }
+    if delta.interleaved:
+        projections = {"qkvz": mixed + delta.value_rows, "ba": 2 * delta.value_heads}
     return {
-        f"{here}in_proj_qkv.weight": (mixed, hidden),
-        f"{here}in_proj_z.weight": (delta.value_rows, hidden),
-        f"{here}in_proj_b.weight": (delta.value_heads, hidden),
-        f"{here}in_proj_a.weight": (delta.value_heads, hidden),
+        **{f"{here}in_proj_{name}.weight": (rows, hidden) for name, rows in projections.items()},
         f"{here}conv1d.weight": (mixed, 1, delta.convolution),
         f"{here}A_log": (delta.value_heads,),
         f"{here}dt_bias": (delta.value_heads,),

@@ -18,6 +18,8 @@ def experts_of(values: Mapping[str, Any]) -> dict[str, Any]:
     family = values["model_type"]
     if family == "qwen3_moe":
         return given(_qwen3(values))
+    if family in _GATED_SHARED:
+        return given(_with_gated_shared(values))
     if family == "glm4_moe":
         return given(_routed_and_shared({**_GLM, **given(values)}))
     return given(_routed_and_shared(values)) if family.startswith("deepseek") else {}
@@ -38,6 +40,23 @@ def _qwen3(values: Mapping[str, Any]) -> dict[str, Any]:
         "norm_topk_prob": values.get("norm_topk_prob", False),
         "dense_layers": frozenset(dense | set(listed)),
     }
+
+
+def _with_gated_shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experts of families whose shared expert has a gate of its own."""
+    # Other layers than those with experts only the first of the families has.
+    steps = values if values["model_type"] == "qwen3_next" else {**values, **_EVERY_LAYER}
+    return {
+        **_qwen3(steps),
+        "shared_intermediate_size": count(values, "shared_expert_intermediate_size", least=1),
+        "norm_topk_prob": values.get("norm_topk_prob", True),
+    }
+
+
+def unsupported_gated_shared(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings of Qwen3.5's mixtures that transformers does not read, and others do."""
+    if values.get("model_type") == "qwen3_5_moe_text" and values.get("norm_topk_prob") is False:
+        yield "norm_topk_prob=False is not supported; only True"
 
 
 def _routed_and_shared(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +145,8 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+_GATED_SHARED = ("qwen3_next", "qwen3_5_moe_text")
+_EVERY_LAYER: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 WITH_CORRECTION = ("deepseek_v3", "glm4_moe")
 """Families that choose experts by sigmoids plus a bias."""
 _GLM: Mapping[str, Any] = {

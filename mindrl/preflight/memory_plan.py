@@ -201,7 +201,8 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
         passes = Passes(
             layout=layout,
             dtype=plan.train_dtype,
-            sequence_parallel=layout.tp > 1 and (training.sequence_parallel or bool(model.moe)),
+            sequence_parallel=layout.tp > 1
+            and (training.sequence_parallel or model.is_routed_by_own_tokens),
             tokens=cut.tokens or cut.sequences * min(training.seq_length, longest),
             copies=plan.planning(role).copies,
             learning=config.learning(role),

@@ -143,7 +143,9 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
         "moe_grouped_gemm": False,
         "moe_router_load_balancing_type": "aux_loss",
     }
-    for switch, off in switches.items() if model.moe is None else ():
+    if model.moe:
+        switches = of_actor | {"moe_aux_loss_coeff": 0.0} if model.other else {}
+    for switch, off in switches.items():
         if (asked := getattr(learning, switch)) != off:
             kind = " that mindrl's own networks route" if model.other else ""
             need = f"needs a model with experts{kind}; use {spelled(off)}"
@@ -157,7 +159,7 @@ def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -
     field, found = "megatron_training.sequence_parallel", config.megatron_training.sequence_parallel
     key, other = config.layout_keys(role)["tp"], model.other
     engine = planning_of(config.training_backend(role)).name
-    if model.moe and not found:
+    if model.is_routed_by_own_tokens and not found:
         need = (
             f"must be true: with {key}={config.layout(role).tp} {engine} needs it to train experts"
         )

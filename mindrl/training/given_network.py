@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mindrl.models.decoder import is_of_experts
 from mindrl.models.description import ModelDescription
 from mindrl.models.other_family import OtherFamily
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
@@ -99,7 +100,8 @@ def deal_out(
         held = {
             name: (whole, cuts.get(begin + name, 0))
             for name, whole in module._parameters.items()
-            if whole is not None
+            # Experts stay plain: they are shared over these ranks too.
+            if whole is not None and not is_of_experts(begin + name)
         }
         for name, (whole, cut) in held.items():
             part = made.setdefault(whole, parallel.parameter(*whole.shape, cut=cut))

@@ -44,6 +44,8 @@ ENGINES: Mapping[str, Engine] = {
     "deepseek_v2": Engine(family="deepseek_v2"),
     "deepseek_v3": Engine(family="deepseek_v3"),
     "glm4_moe": Engine(family="glm4_moe"),
+    "qwen3_next": Engine(family="qwen3_next"),
+    "qwen3_5_moe_text": Engine(family="qwen3_5_moe_text"),
     "llama tied": Engine(family="llama", tied=True),
     "mistral": Engine(family="mistral"),
     "phi3": Engine(family="phi3"),
@@ -53,6 +55,9 @@ ENGINES: Mapping[str, Engine] = {
     "qwen3_moe TP2 EP2": Engine(family="qwen3_moe", tp=2, experts_shared=True),
     "glm4_moe TP2": Engine(family="glm4_moe", tp=2),
     "glm4_moe TP2 EP2": Engine(family="glm4_moe", tp=2, experts_shared=True),
+    "qwen3_next TP2": Engine(family="qwen3_next", tp=2),
+    "qwen3_5_moe_text TP2": Engine(family="qwen3_5_moe_text", tp=2),
+    "qwen3_5_moe_text TP2 EP2": Engine(family="qwen3_5_moe_text", tp=2, experts_shared=True),
     "qwen2 tied TP2": Engine(family="qwen2", tied=True, tp=2),
     "qwen2 untied TP2": Engine(family="qwen2", tp=2),
     "qwen3 tied TP2": Engine(family="qwen3", tied=True, tp=2),
@@ -70,6 +75,7 @@ EVERY_CHANGE = (
 # Families whose positions or files differ from those of Qwen.
 LIKE_TRANSFORMERS = (
     *("llama tied", "mistral", "phi3", "qwen3_linear", "qwen3_5_text", "glm4_moe"),
+    *("qwen3_next", "qwen3_5_moe_text", "qwen3_next TP2", "qwen3_5_moe_text TP2 EP2"),
     *("llama TP2", "phi3 TP2", "qwen3_5_text TP2", "glm4_moe TP2 EP2"),
 )
 HALVES = [

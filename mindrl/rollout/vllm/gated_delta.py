@@ -22,12 +22,20 @@ def gated_delta_part(
         parts = zip(first, (keys, keys, values), strict=True)
         return [(f"{here}{kind}.weight", (at + start, at + stop)) for at, (start, stop) in parts]
 
-    gate: Rows = (f"{here}in_proj_z.weight", values)
-    rates: list[Rows] = [(f"{here}in_proj_{letter}.weight", heads) for letter in "ba"]
+    mixed, rated = f"{here}in_proj_qkvz.weight", f"{here}in_proj_ba.weight"
     output, norm = f"{here}out_proj.weight", f"{here}norm.weight"
+    if delta.interleaved:
+        # Whole key heads with what belongs to each.
+        rows: list[Rows] = [
+            (mixed, part_of(2 * (delta.key_rows + delta.value_rows), tp, tp_rank)),
+        ]
+        rates: list[Rows] = [(rated, part_of(2 * delta.value_heads, tp, tp_rank))]
+    else:
+        rows = [*joined("in_proj_qkv"), (f"{here}in_proj_z.weight", values)]
+        rates = [(f"{here}in_proj_{letter}.weight", heads) for letter in "ba"]
     return {
-        f"{here}in_proj_qkvz.weight": stack([*joined("in_proj_qkv"), gate], tail=(hidden,)),
-        f"{here}in_proj_ba.weight": stack(rates, tail=(hidden,)),
+        mixed: stack(rows, tail=(hidden,)),
+        rated: stack(rates, tail=(hidden,)),
         f"{here}conv1d.weight": stack(joined("conv1d"), tail=(1, delta.convolution)),
         f"{here}A_log": stack([(f"{here}A_log", heads)]),
         f"{here}dt_bias": stack([(f"{here}dt_bias", heads)]),

@@ -18,7 +18,7 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
     model, for families without built-in support.
     """
     if model.other:
-        yield from _other_family(model.other, keys.get("model", "model"))
+        yield from _other_family(model, model.other, keys.get("model", "model"))
     if layout.pp > 1 and (model.other or model.delta):
         need = f"must be 1 for {model.class_name}: mindrl does not know its stages"
         yield broken(keys["pp"], layout.pp, need, 1)
@@ -59,13 +59,13 @@ def cpu_attention_findings(model: ModelDescription, word: str) -> Iterator[Findi
     )
 
 
-def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
+def _other_family(model: ModelDescription, other: OtherFamily, word: str) -> Iterator[Finding]:
     known = installed_architectures()
     if known is not None and other.architecture not in known:
         yield Finding(f"{word}: the installed vLLM does not support {other.architecture}", word)
     # Some families stack experts under other names; a stack that is not of experts is a
     # convolution.
-    if any(
+    if model.moe is None and any(
         ".experts." in name or (len(shape) > 2 and "conv" not in name)
         for name, shape in other.tensors
         if other.vision is None or not name.startswith(other.vision.tower)

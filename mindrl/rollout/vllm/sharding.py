@@ -197,7 +197,12 @@ def _feed_forward(model: ModelDescription, index: int, layer: str, tp: int, tp_r
         table[bias] = whole(bias, (moe.num_experts,))
     if moe.shared_intermediate_size:
         bounds = part_of(moe.shared_intermediate_size, tp, tp_rank)
-        table |= _gated(model, f"{here}shared_experts.", bounds)
+        # Next to gated delta nets there is one shared expert, with a gate.
+        shared = "shared_expert" if model.other else "shared_experts"
+        table |= _gated(model, f"{here}{shared}.", bounds)
+        if model.other:
+            gate = f"{here}{shared}_gate.weight"
+            table[gate] = whole(gate, (1, model.hidden_size))
     return table
 
 

@@ -47,7 +47,7 @@ def chunks_of_rank(
 def _tensor_parallel(
     model: ModelDescription, settings: EngineSettings, meshes: Meshes
 ) -> TensorParallel:
-    is_wanted = settings.training.sequence_parallel or model.moe is not None
+    is_wanted = settings.training.sequence_parallel or model.is_routed_by_own_tokens
     return TensorParallel(
         mesh=meshes.tensor,
         sequence=settings.layout.tp > 1 and is_wanted,

@@ -31,12 +31,8 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         field = keys.get("backend", "backend")
         text = f"{field}: {', '.join(unknown)} need {TRAINING_BACKEND}"
         yield Finding(text, field, legal=(TRAINING_BACKEND,))
-    if model.other and model.other.own:
-        yield from _own_network(model, model.other, layout, keys)
-    if model.other and model.other.vision:
-        yield from _vision(model.other, layout, keys)
-    if model.other and layout.tp > 1:
-        yield from _other_cuts(model, model.other, layout.tp, keys["tp"])
+    if model.other:
+        yield from _other_family(model, model.other, layout, keys)
     if model.delta and layout.cp > 1:
         need = (
             "must be 1: a gated delta net reads the tokens of a sequence one after the other, and "
@@ -52,6 +48,19 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield from context_parallel_findings(model, layout, keys)
     yield from pipeline_findings(model, layout, keys)
     yield from expert_findings(model, layout, keys)
+
+
+def _other_family(
+    model: ModelDescription, other: OtherFamily, layout: TrainLayout, keys: Keys
+) -> Iterator[Finding]:
+    if other.own:
+        yield from _own_network(model, other, layout, keys)
+    if other.vision:
+        yield from _vision(other, layout, keys)
+    if layout.tp > 1:
+        yield from _other_cuts(model, other, layout.tp, keys["tp"])
+    if model.moe:
+        yield from _whole_experts(other, layout, keys)
 
 
 def _own_network(
@@ -77,6 +86,14 @@ def _vision(other: OtherFamily, layout: TrainLayout, keys: Keys) -> Iterator[Fin
             yield broken(keys[name], size, need, 1)
 
 
+def _whole_experts(other: OtherFamily, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    """Refuse to deal out, or to cut, the experts of a network of transformers."""
+    for name in ("ep", "etp"):
+        if (size := getattr(layout, name)) > 1:
+            need = f"must be 1 for {other.architecture}: each rank computes with all experts"
+            yield broken(keys[name], size, need, 1)
+
+
 def _other_cuts(
     model: ModelDescription, other: OtherFamily, tp: int, field: str
 ) -> Iterator[Finding]:
@@ -97,6 +114,8 @@ def _other_cuts(
 
 def _not_built(model: ModelDescription) -> Iterator[str]:
     """Yield the parts of a model that the engine's own network lacks."""
+    if model.other:
+        return
     if model.mla:
         yield "latent attention"
     if model.fused_projections:

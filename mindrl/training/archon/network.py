@@ -7,6 +7,7 @@ Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, 
 hidden size, R context-parallel ranks.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from mindrl.models.attention import projected_query_rows
@@ -199,6 +201,14 @@ class Network(nn.Module):
         """Layers of this stage."""
         found: list[Any] = list(self.model.layers.values())
         return found
+
+    def experts_apart(self) -> Iterator[tuple[Any, DeviceMesh, int]]:
+        """Yield the modules of routed experts, which other ranks share than the rest of a layer.
+
+        With each the ranks that share it, and how many of them read the same tokens with it.
+        """
+        for mixture in [each for each in self.modules() if isinstance(each, Mixture)]:
+            yield mixture.experts, mixture.meshes.data, 1
 
     def forward(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Run a stage.

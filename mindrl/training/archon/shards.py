@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.network import Network
 
 
@@ -29,9 +28,10 @@ def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool, s
         cast_forward_inputs=False,
     )
     cut = partial(fully_shard, mp_policy=numbers, reshard_after_forward=not stays)
+    apart = [*network.experts_apart()]
+    for experts, ranks, _ in apart:
+        cut(experts, mesh=ranks)
     for layer in network.layers:
-        for mixture in [each for each in layer.modules() if isinstance(each, Mixture)]:
-            cut(mixture.experts, mesh=mixture.meshes.data)
         cut(layer, mesh=mesh)
     # The head's weight is read after the forward pass.
     fully_shard(network, mesh=mesh, mp_policy=numbers, reshard_after_forward=False)
@@ -39,6 +39,8 @@ def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool, s
         # Otherwise FSDP2 uses a reduction that gloo and HCCL do not have.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
+    for experts, _, readers in apart:
+        experts.set_gradient_divide_factor(float(readers))
     network.to_empty(device=device_type)
     # Weights get their final storage at the first gather.
     for module in sharded(network):

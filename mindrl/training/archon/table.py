@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import EMBEDDING, HEAD, Head, layer_of, logical_shapes
+from mindrl.models.decoder import (
+    EMBEDDING,
+    HEAD,
+    Head,
+    is_of_experts,
+    layer_of,
+    logical_shapes,
+)
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import Shape
 
@@ -63,7 +70,7 @@ def rows_by_chunk(
     for name, shape in logical_shapes(model, head=head).items():
         if (layer := layer_of(name)) is not None:
             end = -1
-        if ".mlp.experts." in name:
+        if is_of_experts(name):
             continue
         at = end if layer is None else chunk_of[layer]
         found[at][name] = TensorRow(name, shape, cuts.get(name))
@@ -75,7 +82,7 @@ def rows_by_chunk(
 def _cuts(model: ModelDescription) -> Mapping[str, Cut]:
     """Return the cut of each tensor that is cut."""
     if model.other is None:
-        names = [name for name in logical_shapes(model) if ".mlp.experts." not in name]
+        names = [name for name in logical_shapes(model) if not is_of_experts(name)]
         return {name: _CUTS.get(name.split(".")[-2]) for name in names}
     other = model.other
     if other.cuts is None:

@@ -9,7 +9,7 @@ Shapes: S tokens of this rank, N heads, M key-value heads, D width of a head, H 
 features of a module, R rows of L tokens (one row with all S tokens, or sequences of a pack).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -17,16 +17,17 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mindrl.errors import ModelError
-from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.training.archon.collectives import Collective, gathered_by_all, own_part
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
+from mindrl.training.fsdp.experts import experts_of_layers, stack_name, stacked_shapes
 from mindrl.training.fsdp.gated_delta import gated_delta_nets, separate_sequences
 from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves, reads_directly
 from mindrl.training.packs import Pack
@@ -71,7 +72,7 @@ class HuggingFaceNetwork(GivenNetwork):
             network.set_output_embeddings(None)
         super().__init__(network, model, part, settings)
         found = {name: tuple(each.shape) for name, each in self.named_parameters()}
-        wanted = logical_shapes(model, head=settings.head)
+        wanted = stacked_shapes(model, settings.head)
         if differing := sorted({*found.items()} ^ {*wanted.items()}):
             raise ModelError(
                 f"{folder}: the tensors of its files differ from those of transformers' "
@@ -105,6 +106,19 @@ class HuggingFaceNetwork(GivenNetwork):
                 "of a pack"
             )
         return self.before_head(hidden_1SH)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters under the names of the engine's tables; a tied one once."""
+        for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
+            yield stack_name(name), parameter
+
+    def experts_apart(self) -> Iterator[tuple[Any, DeviceMesh, int]]:
+        """Yield the experts of each layer: see `Network`; tensor-parallel ranks read the same."""
+        for experts in experts_of_layers(self.network):
+            assert self.settings.experts is not None, "validated: the family is known"
+            yield experts, self.settings.experts.data, self.parallel.size
 
     def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Return the decoder's output for tokens [1, S]."""

@@ -80,6 +80,33 @@ def test_gated_delta_nets_in_mixtures_are_refused_with_the_engine_that_has_them(
         read_description(str(tmp_path))
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text"])
+def test_mixtures_with_gated_delta_nets_are_planned_with_whole_experts_and_their_own_routes(
+    family: str, random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    asked = FSDP | {"generate_config.enable_prefix_caching": False}
+    folder = random_model_of(family)
+    config = run_config(folder, asked)
+    models, unread = describe_models(config)
+    assert not unread
+    assert not model_findings(config, models)
+    shardings = unordered_shardings(config)
+    # All numbers, once; the engine's vocabulary is padded from 211 to 256 tokens, in both ends.
+    trained, rolled_out = shardings.training["actor"].held_bytes(), shardings.rollout.held_bytes()
+    assert rolled_out == tuple(each + 2 * 45 * 128 * 4 for each in trained)
+    for key, value in (("router_replay", "R2"), ("moe_aux_loss_coeff", 0.01)):
+        other = run_config(folder, asked | {f"actor_config.{key}": value})
+        (finding,) = model_findings(other, models)
+        assert "needs a model with experts that mindrl's own networks route" in str(finding)
+    cut = {
+        "actor_config.backend": "fsdp:d1e2",
+        "rl_config.actor_resource.num_npus": 2,
+        "actor_config.expert_model_parallel_size": 2,
+    }
+    (finding,) = model_findings(run_config(folder, asked | cut), models)
+    assert "must be 1 for Qwen3" in str(finding)
+
+
 def test_shared_prefixes_are_refused_of_gated_delta_nets_not_by_the_engine_but_by_check(
     random_model_of: MakeModel, run_config: MakeConfig
 ) -> None:

@@ -20,7 +20,10 @@ OTHERS = (
     "(docs/how-to/train-with-archon.md#any-hugging-face-model); to add a family or your "
     "own network, see docs/how-to/add-a-model.md"
 )
-FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3, glm4_moe, qwen3_5_text"
+FAMILIES = (
+    "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3, "
+    "glm4_moe, qwen3_5_text"
+)
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_act": "silu",

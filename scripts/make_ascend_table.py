@@ -17,6 +17,7 @@ from mindrl.preflight.memory_plan import activation_estimates, memory_plan
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.config_files import run_names
+from mindrl.programs.memory import kv_cache_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "ascend-configs.md"
@@ -89,7 +90,7 @@ def row(name: str, config: RunConfig) -> Row:
         model=Path(config.actor_config.load).name,
         nodes=config.world_size // per_node,
         devices_per_node=per_node,
-        training=layout_string(config.layout("actor")),
+        training=layout_string(config.layout("actor"), config.training_backend("actor")),
         rollout=layout_string(config.rollout_layout),
         tensor_nodes=nodes_spanned(layout.dense_order.groups({"tp"}), per_node),
         stage_nodes=nodes_spanned(layout.dense_order.groups({"tp", "cp", "dp"}), per_node),
@@ -102,7 +103,7 @@ def row(name: str, config: RunConfig) -> Row:
         train_peak=train,
         train_activations=activations,
         room=capacity - max(map(sum, peaks.values())),
-        kv_cache_tokens=(plan.kv_cache_bytes or 0) // models.plan.kv_bytes_per_token,
+        kv_cache_tokens=kv_cache_tokens(plan, models) or 0,
         host_of_node=plan.host_bytes_of_node(per_node),
         reshard_received=int(received.sum()),
         reshard_received_most=int(received.max()),

@@ -12,7 +12,7 @@ def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescript
     """Read a model of a known family, or of any other: see `read_description`.
 
     Families with gated delta nets count as others: `fsdp` computes them by transformers' layers.
-    To plan, they need no weight files.
+    Their tensors follow from config.json if there are no weight files.
 
     Raises:
         ModelError: As in `read_description`; for other families also if weight files are
@@ -21,6 +21,6 @@ def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescript
     path, values = read_config(folder)
     if is_known(values) and values["model_type"] not in GATED_DELTA_FAMILIES:
         return read_description(folder, to_plan=to_plan)
-    if to_plan and not any(path.parent.glob("*.safetensors")) and gated_delta_net(values):
+    if not any(path.parent.glob("*.safetensors")) and gated_delta_net(values):
         return any_description(path, values, planned_shapes(values))
     return any_description(path, values, tensor_shapes(str(path.parent)))

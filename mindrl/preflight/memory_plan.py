@@ -28,6 +28,7 @@ from mindrl.models.expert_routes import route_bytes_per_token
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
+from mindrl.rollout.planning import CacheSizes
 
 _PAGE = "docs/how-to/plan-a-run.md#plan-the-memory"
 _CAPACITY = "rl_config.device_memory_mib"
@@ -56,8 +57,8 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
 
     Raises as `memory_plan`.
     """
-    config, per_token = models.plan.config, models.plan.kv_bytes_per_token
-    for finding in kv_cache_findings(config, per_token):
+    config, sizes = models.plan.config, models.plan.cache_sizes
+    for finding in kv_cache_findings(config, sizes):
         raise ConfigError(str(finding))
     if plan.side == "training":
         return plan
@@ -69,7 +70,7 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
     share = int(plan.capacity_bytes * generate.gpu_memory_utilization)
     others = rollout_bytes(plan)
     left = kv_cache_left(share, others)
-    least, sequence = one_sequence(config, per_token)
+    least, sequence = one_sequence(config, sizes)
     if left < least:
         raise DeviceMemoryError(
             f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} "
@@ -80,20 +81,21 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
     return with_kv_cache(plan, left)
 
 
-def kv_cache_findings(config: RunConfig, per_token: int) -> Iterator[Finding]:
+def kv_cache_findings(config: RunConfig, sizes: CacheSizes) -> Iterator[Finding]:
     """Yield a finding if a given KV cache is too small for one sequence."""
-    mib, (least, sequence) = config.generate_config.kv_cache_mib, one_sequence(config, per_token)
+    mib, (least, sequence) = config.generate_config.kv_cache_mib, one_sequence(config, sizes)
     if mib is not None and mib * MIB < least:
         yield broken("generate_config.kv_cache_mib", mib, f": {sequence}", -(-least // MIB))
 
 
-def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
+def one_sequence(config: RunConfig, sizes: CacheSizes) -> tuple[int, str]:
     """Return the bytes of the smallest KV cache, for one sequence, and a description."""
     length = config.generate_config.max_model_len
-    least = per_token * length
+    least = sizes.of_sequence(length)
+    states = f", {sizes.states:,} bytes of states" if sizes.states else ""
     return least, (
         f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{mib_text(least)} ({per_token:,} bytes per token)"
+        f"{mib_text(least)} ({sizes.per_token:,} bytes per token{states})"
     )
 
 
@@ -319,7 +321,7 @@ def _no_room_for_kv_cache(models: RunShardings, capacity: Capacity, text: str) -
     config = models.plan.config
     plan = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
     others = rollout_bytes(plan)
-    least, _ = one_sequence(config, models.plan.kv_bytes_per_token)
+    least, _ = one_sequence(config, models.plan.cache_sizes)
     # The remainder is cut to whole MiB, so one more may be needed.
     share = ceil((others + least + MIB) / capacity.device_bytes * 100) / 100
     legal = (share,) if share <= 1 else ()
@@ -369,7 +371,7 @@ def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
         variants["megatron_training.use_distributed_optimizer=true"] = replace(
             plan, regions={**plan.regions, **shared}
         )
-    smaller = _smaller_kv_cache(config, plan, models.plan.kv_bytes_per_token)
+    smaller = _smaller_kv_cache(config, plan, models.plan.cache_sizes)
     if smaller is not None:
         variants[f"generate_config.kv_cache_mib={smaller // MIB}"] = with_kv_cache(plan, smaller)
     found = [
@@ -384,7 +386,7 @@ def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
     return sorted(found, key=lambda advice: advice.peak_bytes)
 
 
-def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, per_token: int) -> int | None:
+def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, sizes: CacheSizes) -> int | None:
     """Suggest a smaller KV cache: the largest that fits, or that no longer sets the peak.
 
     It holds at least one sequence.
@@ -395,6 +397,6 @@ def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, per_token: int) -> in
     without = (most for at, most in plan.moments if Region.KV_CACHE not in at.resident)
     others = max(without, default=0)
     wanted = others if plan.fits else max(others, plan.capacity_bytes or 0)
-    least = -(-per_token * config.generate_config.max_model_len // MIB)
+    least = -(-sizes.of_sequence(config.generate_config.max_model_len) // MIB)
     smaller = max((now - plan.peak_bytes + wanted) // MIB, least) * MIB
     return smaller if smaller < now else None

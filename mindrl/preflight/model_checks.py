@@ -23,7 +23,7 @@ from mindrl.preflight.quantization_checks import quantization_findings_on
 from mindrl.preflight.run_shardings import draws_head, role_head
 from mindrl.preflight.shared_prompts import prompts_findings
 from mindrl.preflight.shipped import description_of, families_of, sizes_path
-from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
+from mindrl.rollout.planning import cache_sizes, rollout_findings
 from mindrl.training.planning import planning_of
 
 ROLLOUT_KEYS = {name: f"generate_config.{key}" for name, key in ROLLOUT_SIZE_KEYS.items()}
@@ -78,9 +78,9 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         found += adapter_findings_on(config, actor)
         words = ROLLOUT_KEYS | {"model": config.model_key("actor")}
         found += rollout_findings(actor, config.rollout_layout, words)
-        dtype = config.generate_config.dtype
-        per_token = kv_bytes_per_token(actor, config.rollout_layout, dtype)
-        found += kv_cache_findings(config, per_token)
+        generate, layout = config.generate_config, config.rollout_layout
+        sizes = cache_sizes(actor, layout, generate.dtype, generate.kv_block_tokens)
+        found += kv_cache_findings(config, sizes)
     found += [*_too_long(config, actor), *_shared_prefixes(config, actor)]
     found += [*prompts_findings(config, actor), *draft_findings_on(config, actor)]
     found += quantization_findings_on(config, actor)

@@ -21,7 +21,7 @@ from mindrl.preflight.shipped import families_of, planned_description, sizes_pat
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
-from mindrl.rollout.planning import kv_bytes_per_token, layers_of_ranks, rollout_sharding
+from mindrl.rollout.planning import CacheSizes, cache_sizes, layers_of_ranks, rollout_sharding
 from mindrl.training.planning import EnginePlanning, Storage, planning_of
 from mindrl.training.trained_bytes import TrainedBytes
 
@@ -124,10 +124,11 @@ class RunPlan:
         return LowRank.of(self.config.actor_config.lora)
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes per token in the KV cache of a rank."""
-        dtype = self.config.generate_config.dtype
-        return kv_bytes_per_token(self.models["actor"], self.rollout, dtype)
+    def cache_sizes(self) -> CacheSizes:
+        """Bytes of sequences in the KV cache of a rank."""
+        generate = self.config.generate_config
+        tokens = generate.kv_block_tokens
+        return cache_sizes(self.models["actor"], self.rollout, generate.dtype, tokens)
 
     @property
     def rollout_layers(self) -> tuple[int, ...]:

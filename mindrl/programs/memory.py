@@ -95,8 +95,12 @@ def peak_moments(plan: MemoryPlan, models: RunShardings) -> list[PlannedSnapshot
 
 def kv_cache_tokens(plan: MemoryPlan, models: RunShardings) -> int | None:
     """Return the KV cache capacity in tokens; None if the device's free memory decides it."""
-    nbytes = plan.kv_cache_bytes
-    return None if nbytes is None else nbytes // models.plan.kv_bytes_per_token
+    nbytes, sizes = plan.kv_cache_bytes, models.plan.cache_sizes
+    if nbytes is None or not sizes.states:
+        return None if nbytes is None else nbytes // sizes.per_token
+    # In sequences of the longest length, each with its states.
+    longest = models.plan.config.generate_config.max_model_len
+    return nbytes // sizes.of_sequence(longest) * longest
 
 
 def spaced(name: str) -> str:

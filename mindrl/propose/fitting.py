@@ -44,7 +44,7 @@ from mindrl.propose.costs import (
     stage_parameters,
     training_seconds,
 )
-from mindrl.rollout.planning import kv_bytes_per_token
+from mindrl.rollout.planning import CacheSizes, cache_sizes
 
 USABLE_SHARE = 0.9
 """Share of a device for regions and estimated activations; libraries use the rest."""
@@ -83,8 +83,8 @@ class Sizes:
 
     plan: MemoryPlan
     """Per rank, or per pipeline stage for a lower bound; without a KV cache."""
-    per_token: int
-    """Bytes per token in a rank's KV cache."""
+    cache: CacheSizes
+    """Bytes of sequences in a rank's KV cache."""
     reshard_seconds: float
 
 
@@ -176,7 +176,7 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     )
     return Sizes(
         plan=plan,
-        per_token=kv_bytes_per_token(task.model, rollout, "bfloat16"),
+        cache=cache_sizes(task.model, rollout, "bfloat16"),
         reshard_seconds=least_reshard_seconds(task, regions),
     )
 
@@ -196,7 +196,7 @@ def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
     plan = plan_without_kv_cache(models, task.device.memory_bytes, staging)
     return Sizes(
         plan=plan,
-        per_token=models.plan.kv_bytes_per_token,
+        cache=models.plan.cache_sizes,
         reshard_seconds=least_reshard_seconds(task, plan.regions),
     )
 
@@ -232,7 +232,7 @@ def _fit(
     """Return the cheapest settings for one choice of offloaded parts, or the misfit."""
     plan, device_bytes = replace(sizes.plan, movable=_MOVABLE[offloads]), task.device.memory_bytes
     usable, share = int(device_bytes * USABLE_SHARE), int(device_bytes * ROLLOUT_SHARE)
-    others, one = rollout_bytes(plan), sizes.per_token * task.longest
+    others, one = rollout_bytes(plan), sizes.cache.of_sequence(task.longest)
     left, host = kv_cache_left(share, others), _host_bytes(task, plan)
     needed = needs(plan, ready.activations)
     fitting = [each for each, (need, _) in needed.items() if need <= usable]
@@ -252,7 +252,7 @@ def _fit(
     return Fit(
         settings=replace(settings, offloads=offloads, at_a_time=at_a_time),
         seconds={
-            **rollout_seconds(task, rollout, weights, at_a_time, sizes.per_token),
+            **rollout_seconds(task, rollout, weights, at_a_time, sizes.cache.per_token),
             **ready.seconds[settings],
             "copies": (int(out.max()) + int(back.max())) / (task.device.host_gbps * GIGA),
             "reshard": sizes.reshard_seconds,

@@ -32,7 +32,7 @@ from mindrl.propose.fitting import USABLE_SHARE, least_sizes, needs, prepared
 from mindrl.propose.rates import rates_of
 from mindrl.propose.search import Proposal
 from mindrl.propose.step_orders import Arrangement, Load, Worth, ways, worth_of
-from mindrl.rollout.planning import kv_bytes_per_token
+from mindrl.rollout.planning import cache_sizes
 
 _MOST_SPLITS = 8
 _HELD = {*chain(*ROLE_REGIONS.values())}
@@ -214,6 +214,6 @@ def _least_bytes(task: Task, candidate: Candidate) -> int:
 
 
 def _room(task: Task, layout: RolloutLayout, plan: MemoryPlan) -> int:
-    one = kv_bytes_per_token(task.model, layout, "bfloat16") * task.longest
+    one = cache_sizes(task.model, layout, "bfloat16").of_sequence(task.longest)
     assert plan.kv_cache_bytes is not None, "the device is known"
     return plan.kv_cache_bytes // one

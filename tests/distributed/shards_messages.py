@@ -52,5 +52,9 @@ class Filled:
     """To all prompts, by the moment."""
     memory: dict[str, EngineMemory]
     """By the moment; `ordinary` is that of an engine that loaded the folder itself."""
+    sequence_bytes: int
+    """Bytes of the engine's cache for its longest sequence, by vLLM."""
+    cache_bytes: int
+    """Bytes of the engine's whole cache."""
     addresses_kept: bool
     """Every parameter with memory is where it was before the load."""

@@ -9,6 +9,7 @@ from rollout_probe import sleeping_engine, storage_bytes
 from shards_messages import Answer, Case, EngineMemory, Filled, Shapes
 from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.v1.core.kv_cache_utils import _max_memory_usage_bytes_from_groups
 from weight_files import load_backwards, load_one_by_one, rollout_table
 
 from mindrl.layouts.layout import RolloutLayout
@@ -106,6 +107,8 @@ def _fill_engine(case: Case, prompts: Prompts) -> Filled:
         shapes=Shapes(expected=shapes, table=_table_shapes(table)),
         answers=answers,
         memory=memory,
+        sequence_bytes=_sequence_bytes(engine.llm),
+        cache_bytes=engine.device_bytes("kv_cache"),
         addresses_kept=before == after,
     )
 
@@ -153,6 +156,12 @@ def _ask(llm: LLM, prompts: Prompts) -> list[Answer]:
 
 def _model(llm: LLM) -> torch.nn.Module:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+
+
+def _sequence_bytes(llm: LLM) -> int:
+    core = llm.llm_engine.engine_core.engine_core
+    groups = core.scheduler.kv_cache_config.kv_cache_groups
+    return _max_memory_usage_bytes_from_groups(llm.llm_engine.vllm_config, groups)
 
 
 def _addresses(llm: LLM) -> dict[str, int]:

@@ -4,6 +4,7 @@ Shapes: T tokens, C channels, H value heads, K and V widths of their keys and va
 """
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,25 @@ def test_the_engines_float32_layer_follows_the_recurrence_through_prompts_and_sa
     torch.testing.assert_close(torch.cat(found).double(), torch.cat(expected), atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("way", at_night_but(["d1", "archon t2"], WAYS))
+@pytest.mark.parametrize(
+    ("family", "way"),
+    at_night_but(
+        [("qwen3_5_text", "d1"), ("qwen3_5_text", "archon t2"), ("qwen3_next", "t2")],
+        [
+            *(("qwen3_5_text", way) for way in WAYS),
+            *product(("qwen3_next", "qwen3_5_moe_text"), ("d1", "d2", "t2")),
+        ],
+    ),
+)
 def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_checkpoint(
+    family: str,
     way: str,
     forked_workers: ForkedWorkers,
     random_model_of: Callable[..., Path],
     run_config: Callable[..., RunConfig],
     tmp_path: Path,
 ) -> None:
-    model, rows = random_model_of("qwen3_5_text", spread=0.04), tmp_path / "rows.jsonl"
+    model, rows = random_model_of(family, spread=0.04), tmp_path / "rows.jsonl"
     rows.write_text("{}\n")
     given = KEYS | OPTIMIZER | WAYS[way] | {"megatron_training.data_path": str(rows)}
     config, root = run_config(model, given), tmp_path / "run"

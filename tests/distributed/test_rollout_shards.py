@@ -17,6 +17,11 @@ from nightly import at_night_but, few_unless_night
 from shards_messages import Case, Filled, Shapes
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from mindrl.checkpoint.any_family import read_any_description
+from mindrl.layouts.layout import RolloutLayout
+from mindrl.models.decoder import DType
+from mindrl.rollout.vllm.cache import cache_sizes
+
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
@@ -31,7 +36,7 @@ class Engine:
     tied: bool = False
     tp: int = 1
     experts_shared: bool = False
-    dtype: str = "float32"
+    dtype: DType = "float32"
 
 
 # An engine with experts comes first in its process: only the first one makes all groups.
@@ -286,6 +291,20 @@ def test_the_engine_expects_exactly_what_the_rollout_table_holds(
         rows = 256 // ENGINES[name].tp
         assert rank.shapes.expected["model.embed_tokens.weight"] == (rows, 128)
         assert ("lm_head.weight" in rank.shapes.expected) != ENGINES[name].tied
+
+
+@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
+def test_the_longest_sequence_takes_the_bytes_that_the_plan_says(
+    filled: dict[str, list[Filled]], folders: Callable[[Engine], tuple[str, str]], name: str
+) -> None:
+    engine = ENGINES[name]
+    model = read_any_description(folders(engine)[0])
+    sizes = cache_sizes(model, RolloutLayout(tp=engine.tp), engine.dtype)
+    for rank in filled[name]:
+        # 64 tokens are a part of a block of 128.
+        assert rank.sequence_bytes == sizes.of_sequence(max(128, sizes.block_tokens))
+        # Whole blocks of all groups, of which there are at least two.
+        assert rank.cache_bytes % (sizes.per_token * max(128, sizes.block_tokens)) == 0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from mindrl.models.attention import (
     projection_rows,
     query_rows,
 )
-from mindrl.models.decoder import ELEMENT_BYTES, EMBEDDING, HEAD, NORM, DType
+from mindrl.models.decoder import EMBEDDING, HEAD, NORM, DType
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.feed_forward import correction_bias, gate_and_up, stacked_experts
 from mindrl.models.placement import (
@@ -85,16 +85,6 @@ def layers_of_ranks(model: ModelDescription, layout: RolloutLayout) -> tuple[int
     """Return the number of layers on each rank."""
     stages = [len(stage) for stage in layout.chunks(model.num_hidden_layers)]
     return tuple(stages[layout.stage_of(rank)] for rank in range(layout.world_size))
-
-
-def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DType) -> int:
-    """Return the KV cache bytes per token on a rank of the stage with most layers."""
-    if model.mla:
-        width = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
-    else:
-        width = 2 * max(1, model.num_key_value_heads // layout.tp) * model.head_dim
-    layers = max(len(stage) for stage in layout.chunks(model.num_hidden_layers))
-    return layers * width * ELEMENT_BYTES[dtype]
 
 
 def _first_with_as_many(moe: MoeDescription, layout: RolloutLayout, part: int) -> int:

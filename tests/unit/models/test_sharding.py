@@ -24,8 +24,9 @@ from mindrl.models.sharding import (
     elsewhere,
     full_sharding,
 )
-from mindrl.rollout.vllm.sharding import kv_bytes_per_token, vllm_sharding
+from mindrl.rollout.vllm.cache import CacheSizes, cache_sizes
 from mindrl.rollout.vllm.sharding import padded_vocab_size as padded_rollout_vocab_size
+from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "models"
@@ -291,7 +292,9 @@ def test_known_models_take_two_bytes_a_weight_on_both_sides() -> None:
 )
 def test_bytes_of_a_token_in_the_kv_cache(model: str, tp: int, expected: int) -> None:
     description = read_description(str(SHIPPED / model), to_plan=True)
-    assert kv_bytes_per_token(description, RolloutLayout(tp=tp), "bfloat16") == expected
+    found = cache_sizes(description, RolloutLayout(tp=tp), "bfloat16")
+    assert found == CacheSizes(per_token=expected)
+    assert found.of_sequence(100) == 100 * expected
 
 
 @pytest.mark.parametrize(

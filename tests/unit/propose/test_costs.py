@@ -200,7 +200,7 @@ def test_the_least_bytes_are_those_of_the_parameters_without_padding() -> None:
     assert regions[Region.ACTOR_GRADIENTS] == [4 * first, 4 * last]
     assert regions[Region.ACTOR_OPTIMIZER] == [3 * first, 3 * last]  # 12 bytes over 4 replicas
     assert regions[Region.ROLLOUT_WEIGHTS] == [PARAMETERS * 2 // 4] * 2
-    assert sizes.per_token == 2 * 28 * 1 * 128 * 2
+    assert sizes.cache.per_token == 2 * 28 * 1 * 128 * 2
     # A rank holds a quarter before the reshard and a quarter after it: perhaps the same one.
     assert least_reshard_seconds(QWEN, sizes.plan.regions) == 0
     wider = Candidate(training=candidate.training, rollout=RolloutLayout(dp=16))

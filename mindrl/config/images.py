@@ -26,3 +26,6 @@ class ImageConfig:
     """Most pixels of a file; one with more is refused before it is decoded."""
     cache_mib: Mib = 512
     """Memory for opened pictures in each process; those used last stay."""
+    features_mib: Mib = 1024
+    """Memory of the host in each process for features of pictures, with
+    `actor_config.freeze_vision_tower`; those used last stay, others are computed again."""

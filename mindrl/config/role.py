@@ -132,6 +132,10 @@ class ActorConfig(LearningConfig):
     """Which experts the tokens of an update use, in a model with experts. `none`: each pass
     chooses. `R2`: those of the pass that computes the old log-probs. `R3`: those of the rollout
     engine, also in that pass. See [Router replay](../how-to/replay-routes.md)."""
+    freeze_vision_tower: bool = False
+    """Keep the weights of the vision tower, its merger included, as they are in `load`: they get no
+    gradients and no optimizer state, and the features of a picture are computed once for all
+    passes. Needs a model with a vision tower."""
     lora: LoRAConfig = LoRAConfig()
     """Low-rank adapters that are trained instead of the weights; see
     [LoRA](../how-to/train-with-lora.md)."""

@@ -103,6 +103,7 @@ class ActorKeys(LearningKeys, total=False):
     micro_batch_size: int
     logprob_chunk_tokens: int
     router_replay: Literal["none", "R2", "R3"]
+    freeze_vision_tower: bool
     lora: LoRAKeys
 
 class RoleLayoutKeys(TypedDict, total=False):
@@ -349,6 +350,7 @@ class ImageKeys(TypedDict, total=False):
     max_pixels: int
     max_file_pixels: int
     cache_mib: int
+    features_mib: int
 
 class DataKeys(TypedDict, total=False):
     train_sets: Sequence[TrainSetKeys]

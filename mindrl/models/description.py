@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,6 +151,13 @@ class ModelDescription:
     def reads_images(self) -> bool:
         """Whether the model has a vision tower."""
         return self.other is not None and self.other.vision is not None
+
+    def with_frozen_tower(self) -> "ModelDescription":
+        """Return the model with a vision tower that does not learn; one of text unchanged."""
+        if self.other is None or self.other.vision is None:
+            return self
+        frozen = replace(self.other.vision, is_frozen=True)
+        return replace(self, other=replace(self.other, vision=frozen))
 
     @property
     def class_name(self) -> str:

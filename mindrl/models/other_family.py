@@ -26,6 +26,8 @@ class VisionPart:
     """Prefix of the tower's tensors."""
     decoder: str
     """Prefix of the decoder's tensors, the embedding among them."""
+    is_frozen: bool = False
+    """Whether the tower does not learn: no gradients, no optimizer state."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

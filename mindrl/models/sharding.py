@@ -53,6 +53,8 @@ class Sharding:
     """Maps a shard to one whose local tensors have the same names and shapes."""
     padded_to: Mapping[str, str] = field(default_factory=dict)
     """Maps a shard to the one whose memory its ranks allocate; others allocate their own."""
+    frozen: str | None = None
+    """Prefix of the names of tensors that do not learn; None if all learn."""
 
     def table(self, rank: int) -> ShardingTable:
         """Return all tensors that a rank holds."""
@@ -93,6 +95,19 @@ class Sharding:
     def used_bytes(self) -> tuple[int, ...]:
         """Return the bytes of each rank's weights without the padding of storages."""
         return self._sums(self.twin_of, partial(table_bytes, dtype=self.dtype))
+
+    def learning_bytes(self) -> tuple[int, ...]:
+        """Return the bytes of each rank's weights that learn, without padding."""
+
+        def learning(table: ShardingTable) -> int:
+            kept = {
+                name: entry
+                for name, entry in table.items()
+                if self.frozen is None or not name.startswith(self.frozen)
+            }
+            return table_bytes(kept, dtype=self.dtype)
+
+        return self._sums(self.twin_of, learning)
 
     def storages(self) -> tuple[int, ...]:
         """Return the number of storages of each rank's weights."""

@@ -50,6 +50,9 @@ def _blind_roles(config: RunConfig, models: Mapping[Role, ModelDescription]) -> 
 
 
 def _blind_actor(config: RunConfig, models: Mapping[Role, ModelDescription]) -> Iterator[Finding]:
+    if config.actor_config.freeze_vision_tower and "actor" in models:
+        need = "needs a vision tower, and actor_config.load names a model without one"
+        yield broken("actor_config.freeze_vision_tower", True, need, False)
     for role, model in models.items():
         if model.reads_images and role != "actor":
             key, path = config.model_key(role), config.model_path(role)

@@ -83,7 +83,8 @@ def _described(case: Case) -> ModelDescription:
     if case.backend != "fsdp":
         return read_any_description(case.folder)
     path, values = read_config(case.folder)
-    return any_description(path, values, tensor_shapes(case.folder))
+    found = any_description(path, values, tensor_shapes(case.folder))
+    return found.with_frozen_tower() if case.freezes_tower else found
 
 
 def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Trial]:

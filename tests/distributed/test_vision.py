@@ -142,11 +142,12 @@ def test_updates_are_those_of_a_loop_over_transformers_on_any_rank_count(
 
 
 def hugging_face_course(
-    this: Seen, rows: list[Shown]
+    this: Seen, rows: list[Shown], *, freezes_tower: bool = False
 ) -> tuple[list[tuple[float, float]], Mapping[str, torch.Tensor]]:
     """Train transformers' network by a loop of its own; return losses, norms and weights."""
     network = reference(this.folder)
-    names = dict(network.named_parameters())
+    network.model.visual.requires_grad_(not freezes_tower)
+    names = {name: each for name, each in network.named_parameters() if each.requires_grad}
     matrices = [each for each in names.values() if each.dim() > 1]
     vectors = [each for each in names.values() if each.dim() == 1]
     decay = OPTIMIZER["weight_decay"]
@@ -167,6 +168,36 @@ def hugging_face_course(
         found.append((float(loss.detach()), float(norm)))
     network.save_pretrained(folder := this.folder.with_name("learned"))
     return found, load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("family", at_night_but(["qwen3_vl"], [*FAMILIES]))
+def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
+    family: str, seen: Mapping[str, Seen], forked_workers: ForkedWorkers
+) -> None:
+    this = seen[family]
+    rows = [this.rows[at] for at in (0, 1, 2, 4, 3, 5)]
+    wanted, weights = hugging_face_course(this, rows, freezes_tower=True)
+    before = load_file(this.folder / "model.safetensors")
+    # Of two ranks the second has one picture, in its first pack; in the third it sends a blank one
+    # through the tower for the first, which has two new ones.
+    for dp, cut, pictures in ((1, 3, [[3]]), (2, 1, [[1, 2], [1, 1]])):
+        course = this.course(MicroBatching(sequences=cut), rows)
+        case = replace(this.case(TrainLayout(dp=dp)), freezes_tower=True)
+        replies = forked_workers.run(
+            "tower_probe:counted_life", case, course, sequences_of(rows), ranks=dp
+        )
+        assert [each.pictures for each in replies] == pictures
+        assert [each.state_bytes for each in replies] == [each.planned_bytes for each in replies]
+        for ours, (loss, norm) in zip(replies[0].life.metrics, wanted, strict=True):
+            assert abs(ours["answer_loss"] - loss) <= 2e-6
+            assert abs(ours["grad_norm"] / norm - 1) <= 1e-5
+        if dp == 1:
+            learned = {name: each for name, each in before.items() if "visual." not in name}
+            size = 4 * sum(each.numel() for each in learned.values())
+            assert replies[0].state_bytes[1:] == (size, 2 * size)
+            for name, tensor in replies[0].life.weights.items():
+                bound = 2e-6 if name in learned else 0.0
+                assert (tensor - weights[name]).abs().max() <= bound, name
 
 
 def test_a_sampled_image_token_is_a_token_like_others(

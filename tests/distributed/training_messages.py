@@ -56,6 +56,7 @@ class Case:
     `archon` only mindrl's own."""
     spec: str = ""
     """Of a network of the user's own."""
+    freezes_tower: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     """More of `ModelSettings`: its own arguments, and keys of its sections."""
 

@@ -84,7 +84,7 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         local, parameters = self.local_tensors(), self._parameters()
         for index, (name, entry) in enumerate(self.table.items()):
             kept: dict[StateKind, Tensor] = {"weight": local[name]}
-            if self.learning is not None:
+            if self.learning is not None and name in self.learning.leaves:
                 moments = self.learning.moments(self.learning.leaves[name])
                 kept |= {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
             is_ours = self._is_ours(name, parameters[name], index)

@@ -28,11 +28,16 @@ class Learning:
     ) -> None:
         """Allocate gradients and moments for a run of `updates` optimizer steps.
 
-        `copies` maps each parameter to the number of ranks that hold the same part.
+        `copies` maps each parameter to the number of ranks that hold the same part. Parameters that
+        require no gradient get neither.
         """
         self.learning, self.updates_of_run, self.updates = learning, updates, 0
         self.copies = copies
-        self.leaves = {name: nn.Parameter(each.to_local()) for name, each in parameters.items()}
+        learning_ones = {name: each for name, each in parameters.items() if each.requires_grad}
+        self.leaves = {name: nn.Parameter(each.to_local()) for name, each in learning_ones.items()}
+        self._frozen = [
+            each.to_local().detach() for each in parameters.values() if not each.requires_grad
+        ]
         for name, leaf in self.leaves.items():
             leaf.grad = torch.zeros_like(leaf)
             # The backward pass adds into an existing gradient.
@@ -101,6 +106,7 @@ class Learning:
         match part:
             case StatePart.PARAMETERS:
                 yield from (leaf.data for leaf in self.leaves.values())
+                yield from self._frozen
             case StatePart.GRADIENTS:
                 yield from self._gradients
             case StatePart.OPTIMIZER:

@@ -83,8 +83,14 @@ def archon_sharding(
             twins[names[1]] = _experts_name({**first, "dp": experts[place["dp"]]})
             padded_to[names[1]] = _experts_name(first)
         held_by.append(tuple(names))
+    tower = model.other and model.other.vision
     return Sharding(
-        shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins, padded_to=padded_to
+        shards=tables,
+        held_by=tuple(held_by),
+        dtype=dtype,
+        twins=twins,
+        padded_to=padded_to,
+        frozen=tower.tower if tower and tower.is_frozen else None,
     )
 
 

@@ -4,6 +4,7 @@ from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.fsdp.network import HuggingFaceNetwork
 from mindrl.training.fsdp.vision import VisionNetwork
+from mindrl.training.state_slice import ReadState
 
 
 class FsdpEngine(ArchonEngine):
@@ -16,3 +17,10 @@ class FsdpEngine(ArchonEngine):
             images = self.settings.images
             return VisionNetwork(self.folder, self.description, part, settings, images)
         return HuggingFaceNetwork(self.folder, self.description, part, settings)
+
+    def restore(self, updates: int, read: ReadState) -> None:
+        """Load weights and moments: see `TrainingEngine`."""
+        super().restore(updates, read)
+        for network in self.networks.values():
+            if isinstance(network, VisionNetwork):
+                network.kept.clear()

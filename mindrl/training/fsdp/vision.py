@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
@@ -25,6 +26,7 @@ from mindrl.pictures.folder import PictureFolder
 from mindrl.pictures.patches import Patches, PatchMaker
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.archon.tensor import local
+from mindrl.training.fsdp.kept_features import Features, KeptFeatures
 from mindrl.training.fsdp.network import ATTENTION, HuggingFaceNetwork, built_on_meta
 from mindrl.training.fsdp.positions import TokenGrid, grid_positions
 from mindrl.training.given_network import holder_of
@@ -35,13 +37,16 @@ from mindrl.training.packs import Pack
 class _Seen:
     """The pictures of a pack."""
 
-    patches: Patches
-    """Of each picture once."""
+    numbers: list[int]
+    """Each picture once."""
+    patches: dict[int, Patches]
+    """Of the pictures without kept features."""
+    kept: dict[int, Features]
     positions_31S: Tensor
     tokens_F: Tensor
     """Place in the pack of each token of a picture."""
     features_F: Tensor
-    """Index of its feature among those of `patches`."""
+    """Index of its feature among those of all pictures."""
 
 
 class VisionNetwork(HuggingFaceNetwork):
@@ -59,7 +64,10 @@ class VisionNetwork(HuggingFaceNetwork):
         assert model.other is not None
         assert model.other.vision is not None, "chosen by the model's description"
         self._vision = (model.other.vision, PatchMaker(folder), PictureFolder(images))
+        self.kept = KeptFeatures(images.features_mib << 20)
         super().__init__(folder, model, part, settings)
+        if self._part_names.is_frozen:
+            self.network.model.visual.requires_grad_(False)
 
     def built(self, folder: str) -> Any:
         """Return the model on the meta device; the tower has an attention of its own."""
@@ -83,14 +91,9 @@ class VisionNetwork(HuggingFaceNetwork):
 
     def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Return the decoder's output for tokens [1, S] and the pictures of their sequences."""
-        maker, seen = self._vision[1], self._seen(pack)
-        model, device = self.network.model, given.device
-        found = model.get_image_features(
-            maker.normalised(seen.patches.pixels_PD.to(device)), seen.patches.grids_N3.to(device)
-        )
-        # The outputs of inner layers of the tower go to the first layers of the decoder.
-        inner = [_whole(each) for each in getattr(found, "deepstack_features", None) or ()]
-        features_FH = _whole(found.pooler_output)
+        seen, device = self._seen(pack), given.device
+        read = self._kept_outputs if self._part_names.is_frozen else self._outputs
+        features_FH, *inner = read(seen, device)
         embedded_1SH = self.network.get_input_embeddings()(given)
         more: dict[str, Any] = {}
         if len(seen.tokens_F):
@@ -105,17 +108,52 @@ class VisionNetwork(HuggingFaceNetwork):
                     "visual_pos_masks": is_image_1S,
                     "deepstack_visual_embeds": [each[order] for each in inner],
                 }
-        else:
+        elif not self._part_names.is_frozen:
             # Other ranks use their tower in this pass: FSDP2 gathers its weights from all.
             for each in (features_FH, *inner):
                 embedded_1SH = embedded_1SH + 0.0 * each.sum()
-        hidden_1SH: Tensor = model.language_model(
+        hidden_1SH: Tensor = self.network.model.language_model(
             inputs_embeds=embedded_1SH,
             position_ids=seen.positions_31S.to(device),
             use_cache=False,
             **more,
         ).last_hidden_state
         return hidden_1SH
+
+    def _outputs(self, seen: _Seen, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the tower's output for the pictures with patches, or else for a blank one.
+
+        The outputs [F, H] of its inner layers, which go to the decoder's first layers, follow.
+        """
+        maker = self._vision[1]
+        patches = Patches.joined([*seen.patches.values()] or [maker.blank()])
+        found = self.network.model.get_image_features(
+            maker.normalised(patches.pixels_PD.to(device)), patches.grids_N3.to(device)
+        )
+        inner = getattr(found, "deepstack_features", None) or ()
+        return _whole(found.pooler_output), *map(_whole, inner)
+
+    @torch.no_grad()
+    def _kept_outputs(self, seen: _Seen, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the same of a tower that does not learn: each picture is read once.
+
+        A collective: the tower's weights are gathered if a rank has a picture that is not kept.
+        """
+        lacking = torch.tensor(len(seen.patches), device=device)
+        dist.all_reduce(lacking, op=dist.ReduceOp.MAX)
+        found = dict(seen.kept)
+        if int(lacking):
+            made, first = self._outputs(seen, device), 0
+            for number, patches in seen.patches.items():
+                end = first + self._tokens(patches.grids_N3)
+                outputs = tuple(each[first:end] for each in made)
+                found[number] = Features(grids_13=patches.grids_N3, outputs=outputs)
+                self.kept.keep(number, found[number])
+                first = end
+        if not seen.numbers:
+            return (torch.zeros(0, device=device),)
+        each = zip(*(found[number].outputs for number in seen.numbers), strict=True)
+        return tuple(torch.cat([part.to(device) for part in parts]) for parts in each)
 
     @property
     def _part_names(self) -> VisionPart:
@@ -124,28 +162,36 @@ class VisionNetwork(HuggingFaceNetwork):
     def _seen(self, pack: Pack[Any]) -> _Seen:
         """Open the pictures of a pack, and place their tokens."""
         assert pack.attending.shared is None, "validated: prompts are not shared"
-        maker, source, starts = self._vision[1], pack.source, pack.packing.starts
-        images, merge = source.images(), maker.processor.merge_size
+        source, starts = pack.source, pack.packing.starts
+        images, merge = source.images(), self._vision[1].processor.merge_size
         numbers = [*dict.fromkeys(number for row in images for number, _ in row)]
-        parts = {number: self._patches(number) for number in numbers}
-        counts = [int(parts[number].grids_N3.prod()) // merge**2 for number in numbers]
+        kept = {number: known for number in numbers if (known := self.kept.of(number))}
+        patches = {number: self._patches(number) for number in numbers if number not in kept}
+        sizes = {number: each.grids_13 for number, each in kept.items()}
+        sizes |= {number: each.grids_N3 for number, each in patches.items()}
+        counts = [self._tokens(sizes[number]) for number in numbers]
         offsets = dict(zip(numbers, accumulate(counts, initial=0), strict=False))
         positions_3S = torch.zeros(3, starts[-1], dtype=torch.int64)
         tokens, features = [_NONE], [_NONE]
         for row, placed in enumerate(images):
             length, start = int(source.lengths_B[row]), starts[row]
-            grids = [_token_grid(first, parts[number], merge) for number, first in placed]
+            grids = [_token_grid(first, sizes[number], merge) for number, first in placed]
             self._check(source.tokens_BT[row], grids)
             positions_3S[:, start : start + length] = grid_positions(length, grids)
             for (number, _), grid in zip(placed, grids, strict=True):
                 tokens.append(start + grid.first + torch.arange(grid.tokens))
                 features.append(offsets[number] + torch.arange(grid.tokens))
         return _Seen(
-            patches=Patches.joined([*parts.values()] or [maker.blank()]),
+            numbers=numbers,
+            patches=patches,
+            kept=kept,
             positions_31S=positions_3S[:, None],
             tokens_F=torch.cat(tokens),
             features_F=torch.cat(features),
         )
+
+    def _tokens(self, grids_N3: Tensor) -> int:
+        return int(grids_N3.prod(dim=1).sum()) // int(self._vision[1].processor.merge_size) ** 2
 
     def _patches(self, number: int) -> Patches:
         _, maker, pictures = self._vision
@@ -165,8 +211,8 @@ class VisionNetwork(HuggingFaceNetwork):
 _NONE = torch.zeros(0, dtype=torch.int64)
 
 
-def _token_grid(first: int, patches: Patches, merge: int) -> TokenGrid:
-    _, rows, columns = patches.grids_N3[0].tolist()
+def _token_grid(first: int, grids_13: Tensor, merge: int) -> TokenGrid:
+    _, rows, columns = grids_13[0].tolist()
     return TokenGrid(first, rows // merge, columns // merge)
 
 

@@ -1,12 +1,15 @@
 """Runs whose actor reads pictures: what they cannot have, in words."""
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import pytest
 
+from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.run import RunConfig
 from mindrl.preflight.model_checks import describe_models, model_findings
+from mindrl.preflight.run_shardings import RunShardings, unordered_plan
 from mindrl.preflight.vision_checks import vision_findings
 from mindrl.tiny.vision.model import build_vision_model, build_vision_tokenizer
 
@@ -61,3 +64,21 @@ def test_parts_of_a_run_that_would_not_see_pictures_are_refused_by_name(
     assert str(of_prompts).startswith("rl_config.share_prompts=true cannot be used: prompts of")
     (of_text,) = found(run_config(blind, FSDP | reads | {"ref_config.load": str(seeing)}))
     assert of_text == f"ref_config.load={seeing} has a vision tower, and the actor has none"
+
+
+def test_a_frozen_tower_has_no_gradients_in_the_plan_and_has_to_exist(
+    seeing: Path, run_config: MakeConfig, random_model_of: Callable[..., Path]
+) -> None:
+    frozen = FSDP | {"actor_config.freeze_vision_tower": True}
+    planned = {}
+    for keys in (FSDP, frozen):
+        config = run_config(seeing, keys)
+        shardings = RunShardings(plan=unordered_plan(config, describe_models(config)[0]))
+        (planned[keys is frozen],) = shardings.trained_bytes("actor", distributed_optimizer=True)
+    shapes = tensor_shapes(str(seeing))
+    tower = sum(4 * prod(shape) for name, shape in shapes.items() if "visual." in name)
+    assert planned[True].weights == planned[False].weights
+    assert planned[True].gradients == planned[False].gradients - tower
+    assert planned[True].optimizer == planned[False].optimizer - 2 * tower
+    (found_one,) = found(run_config(random_model_of("stablelm"), frozen))
+    assert found_one.startswith("actor_config.freeze_vision_tower=true needs a vision tower")

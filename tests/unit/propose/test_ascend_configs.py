@@ -23,6 +23,8 @@ MODELS = (
     "qwen3_8b",
     "qwen25_32b",
     "qwen3_30b_a3b",
+    "qwen35_35b_a3b",
+    "qwen3_next_80b_a3b",
     "qwen3_235b_a22b",
     "deepseek_r1_671b",
 )
@@ -45,7 +47,7 @@ def runs(script: ModuleType) -> dict[str, RunConfig]:
     return found
 
 
-def test_each_of_six_models_has_a_run_on_nodes_of_8_and_one_on_nodes_of_16(
+def test_each_of_eight_models_has_a_run_on_nodes_of_8_and_one_on_nodes_of_16(
     runs: dict[str, RunConfig],
 ) -> None:
     of_a2 = {f"grpo_{model}" for model in MODELS}
@@ -116,6 +118,9 @@ def test_the_page_shows_the_plans_and_each_leaves_ten_gib_of_a_device(
     rollout_weights = deepest.peak - deepest.kv_cache_tokens * 61 * (512 + 64) * 2
     assert 1.0 < rollout_weights / (671_026_419_200 * 2 / 32) < 1.1
     assert {name for name, row in rows.items() if row.stage_nodes > 1} == {
+        "grpo_qwen35_35b_a3b",
+        "grpo_qwen3_next_80b_a3b",
+        "grpo_qwen3_next_80b_a3b_a3",
         "grpo_qwen3_235b_a22b",
         "grpo_deepseek_r1_671b",
         "grpo_deepseek_r1_671b_a3",

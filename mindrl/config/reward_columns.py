@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindrl.config.own_functions import named_object
 from mindrl.config.reward_signature import RewardSignature, made_by, signature_of
-from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    # Each scoring process imports this module, and the sections take half of its start.
+    from mindrl.config.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class RewardColumns:
     takes_chat: bool = False
 
 
-def reward_kwargs(config: RunConfig) -> dict[str, dict[str, Any]]:
+def reward_kwargs(config: "RunConfig") -> dict[str, dict[str, Any]]:
     """Return the arguments that the configuration gives, by reward function."""
     rl = config.rl_config
     pairs = [*zip(rl.verifier_function, rl.verifier_kwargs, strict=False)]
@@ -28,7 +31,7 @@ def reward_kwargs(config: RunConfig) -> dict[str, dict[str, Any]]:
     return {name: kwargs for name, kwargs in pairs if kwargs}
 
 
-def own_rewards(config: RunConfig) -> Iterator[tuple[str, str, RewardSignature]]:
+def own_rewards(config: "RunConfig") -> Iterator[tuple[str, str, RewardSignature]]:
     """Yield source, name and signature of each user-defined reward function.
 
     Raises:
@@ -73,7 +76,7 @@ def made_reward(
         ) from error
 
 
-def reward_columns(config: RunConfig) -> RewardColumns:
+def reward_columns(config: "RunConfig") -> RewardColumns:
     """Return the columns that the reward functions of a run may use; environments get all.
 
     Raises:

@@ -70,7 +70,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
         (
             "import mindrl.rewards.scorer, mindrl.rewards.service",
-            {"torch", "ray", "vllm", "megatron", "transformers"},
+            {"torch", "ray", "vllm", "megatron", "transformers", "mindrl.config.run"},
         ),
         pytest.param(
             # In one process, because torch takes long to import.

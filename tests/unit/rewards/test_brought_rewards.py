@@ -1,7 +1,9 @@
 """Rewards and rows of TRL and of verl, with keys alone renamed."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from checked_runs import model_folder
 
+from mindrl.batch.prompts import Prompt
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import read_data
 from mindrl.launch.reward_trials import reward_inputs, try_all_rewards
@@ -39,39 +42,78 @@ OF_VERL = [
 ]
 
 
-@pytest.fixture
-def rate(tokenizer_folder: Path, run_config: MakeConfig, tmp_path: Path) -> Rate:
-    """Let a function of a file here rate one response to each of two rows."""
-
-    def rated(
-        function: str, rows: list[Any], responses: list[str], **changes: Any
-    ) -> tuple[float | None, ...]:
-        name = f"{HERE}/{function}"
-        config = run_config(
-            model_folder(tmp_path / "model"),
-            {
-                "megatron_training.data_path": written(tmp_path, rows),
-                "megatron_training.tokenizer_name_or_path": str(tokenizer_folder),
-                "rl_config.verifier_function": [name],
-                "rl_config.verifier_weight": [1.0],
-                **changes,
+BROUGHT: dict[str, tuple[list[Any], dict[str, str], dict[str, dict[str, Any]]]] = {
+    "TRL's texts": (
+        SUMS,
+        TRL,
+        {
+            "trl_rewards.py:near_20": {},
+            "trl_rewards.py:boxed": {},
+            "trl_rewards.py:of_sums": {},
+            "trl_rewards.py:get_soft_overlong_punishment": {
+                "max_completion_len": 8,
+                "soft_punish_cache": 4,
             },
-        )
-        data = read_data(config)
-        try_all_rewards(config, data)
-        prompts = data.train.prompts
-        answered = Answered(
-            prompts=prompts,
-            groups=[*range(len(prompts))],
-            token_ids=[[7] * len(response) for response in responses],
-        )
-        with RewardScorer(config.rl_config, None, reward_inputs(config, data)) as scorer:
+        },
+    ),
+    "TRL's chats": (CHATS, TRL, {"trl_rewards.py:tagged": {}, "trl_rewards.py:slow_judge": {}}),
+    "verl's rows": (
+        OF_VERL,
+        {},
+        {
+            "verl_rewards.py:compute_score": {},
+            "verl_rewards.py:with_details": {},
+            "verl_rewards.py:graded": {"format_score": 0.1},
+            "verl_rewards.py:compute_scores": {},
+        },
+    ),
+}
+"""Of each kind of data: two rows, the columns, and the functions with their arguments."""
+
+
+@pytest.fixture(scope="module")
+def rate(
+    tokenizer_folder: Path, run_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rate]:
+    """Let a function of a file here rate one response to each of two rows.
+
+    All functions of one kind of data are tried and called by one scorer.
+    """
+    with ExitStack() as scorers:
+
+        @cache
+        def made(kind: str) -> tuple[RewardScorer, Sequence[Prompt]]:
+            rows, columns, functions = BROUGHT[kind]
+            folder = tmp_path_factory.mktemp("rows")
+            config = run_config(
+                model_folder(folder / "model"),
+                {
+                    "megatron_training.data_path": written(folder, rows),
+                    "megatron_training.tokenizer_name_or_path": str(tokenizer_folder),
+                    "rl_config.verifier_function": [f"{HERE}/{each}" for each in functions],
+                    "rl_config.verifier_weight": [1.0] * len(functions),
+                    "rl_config.verifier_kwargs": [*functions.values()],
+                    **columns,
+                },
+            )
+            data = read_data(config)
+            try_all_rewards(config, data)
+            scorer = RewardScorer(config.rl_config, None, reward_inputs(config, data))
+            return scorers.enter_context(scorer), data.train.prompts
+
+        def rated(kind: str, function: str, responses: list[str]) -> tuple[float | None, ...]:
+            scorer, prompts = made(kind)
+            answered = Answered(
+                prompts=prompts,
+                groups=[*range(len(prompts))],
+                token_ids=[[7] * len(response) for response in responses],
+            )
             answers = [each.answer for each in prompts]
             scores = scorer.score(responses, answers, [each.source for each in prompts], answered)
-        assert scores.failures == ()
-        return scores.components[name]
+            assert scores.failures == ()
+            return scores.components[f"{HERE}/{function}"]
 
-    return rated
+        yield rated
 
 
 def written(folder: Path, rows: list[Mapping[str, Any]]) -> str:
@@ -84,49 +126,35 @@ def written(folder: Path, rows: list[Mapping[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("function", "rows", "responses", "scores"),
+    ("function", "kind", "responses", "scores"),
     [
-        ("near_20", SUMS, ["a" * 20, "a" * 17], (0.0, -3.0)),
-        ("tagged", CHATS, ["<answer>2</answer>", "2"], (1.0, 0.0)),
-        ("boxed", SUMS, [r"so \boxed{2}", r"so \boxed{5}"], (1.0, 0.0)),
-        ("of_sums", SUMS, ["1+1=2", "1+1=2"], (1.0, None)),
-        ("slow_judge", CHATS, ["four", "five5"], (4.0, 5.0)),
+        ("near_20", "texts", ["a" * 20, "a" * 17], (0.0, -3.0)),
+        ("tagged", "chats", ["<answer>2</answer>", "2"], (1.0, 0.0)),
+        ("boxed", "texts", [r"so \boxed{2}", r"so \boxed{5}"], (1.0, 0.0)),
+        ("of_sums", "texts", ["1+1=2", "1+1=2"], (1.0, None)),
+        ("slow_judge", "chats", ["four", "five5"], (4.0, 5.0)),
+        # A factory is made with its arguments.
+        ("get_soft_overlong_punishment", "texts", ["x" * 6, "x" * 9], (-0.5, -1.0)),
     ],
 )
 def test_trls_functions_rate_trls_rows(
-    function: str, rows: list[Any], responses: list[str], scores: tuple[float, ...], rate: Rate
+    function: str, kind: str, responses: list[str], scores: tuple[float, ...], rate: Rate
 ) -> None:
-    assert rate(f"trl_rewards.py:{function}", rows, responses, **TRL) == scores
+    assert rate(f"TRL's {kind}", f"trl_rewards.py:{function}", responses) == scores
 
 
 @pytest.mark.parametrize(
-    ("function", "kwargs", "responses", "scores"),
+    ("function", "responses", "scores"),
     [
-        ("compute_score", {}, ["so #### 2", "it is 4"], (1.0, 1.0)),
-        ("compute_score", {}, ["it is 2", "it is 5"], (0.0, 0.0)),
-        ("with_details", {}, ["2", "4"], (1.0, 2.0)),
-        ("graded", {"format_score": 0.1}, ["3", "4"], (0.1, 1.0)),
-        ("compute_scores", {}, ["2", "4"], (12.0, 5.0)),
+        ("compute_score", ["so #### 2", "it is 4"], (1.0, 1.0)),
+        ("compute_score", ["it is 2", "it is 5"], (0.0, 0.0)),
+        ("with_details", ["2", "4"], (1.0, 2.0)),
+        # With the arguments of the configuration.
+        ("graded", ["3", "4"], (0.1, 1.0)),
+        ("compute_scores", ["2", "4"], (12.0, 5.0)),
     ],
 )
 def test_verls_functions_rate_verls_rows(
-    function: str,
-    kwargs: dict[str, Any],
-    responses: list[str],
-    scores: tuple[float, ...],
-    rate: Rate,
+    function: str, responses: list[str], scores: tuple[float, ...], rate: Rate
 ) -> None:
-    changes = {"rl_config.verifier_kwargs": [kwargs]}
-    assert rate(f"verl_rewards.py:{function}", OF_VERL, responses, **changes) == scores
-
-
-def test_a_factory_of_trl_is_made_with_its_arguments(rate: Rate) -> None:
-    kwargs = [{"max_completion_len": 8, "soft_punish_cache": 4}]
-    found = rate(
-        "trl_rewards.py:get_soft_overlong_punishment",
-        SUMS,
-        ["x" * 6, "x" * 9],
-        **TRL,
-        **{"rl_config.verifier_kwargs": kwargs},
-    )
-    assert found == (-0.5, -1.0)
+    assert rate("verl's rows", f"verl_rewards.py:{function}", responses) == scores

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from user_programs import python
+from user_programs import python, without_torch
 
 from mindrl.errors import ConfigError
 from mindrl.programs.command_line import check_overrides
@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).parents[3] / "cli" / "train_grpo.py"
 
 def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run the program in a folder of its own, since Hydra writes where it stands."""
-    return python(str(PROGRAM), *arguments, folder=folder, environment={"COLUMNS": "160"})
+    return without_torch(str(PROGRAM), *arguments, folder=folder, environment={"COLUMNS": "160"})
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
         "reward_tiny_cpu",
         "sft_tiny_cpu",
     ):
-        ended = python(
+        ended = without_torch(
             *(str(PROGRAM.with_name("train.py")), "--config-name", name, "--dry-run"),
             "--elsewhere",
             folder=tmp_path,
         )
         assert ended.returncode == 0, ended.stderr
         assert "the configuration is valid, except for missing files" in ended.stdout
-    nameless = python(str(PROGRAM.with_name("train.py")), "--dry-run", folder=tmp_path)
+    nameless = without_torch(str(PROGRAM.with_name("train.py")), "--dry-run", folder=tmp_path)
     assert nameless.returncode == 2
     assert nameless.stderr.startswith(
         "error: --config-name is missing; name one of distill_tiny_cpu, dpo_"
@@ -201,12 +201,12 @@ def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
 
 def test_the_help_lists_the_configurations_and_of_a_named_one_the_values(tmp_path: Path) -> None:
     train = str(PROGRAM.with_name("train.py"))
-    general = python(train, "--help", folder=tmp_path).stdout
+    general = without_torch(train, "--help", folder=tmp_path).stdout
     assert {*run_names(PROGRAM.parents[1] / "configs")} <= {*general.splitlines()}
     assert "Example: mindrl train --config-name grpo_tiny_cpu" in general
     assert "rl_config:" not in general
     named = (train, "--config-name", "ppo_tiny_cpu", "--help", "rl_config.epochs=7")
-    of_one = python(*named, folder=tmp_path).stdout
+    of_one = without_torch(*named, folder=tmp_path).stdout
     assert "the configuration (here: ppo_tiny_cpu)" in of_one
     values = yaml.safe_load(of_one.partition("== Configuration ppo_tiny_cpu ==\n")[2])
     assert values["rl_config"]["epochs"] == 7

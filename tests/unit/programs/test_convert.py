@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from user_programs import python
+from user_programs import python, with_torch
 
 ROOT = Path(__file__).parents[3]
 MakeModel = Callable[..., Path]
@@ -41,7 +41,7 @@ finally:
 
 
 def convert(source: Path, target: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return python("cli/convert_ckpt.py", "--from", str(source), "--to", str(target), *more)
+    return with_torch("cli/convert_ckpt.py", "--from", str(source), "--to", str(target), *more)
 
 
 def test_a_model_goes_to_a_layout_to_another_and_back_to_the_same_bits(

@@ -5,14 +5,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from forked_workers import ForkedWorkers
 
 ROOT = Path(__file__).parents[3]
-TORCHLESS = Path(__file__).with_name("torchless.py")
+PREPARED = Path(__file__).with_name("prepared.py")
+HEAVY = ("torch", "megatron", "vllm", "ray", "transformers")
 
 
 def python(
@@ -29,21 +30,39 @@ def python(
     )
 
 
-def without_torch(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def without_torch(
+    *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder, on a machine without torch and engines."""
+    return _run(_machine(*HEAVY), arguments, folder, environment)
+
+
+def with_torch(
+    *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, in a process that has imported torch already."""
+    return _run(_machine(), arguments, folder, environment)
+
+
+def _run(
+    machine: ForkedWorkers,
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None,
+) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as scratch:
         outputs = [Path(scratch, name) for name in ("stdout", "stderr")]
-        order = arguments, str(folder), dict(os.environ), outputs
-        (code,) = _machine_without_torch().run("torchless:run", *order)
+        order = arguments, str(folder), {**os.environ, **(environment or {})}, outputs
+        (code,) = machine.run("prepared:run", *order)
         said = (path.read_text("utf-8") for path in outputs)
         return subprocess.CompletedProcess(arguments, code, *said)
 
 
 @cache
-def _machine_without_torch() -> ForkedWorkers:
+def _machine(*absent: str) -> ForkedWorkers:
     folder = tempfile.TemporaryDirectory()
-    path = {"PYTHONPATH": str(ROOT / "tests/distributed")}
-    machine = ForkedWorkers(Path(folder.name, "log.txt"), TORCHLESS, path)
+    environment = {"PYTHONPATH": str(ROOT / "tests/distributed"), "ABSENT": " ".join(absent)}
+    machine = ForkedWorkers(Path(folder.name, "log.txt"), PREPARED, environment)
     atexit.register(folder.cleanup)
     atexit.register(machine.stop)
     return machine

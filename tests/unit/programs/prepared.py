@@ -1,6 +1,7 @@
-"""A process without torch and engines: it imports programs once, and forks a process for each call.
+"""A process that imports programs once, and forks a process for each call.
 
-Started by `user_programs` as `python torchless.py DESCRIPTOR`.
+Started by `user_programs` as `python prepared.py DESCRIPTOR`; the variable `ABSENT` names packages
+that cannot be imported.
 """
 
 import os
@@ -16,16 +17,18 @@ from zygote import serve
 
 from mindrl.platform.environment import replace_environment
 
-ABSENT = ("torch", "megatron", "vllm", "ray", "transformers")
 PROGRAMS = ("check", "convert", "explain", "import_config", "placement", "propose", "train")
 
 
 def prepare() -> None:
     """Import what the programs need, without what is not there."""
-    for name in ABSENT:
+    absent = os.environ["ABSENT"].split()
+    for name in absent:
         sys.modules[name] = None  # type: ignore[assignment] # import then raises ImportError
     for name in PROGRAMS:
         import_module(f"mindrl.programs.{name}")
+    if "torch" not in absent:
+        import_module("mindrl.checkpoint.conversion")
 
 
 def run(

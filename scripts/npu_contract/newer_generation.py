@@ -22,6 +22,15 @@ _GONE = frozenset({"VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "self._get_config_val
 """Variables that became keys of `additional_config`; those of NZ and MC2 are only documented."""
 _EXPERTS = "vllm_ascend.ops.fused_moe.fused_moe.", "vllm_ascend.ops.fused_moe.routed_experts."
 """Module of the experts, before and now."""
+_MOVED = (
+    _EXPERTS,
+    (
+        ".quantization.compressed_tensors_config.",
+        ".quantization.configs.compressed_tensors_config.",
+    ),
+    (".methods.w8a8_dynamic.", ".methods.w8a8.w8a8_dynamic."),
+)
+"""Modules before and now."""
 _CASTS_GONE = (
     "AscendMLAImpl._process_weights_for_fused_mlapo",
     "_process_weights_for_fused_mlapo_a5",
@@ -44,7 +53,10 @@ def _changed(entry: Entry) -> Entry:
     if entry.kind == "casts":
         kept = (name for name in values if not name.endswith(_CASTS_GONE))
         values = (*kept, *_MORE_CASTS)
-    return replace(entry, pin=_NEWER[entry.pin], name=entry.name.replace(*_EXPERTS), values=values)
+    name = entry.name
+    for moved in _MOVED:
+        name = name.replace(*moved)
+    return replace(entry, pin=_NEWER[entry.pin], name=name, values=values)
 
 
 def _entries() -> Iterator[Entry]:

@@ -91,11 +91,9 @@ def kv_cache_findings(config: RunConfig, sizes: CacheSizes) -> Iterator[Finding]
 def one_sequence(config: RunConfig, sizes: CacheSizes) -> tuple[int, str]:
     """Return the bytes of the smallest KV cache, for one sequence, and a description."""
     length = config.generate_config.max_model_len
-    least = sizes.of_sequence(length)
-    states = f", {sizes.states:,} bytes of states" if sizes.states else ""
-    return least, (
+    return (least := sizes.of_sequence(length)), (
         f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{mib_text(least)} ({sizes.per_token:,} bytes per token{states})"
+        f"{mib_text(least)} ({sizes.described()})"
     )
 
 

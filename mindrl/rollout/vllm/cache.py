@@ -31,6 +31,11 @@ class CacheSizes(NamedTuple):
         blocks = -(-tokens // self.block_tokens)
         return self.per_token * blocks * self.block_tokens + self.states
 
+    def described(self) -> str:
+        """Return what a sequence takes as a text."""
+        states = f", {self.states:,} bytes of states" if self.states else ""
+        return f"{self.per_token:,} bytes per token{states}"
+
 
 def cache_sizes(
     model: ModelDescription, layout: RolloutLayout, dtype: DType, block_tokens: int | None = None

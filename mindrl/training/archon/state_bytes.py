@@ -20,8 +20,8 @@ def archon_trained_bytes(sharding: Sharding) -> tuple[TrainedBytes, ...]:
     """Return the bytes that each rank allocates to train its part."""
     assert sharding.dtype == "float32", "bfloat16 weights are borrowed, and not kept"
     return tuple(
-        TrainedBytes(weights=stored, gradients=learning, optimizer=2 * learning)
-        for stored, learning in zip(sharding.held_bytes(), sharding.learning_bytes(), strict=True)
+        TrainedBytes(weights=stored, gradients=used, optimizer=2 * used)
+        for stored, used in zip(sharding.held_bytes(), sharding.learning_bytes(), strict=True)
     )
 
 

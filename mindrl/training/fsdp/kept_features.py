@@ -6,6 +6,7 @@ Shapes: F features (tokens of a picture), H hidden size.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -34,7 +35,10 @@ class KeptFeatures:
 
     def keep(self, number: int, features: Features) -> None:
         """Copy features to the host; drop those unused for longest beyond the limit."""
-        outputs = tuple(each.to("cpu", copy=True) for each in features.outputs)
+        # A copy: the features are a part of the tower's output for a whole pack.
+        outputs = tuple(
+            torch.empty_like(each, device="cpu").copy_(each) for each in features.outputs
+        )
         self._recent[number] = Features(grids_13=features.grids_13, outputs=outputs)
         self._bytes += features.nbytes
         while self._bytes > self.most_bytes:

@@ -58,6 +58,11 @@ class Prompt:
     """Its pictures, in order; the token ids have all tokens of each."""
 
     @property
+    def picture_names(self) -> tuple[str, ...]:
+        """Names of its pictures for people: their numbers in hexadecimal digits."""
+        return tuple(f"{each.number:016x}" for each in self.images)
+
+    @property
     def identity(self) -> str:
         """What equal prompts have in common: the text, and the pictures."""
         return " ".join([self.text, *(f"{each.number:x}" for each in self.images)])

@@ -68,12 +68,16 @@ class Sample:
     response_tokens: int
     conversation: SampledConversation | None = None
     """None without an environment; then it is not in the record."""
+    pictures: tuple[str, ...] = ()
+    """Names of its pictures, 16 hexadecimal digits each; without any they are not in the record."""
     data_source: str = ""
     """Selects the reward; empty without one. The last key, by which readers find it."""
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON values."""
         values = dict(vars(self))
+        if not self.pictures:
+            del values["pictures"]
         if self.conversation is None:
             del values["conversation"]
         else:

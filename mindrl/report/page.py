@@ -15,6 +15,7 @@ from mindrl.report.charts import CHARTS
 from mindrl.report.config_text import differences
 from mindrl.report.run_state import RunState
 from mindrl.report.shown_samples import shown_samples
+from mindrl.report.thumbnails import thumbnails_of
 
 
 def write_page(path: Path, runs: Sequence[RunState]) -> None:
@@ -68,7 +69,8 @@ def of_all_runs(runs: Sequence[RunState]) -> dict[str, Any]:
 
 
 def _samples(run: RunState) -> dict[str, Any]:
-    return {"samples": shown_samples(run.samples, run.pieces)}
+    rows = shown_samples(run.samples, run.pieces)
+    return {"samples": rows, "thumbnails": thumbnails_of(run.folder, rows)}
 
 
 def _text(package: str, name: str) -> str:

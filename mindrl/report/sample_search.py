@@ -7,6 +7,7 @@ from typing import Any
 from mindrl.report.run_record import Line
 from mindrl.report.run_state import RunState
 from mindrl.report.stored_rows import searched_texts, texts_of
+from mindrl.report.thumbnails import prompt_key, thumbnails_of
 
 GROUPS = 20
 """Maximum groups per answer; a group is a run's answers to one prompt in one step."""
@@ -52,7 +53,9 @@ class SampleSearch:
         for run, step in self._steps():
             skipped = self._skipped(run, step)
             if read > MOST_LOOKED_AT:
-                return _answer(groups, looked, SearchPosition(run=run, step=step, group=skipped))
+                return self._answer(
+                    groups, looked, SearchPosition(run=run, step=step, group=skipped)
+                )
             rows = self.runs[run].sample_rows(step, self.kind)
             looked += 0 if skipped else len(rows)
             read += _size(rows)
@@ -62,10 +65,12 @@ class SampleSearch:
                 if len(groups) == GROUPS or (groups and characters > MOST_CHARACTERS):
                     # A step is counted with the first of its groups.
                     looked -= 0 if at else len(rows)
-                    return _answer(groups, looked, SearchPosition(run=run, step=step, group=at))
+                    return self._answer(
+                        groups, looked, SearchPosition(run=run, step=step, group=at)
+                    )
                 groups.append(group)
                 characters += _size(group)
-        return _answer(groups, looked, None)
+        return self._answer(groups, looked, None)
 
     def _steps(self) -> Iterator[tuple[int, int]]:
         """Yield the runs and steps that remain to be searched."""
@@ -89,9 +94,23 @@ class SampleSearch:
         groups: dict[tuple[str, str], list[Line]] = {}
         for row in filter(self._fits, rows):
             named = {**row, "run": self.runs[run].name}
-            groups.setdefault((row["kind"], row["prompt"]), []).append(named)
+            groups.setdefault((row["kind"], prompt_key(row)), []).append(named)
         found = [*groups.values()]
         return found[::-1] if self.prompt is None else found
+
+    def _answer(
+        self, groups: list[list[Line]], looked: int, place: SearchPosition | None
+    ) -> dict[str, Any]:
+        thumbnails: dict[str, str] = {}
+        for run in self.runs:
+            own = (row for rows in groups for row in rows if row["run"] == run.name)
+            thumbnails |= thumbnails_of(run.folder, own)
+        return {
+            "groups": groups,
+            "looked": looked,
+            "next": None if place is None else vars(place),
+            "thumbnails": thumbnails,
+        }
 
     def _fits(self, row: Line) -> bool:
         return (
@@ -99,12 +118,8 @@ class SampleSearch:
             and _is_between(row["reward"], self.least, self.most)
             and self.ended in ("", "ended" if row["finished"] else "cut off")
             and any(self.words in text.lower() for text in searched_texts(row))
-            and self.prompt in (None, row["prompt"])
+            and self.prompt in (None, prompt_key(row))
         )
-
-
-def _answer(groups: list[list[Line]], looked: int, place: SearchPosition | None) -> dict[str, Any]:
-    return {"groups": groups, "looked": looked, "next": None if place is None else vars(place)}
 
 
 def _number(text: object) -> float | None:

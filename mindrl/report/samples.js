@@ -19,11 +19,23 @@
     return make("select", {}, everything ? make("option", { value: "" }, everything) : null, values.map((value) => make("option", { value }, KINDS[value] ?? value)));
   }
 
+  // Thumbnails by the names of their pictures, as addresses that hold their content.
+  const thumbnails = {};
+  const picturesOf = (row) => (Array.isArray(row.pictures) ? row.pictures : []).filter((name) => /^[0-9a-f]{16}$/.test(name));
+  // Equal texts may be about other pictures.
+  const questionOf = (row) => [row.prompt, ...picturesOf(row)].join(" ");
+
+  function pictures(row) {
+    const names = picturesOf(row);
+    if (!names.length) return null;
+    return make("div", { class: "pictures" }, names.map((name, at) => (thumbnails[name] ? make("img", { src: thumbnails[name], alt: `picture ${at + 1}`, title: `picture ${at + 1}: ${name}` }) : make("span", { class: "help" }, `picture ${at + 1}: no thumbnail`))));
+  }
+
   // Groups: a run's responses to one prompt in one step, in the order of the samples.
   function grouped(rows) {
     const groups = new Map();
     for (const row of rows) {
-      const key = JSON.stringify([row.run, row.kind, row.step, row.prompt]);
+      const key = JSON.stringify([row.run, row.kind, row.step, questionOf(row)]);
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(row);
     }
@@ -81,8 +93,9 @@
     const first = rows[0], source = first.data_source ? `, ${first.data_source}` : "";
     const head = `${several ? `${first.run}, ` : ""}step ${first.step}, ${KINDS[first.kind] ?? first.kind}${source}`;
     return make("div", { class: "group" },
-      make("div", {}, make("strong", {}, head), " ", make("button", { onclick: () => follow(first.prompt) }, "this prompt over the steps")),
+      make("div", {}, make("strong", {}, head), " ", make("button", { onclick: () => follow(questionOf(first)) }, "this prompt over the steps")),
       make("pre", { class: "prompt" }, first.prompt),
+      pictures(first),
       first.reference ? make("div", { class: "help" }, `reference: ${first.reference}`) : null,
       make("div", { class: "answers" }, rows.map((row) => answer(row, shading))));
   }
@@ -90,13 +103,14 @@
   // Each source finds groups that match the filters, from an offset: in the samples of this page, or
   // through the server in all samples of the runs.
   function embeddedSource(data) {
+    for (const run of data.runs) Object.assign(thumbnails, run.thumbnails);
     const all = data.runs.flatMap((run) => run.samples.map((row) => ({ ...row, run: run.name })));
     const between = (value, low, high) => (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
     const fits = (row, asked) => (!asked.run || row.run === asked.run) && (!asked.kind || row.kind === asked.kind)
       && (!asked.source || row.data_source === asked.source) && between(row.step, asked.from, asked.to)
       && between(row.reward, asked.least, asked.most) && (!asked.ended || row.finished === (asked.ended === "ended"))
       && [row.prompt, row.response, ...piecesOf(row).map((piece) => piece.text)].some((text) => text.toLowerCase().includes(asked.words.toLowerCase()))
-      && (asked.prompt === null || row.prompt === asked.prompt);
+      && (asked.prompt === null || questionOf(row) === asked.prompt);
     return {
       find: (asked) => {
         const found = grouped(all.filter((row) => fits(row, asked))), from = asked.at ?? 0;
@@ -120,6 +134,7 @@
         if (!answer.ok) throw new Error(await answer.text());
         const found = await answer.json();
         looked = found.looked + (asked.at ? looked : 0);
+        Object.assign(thumbnails, found.thumbnails);
         return found;
       },
       said: (total) => `searched ${looked.toLocaleString("en")} of ${total.toLocaleString("en")} samples`,

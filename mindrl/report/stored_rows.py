@@ -103,6 +103,8 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
     parts = {
         name.removeprefix(_PART): value for name, value in stored.items() if name.startswith(_PART)
     }
+    if stored.get("image_numbers"):
+        row["pictures"] = [f"{number:016x}" for number in stored["image_numbers"]]
     if stored.get("conversation") is not None:
         texts["conversation"] = shortened(json.loads(stored["conversation"]))
     token_ids = stored["response_token_ids"]

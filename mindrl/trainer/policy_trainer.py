@@ -25,6 +25,7 @@ from mindrl.errors import (
 )
 from mindrl.observability.console import COLUMNS
 from mindrl.observability.metrics import Metrics, merge, update_metrics
+from mindrl.pictures.thumbnails import Thumbnails
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.estimation import Estimation
@@ -79,6 +80,9 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             samples_per_prompt=self.rl.n_samples_per_prompt,
             is_seeded=self.rl.reproducible_sampling,
         )
+        if data.images is not None:
+            thumbnails = Thumbnails(data.images.folder, run_log.folder.pictures)
+            run_log.show_pictures = thumbnails.write
         self.rewards = RewardManager(rewards, data.decode, self.timer)
         self.answering = Answering(
             prompts=data.train.prompts,

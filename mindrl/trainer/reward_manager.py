@@ -110,6 +110,7 @@ class RatedBatch:
                 finished=bool(finished[row]),
                 response_tokens=int(lengths[row]),
                 conversation=self.conversation(row),
+                pictures=self.prompts[groups[row]].picture_names,
                 data_source=self.prompts[groups[row]].source,
             )
             for row in rows

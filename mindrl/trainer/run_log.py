@@ -67,6 +67,8 @@ class RunFolder:
         """Greedy responses to the held-out prompts, one JSON line each."""
         self.eval_sets = root / "evaluations"
         """The same of each set of `data_config.eval_sets`, in a file of its name."""
+        self.pictures = root / "pictures"
+        """Thumbnails of the pictures of samples."""
         self.rollouts = root / "rollouts"
         """All responses of the last steps, one file per step."""
         self.plan = root / "plan.json"
@@ -193,6 +195,8 @@ class RunLog:
         self.trackers = trackers
         self.note_memory: Callable[[int, Moments], str | None] | None = None
         """Records the devices' memory in a step; returns a note for the user, or None."""
+        self.show_pictures: Callable[[Iterable[str]], None] = lambda names: None  # noqa: ARG005
+        """Writes thumbnails of pictures, given their names."""
         self.traced: Callable[[Iterable[int]], Iterable[int]] = lambda steps: steps
         """Yields the steps, and records the timeline of some."""
         self.samples = SampleLog(folder.samples)
@@ -223,6 +227,7 @@ class RunLog:
         summary.skipped_updates += sum(int(metrics.get(name, 0)) for name in MODELS)
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.log(step, samples))
+        self._show_pictures(samples)
         self.console.step(step, metrics)
         # The policy did not change, or not because of its rewards.
         if metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0:
@@ -259,6 +264,7 @@ class RunLog:
             self.summary.accuracy_after = accuracy.value
         self._track(step, _with_ends("evaluation/accuracy", accuracy))
         self.keep(self.evaluations, lambda: self.evaluations.log(step, samples))
+        self._show_pictures(samples)
         self.console.evaluation(step, accuracy.value)
         if samples:
             self.console.show(render(_telling(samples, self.answers)))
@@ -275,6 +281,7 @@ class RunLog:
         self.summary.evaluations.setdefault(name, {})[when] = measured
         self._track(step, {f"eval/{name}/{what}": value for what, value in measured.items()})
         self.keep(f"responses to {name}", lambda: self._answers_to(name).log(step, samples))
+        self._show_pictures(samples)
         shown = "  ".join(f"{what} {rate}" for what, rate in rates.items())
         self.console.measured(step, f"{name}  {shown}")
 
@@ -296,6 +303,11 @@ class RunLog:
         self._track(step, {f"{place}/{what}": value for what, value in found.items()})
         shown = "  ".join(f"{what} {value:.4g}" for what, value in found.items())
         self.console.measured(step, f"{label} {shown}")
+
+    def _show_pictures(self, samples: Sequence[Sample]) -> None:
+        """Write the thumbnails of samples."""
+        names = [name for sample in samples for name in sample.pictures]
+        self.keep("thumbnails", lambda: self.show_pictures(names))
 
     def _answers_to(self, name: str) -> SampleLog:
         if name not in self.eval_sets:

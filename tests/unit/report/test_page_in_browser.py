@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 from made_run import HOSTILE, conversation, make_run, metrics_of, sample, write_lines
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from mindrl.report.page import write_page as write_page_of
@@ -114,6 +115,29 @@ def test_advice_configuration_and_differences_are_elements_of_their_sections(
         "megatron_training.train_iters",
         "16",
     ]
+
+
+def test_pictures_of_samples_are_shown_from_inside_the_page(opened: Page, tmp_path: Path) -> None:
+    red, gone = f"{1:016x}", f"{2:016x}"
+    samples = [
+        sample(1, prompt="What?", pictures=[red, gone]),
+        sample(2, prompt="What?", pictures=["https://a.b/c.png", f"{red}' onerror='alert(1)"]),
+    ]
+    run = make_run(tmp_path / "run", samples=samples)
+    (run / "pictures").mkdir()
+    Image.new("RGB", (60, 40), "red").save(run / f"pictures/{red}.png")
+    path = tmp_path / "page.html"
+    write_page(path, [run])
+    page = shows(opened, path)
+    assert len(groups(page)) == 2
+    image = page.locator("#samples-list img")
+    assert image.count() == 1
+    assert (image.get_attribute("src") or "").startswith("data:image/png;base64,")
+    assert image.evaluate("image => image.complete && image.naturalWidth") == 60
+    assert image.get_attribute("alt") == "picture 1"
+    assert page.locator("#samples-list .pictures").inner_text() == "picture 2: no thumbnail"
+    page.locator(".group", has=page.locator("img")).locator("button").click()
+    assert len(groups(page)) == 1
 
 
 def test_filters_choose_samples_and_a_prompt_is_followed_through_the_steps(

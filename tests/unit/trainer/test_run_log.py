@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from mindrl.algorithms.success_rates import Rate
+from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample
 from mindrl.observability.trackers import JsonlTracker
@@ -257,3 +259,26 @@ def test_a_summary_that_cannot_be_written_is_told_and_returned_all_the_same(tmp_
     (tmp_path / "summary.json").mkdir()
     assert run_log.close()["status"] == "failed"
     assert f"{tmp_path}/summary.json cannot be written: Is a directory" in stream.getvalue()
+
+
+def test_pictures_of_all_samples_get_thumbnails_and_a_lost_one_ends_no_run(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    run_log = open_run_log(tmp_path, stream)
+    shown: list[str] = []
+
+    def show(names: Iterable[str]) -> None:
+        shown.extend(names)
+        if "2" * 16 in shown:
+            raise OutputError("thumbnail: the picture has changed")
+
+    run_log.show_pictures = show
+    first, second, third = (replace(SAMPLE, pictures=(f"{at}" * 16,)) for at in (1, 2, 3))
+    run_log.evaluation(0, RATE, [first])
+    run_log.evaluation_of("other", 0, {"accuracy": RATE}, [third])
+    run_log.step(1, metrics(tokens=1.0, seconds=1.0, gap=0.0), [second, SAMPLE])
+    run_log.close()
+    assert shown == [f"{at}" * 16 for at in (1, 3, 2)]
+    assert "thumbnail: the picture has changed" in stream.getvalue()
+    rows = lines(tmp_path / "samples.jsonl")
+    assert rows[0]["pictures"] == ["2" * 16]
+    assert "pictures" not in rows[1]

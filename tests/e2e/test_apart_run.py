@@ -34,7 +34,18 @@ def four_devices() -> Iterator[dict[str, str]]:
 
 
 def run(folder: Path, model: Path, environment: dict[str, str], *overrides: str) -> Program:
-    return start_program(folder, [f"actor_config.load={model}", *SHORT, *overrides], environment)
+    """Start a run whose driver has one core: its workers, however many, have one thread each.
+
+    With more threads a worker adds in another order.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        return start_program(
+            folder, [f"actor_config.load={model}", *SHORT, *overrides], environment
+        )
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def finished(program: Program) -> Program:
@@ -70,32 +81,38 @@ def assert_equal(first: Program, second: Program) -> None:
 
 
 APART = "rl_config.use_integrated_worker=false"
-
-
-@pytest.mark.parametrize(
-    ("rollout", "engines"),
-    at_night_but(
-        [("vllm:d2", ("rollout_0-0", "rollout_1-0"))],
-        [
-            ("vllm:d2", ("rollout_0-0", "rollout_1-0")),
-            # One replica of two stages.
-            ("vllm:p2", ("rollout_0-0", "rollout_0-1")),
-        ],
+ALONE = "rl_config.actor_resource.num_npus=1"
+PAIR = "actor_config.backend=megatron:t2"
+CASES = [
+    # (overrides of both runs, the workers that train, those that generate)
+    ((ALONE, "generate_config.backend=vllm:d1"), ("worker-0",), ("rollout_0-0",)),
+    (
+        (PAIR, "generate_config.backend=vllm:d2"),
+        ("worker-0", "worker-1"),
+        ("rollout_0-0", "rollout_1-0"),
     ),
-)
-def test_two_that_train_and_two_that_generate_compute_what_two_that_do_both_compute(
-    rollout: str,
-    engines: tuple[str, str],
+    # One replica of two stages.
+    (
+        (PAIR, "generate_config.backend=vllm:p2"),
+        ("worker-0", "worker-1"),
+        ("rollout_0-0", "rollout_0-1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("layouts", "trainers", "engines"), at_night_but(CASES[:1], CASES))
+def test_some_that_train_and_others_that_generate_compute_what_those_that_do_both_compute(
+    layouts: tuple[str, ...],
+    trainers: tuple[str, ...],
+    engines: tuple[str, ...],
     tiny_model: Path,
     four_devices: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    layouts = ("actor_config.backend=megatron:t2", f"generate_config.backend={rollout}")
     shared = finished(run(tmp_path / "shared", tiny_model, four_devices, *layouts))
     apart = finished(run(tmp_path / "apart", tiny_model, four_devices, *layouts, APART))
     assert_equal(apart, shared)
-    sides = ["worker-0", "worker-1", *engines]
-    assert check_step(apart, 2).processes() == ["driver", *sides]
+    assert check_step(apart, 2).processes() == ["driver", *trainers, *engines]
     for step in apart.steps()[1:]:
         # Each replica gets every weight once, and no byte more.
         assert step["bytes/reshard_sent"] == step["bytes/reshard_received"]

@@ -58,3 +58,13 @@ class Filled:
     """Bytes of the engine's whole cache."""
     addresses_kept: bool
     """Every parameter with memory is where it was before the load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What one process saw of engines that loaded the two folders of a case themselves."""
+
+    answers: dict[str, list[Answer]]
+    """To all prompts, by the engine."""
+    table: dict[str, tuple[int, ...]]
+    """Shapes of all tensors of the rollout side."""

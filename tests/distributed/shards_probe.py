@@ -1,12 +1,12 @@
 """What the tests of the engine's shards call in a prepared process; see forked_workers.run."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
 from rollout_probe import sleeping_engine, storage_bytes
-from shards_messages import Answer, Case, EngineMemory, Filled, Shapes
+from shards_messages import Answer, Case, EngineMemory, Filled, Loaded, Shapes
 from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.core.kv_cache_utils import _max_memory_usage_bytes_from_groups
@@ -19,12 +19,28 @@ from mindrl.rollout.vllm.engine import VllmEngine, allocate_stage_inputs
 from mindrl.rollout.vllm.model_classes import register_models
 
 Prompts = Sequence[Sequence[int]]
+ORDINARY = ("ordinary", "ordinary later")
 
 
-def fill_engines(cases: Sequence[Case], prompts: Prompts) -> list[Filled]:
-    """Fill an engine of each case, all of one tensor-parallel size, and compare in this process."""
+def fill_engines(
+    cases: Sequence[Case], prompts: Prompts, ordinary: Collection[str] = ORDINARY
+) -> list[Filled]:
+    """Fill an engine of each case, all of one tensor-parallel size, and compare in this process.
+
+    `ordinary` names the engines of a case that load a folder themselves.
+    """
     gc.freeze()  # what was imported is looked through in vain
-    return [_fill_engine(case, prompts) for case in cases]
+    return [_fill_engine(case, prompts, ordinary) for case in cases]
+
+
+def ordinary_engines(cases: Sequence[Case], prompts: Prompts) -> list[Loaded]:
+    """Ask engines of each case that load its folders themselves."""
+    return [
+        Loaded(
+            answers=_of_ordinary(case, prompts, ORDINARY)[0], table=_table_shapes(table_of(case))
+        )
+        for case in cases
+    ]
 
 
 def misuse(case: Case) -> tuple[float, list[str]]:
@@ -78,12 +94,20 @@ def table_of(case: Case) -> ShardingTable:
     return rollout_table(case.folder, RolloutLayout(tp=tp, pp=pp, dp=dp, ep=ep))
 
 
-def _fill_engine(case: Case, prompts: Prompts) -> Filled:
+def _of_ordinary(
+    case: Case, prompts: Prompts, names: Collection[str]
+) -> tuple[dict[str, list[Answer]], dict[str, EngineMemory]]:
+    """Return the answers of ordinary engines, and the memory of each."""
     answers, memory = {}, {}
-    for name, folder in (("ordinary", case.folder), ("ordinary later", case.later_folder)):
-        ordinary = _ordinary_engine(case, folder)
-        answers[name], memory[name] = _ask(ordinary, prompts), _memory(ordinary)
-        del ordinary
+    for name in names:
+        engine = _ordinary_engine(case, case.later_folder if "later" in name else case.folder)
+        answers[name], memory[name] = _ask(engine, prompts), _memory(engine)
+        del engine
+    return answers, memory
+
+
+def _fill_engine(case: Case, prompts: Prompts, ordinary: Collection[str]) -> Filled:
+    answers, memory = _of_ordinary(case, prompts, ordinary)
     table = table_of(case)
     engine = engine_of(case)
     shapes = engine.weight_sink().shapes()

@@ -91,7 +91,6 @@ def _no_engine_routes(config: RunConfig) -> str:
     reasons = {
         "the run does not generate its responses": not (config.rolls_out and config.learns),
         "rl_config.use_integrated_worker=false": config.is_apart,
-        f"tokens may be {config.max_staleness} step(s) old": config.max_staleness > 0,
         "the actor is not on all devices": config.role_devices("actor") != everywhere,
         "generate_config.infer_pipeline_parallel_size must be 1": (
             generate.infer_pipeline_parallel_size > 1

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.route_keys import RoutePart
 from mindrl.config.generate import SamplingConfig
 
 EngineTag = Literal["weights", "kv_cache"]
@@ -40,6 +41,8 @@ class Request:
     seed: int
     images: tuple[PlacedImage, ...] = ()
     """Pictures of the prompt."""
+    sampled: int = 0
+    """Number of tokens up to the last that the policy sampled; 0 before the first."""
 
 
 class RolloutSink(Protocol):
@@ -115,11 +118,11 @@ class RolloutEngine(Protocol):
     def forget(self) -> None:
         """Invalidate the KV cache, because new weights follow. No request may be open."""
 
-    def take_routes(self) -> dict[int, Tensor]:
-        """Return the routes of sequences completed since the last call, by their content key.
+    def take_routes(self) -> dict[int, RoutePart]:
+        """Return the routes of requests that ended since the last call, complete or not.
 
-        [T, L, K] each: for T tokens, L layers and K experts the number of the expert + 1, 0 where
-        none is known. Empty on all but one rank of a replica, and without router replay.
+        The key of each is that of all tokens of its sequence so far. Empty on all but one rank of a
+        replica, and without router replay.
         """
 
     def flush_counts(self) -> dict[str, float]:

@@ -187,6 +187,10 @@ class WorkerHandle:
         for batch in batches:
             self.started[method].append(self._begin(method, role, batch))
 
+    def retain_routes(self, keys: Sequence[int]) -> None:
+        """Let the actor's ranks forget the routes of all sequences but those with these keys."""
+        self._call_ranks("retain_routes", "actor", keys)
+
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         """Compute log-probs with the actor's current weights."""
         return self._forward("compute_log_prob", "actor", sequences, Logprobs)

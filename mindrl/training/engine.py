@@ -3,7 +3,7 @@
 Shapes: B sequences, T positions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mindrl.algorithms.losses import BatchT, Loss
 from mindrl.batch.balance import MicroBatching
+from mindrl.batch.route_keys import RoutePart
 from mindrl.batch.sequences import Sequences
 from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import Head
@@ -52,6 +53,19 @@ class StatePart(Enum):
     PARAMETERS = "train_param"
     GRADIENTS = "train_grad"
     OPTIMIZER = "train_optimizer"
+
+
+class KeptRoutes(Protocol):
+    """Routes of sampled sequences, which passes of these sequences replay on any rank."""
+
+    def keep(self, routes: Mapping[int, RoutePart]) -> None:
+        """Keep the routes of requests that have ended, by content key, of all layers."""
+
+    def retain(self, keys: Collection[int]) -> None:
+        """Forget the routes of all sequences but these. A collective over the model's ranks."""
+
+    def kept(self) -> dict[int, RoutePart]:
+        """Return this rank's routes that a checkpoint needs."""
 
 
 class TrainingEngine(Protocol):
@@ -104,12 +118,9 @@ class TrainingEngine(Protocol):
             for a step that no rank took; `nonfinite/<what>` is set on the ranks where it occurred.
         """
 
-    def keep_routes(self, routes: Mapping[int, Tensor]) -> None:
-        """Keep the routes of sampled sequences, by content key.
-
-        Passes of sequences with these keys replay them, on any rank. The first ones after an update
-        replace all earlier ones.
-        """
+    @property
+    def routes(self) -> KeptRoutes | None:
+        """Routes that this model replays; None without router replay."""
 
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's weights by their local names, in the shapes of its table."""

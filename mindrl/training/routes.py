@@ -5,12 +5,15 @@ experts for a token now and then, and its log-prob jumps. A replayed route fixes
 the weights of the chosen experts are computed as always, so the router still learns (arXiv
 2510.11370, arXiv 2512.01374).
 
+A sequence that an engine sampled in several requests has a part of its routes of each, on any rank:
+each token keeps those of the weights that sampled the token after it.
+
 Routes are stored as expert + 1; 0 lets a token choose. Shapes: B sequences, T positions, S tokens
 of a pack that this rank's routers read, L layers with experts of this rank, K experts of a token.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindrl.batch.route_keys import RoutePart
 from mindrl.models.description import MoeDescription
 from mindrl.models.expert_routes import number_bytes
 from mindrl.training.engine import Batch
@@ -37,6 +41,15 @@ class RouteGroups(NamedTuple):
     """Tensor-parallel ranks that share the tokens of hidden states, and the number of this one."""
 
 
+class Span(NamedTuple):
+    """Where the routes of a part are, and of which tokens they are."""
+
+    rank: int
+    first: int
+    length: int
+    before: int | None
+
+
 @dataclass(kw_only=True)
 class RouteStore(ABC):
     """Routes of sequences that some rank has, on the host, under their keys."""
@@ -47,8 +60,8 @@ class RouteStore(ABC):
     groups: RouteGroups
     device_type: str
     shares_prompts: bool
-    rows: dict[int, Tensor] = field(default_factory=dict)
-    """Routes that this rank has, [T, L, K] of each sequence without its padding."""
+    rows: dict[int, RoutePart] = field(default_factory=dict)
+    """Routes that this rank has, of sequences without their padding."""
     missing: list[bool] = field(default_factory=list)
     """Whether no rank has the routes of each sequence of the last update."""
 
@@ -61,8 +74,16 @@ class RouteStore(ABC):
         """Complete that pass, of these packs. A collective over the model's ranks."""
 
     @abstractmethod
-    def keep(self, routes: Mapping[int, Tensor]) -> None:
-        """Keep the routes of sampled sequences, of all layers with experts."""
+    def keep(self, routes: Mapping[int, RoutePart]) -> None:
+        """Keep the routes of sampled sequences: see `KeptRoutes`."""
+
+    @abstractmethod
+    def retain(self, keys: Collection[int]) -> None:
+        """Forget the routes of other sequences: see `KeptRoutes`."""
+
+    @abstractmethod
+    def kept(self) -> dict[int, RoutePart]:
+        """Return the routes that a checkpoint needs: see `KeptRoutes`."""
 
     @abstractmethod
     def _sources(self) -> dist.ProcessGroup | None:
@@ -75,14 +96,17 @@ class RouteStore(ABC):
     def with_routes(self, sequences: Batch) -> Batch:
         """Return sequences with their routes, wherever they are. A collective over the ranks."""
         assert sequences.route_keys_B is not None, "the trainer names the sequences of a replay"
-        keys, lengths = sequences.route_keys_B.tolist(), sequences.lengths_B.tolist()
+        keys = sequences.route_keys_B.tolist()
         shape = (*sequences.tokens_BT.shape, len(self.layers), self.moe.num_experts_per_tok)
         routes_BTLK = torch.zeros(shape, dtype=self._dtype)
-        found = self._fetched(dict(zip(keys, lengths, strict=True)))
-        self.missing = [key not in found for key in keys]
+        spans, found = self._fetched(keys)
+        self.missing = [None in _parts_of(key, spans) for key in keys]
         for row, key in enumerate(keys):
-            if key in found:
-                routes_BTLK[row, : len(found[key])] = found[key]
+            # The last token of a part has no routes in it, and those of the part after it.
+            for part in reversed(_parts_of(key, spans)):
+                if part is not None:
+                    first, routes_TLK = spans[part].first, found[part]
+                    routes_BTLK[row, first : first + len(routes_TLK)] = routes_TLK
         return replace(sequences, routes_BTLK=routes_BTLK)
 
     def of_pack(self, pack: Pack[Any]) -> PackRoutes | None:
@@ -117,37 +141,64 @@ class RouteStore(ABC):
         ranks, rank = self.groups.cut
         return pack.place_S.view(ranks, -1)[rank]
 
-    def _fetched(self, lengths: Mapping[int, int]) -> dict[int, Tensor]:
-        """Return the routes of these sequences that some rank has, by key."""
+    def _spans(self, *more: Any) -> tuple[dict[int, Span], list[Any]]:
+        """Return the parts that the ranks have, by key, and what each adds. A collective."""
+        group, spans = self._sources(), dict[int, Span]()
+        told: list[Any] = [None] * dist.get_world_size(group)
+        own = {
+            key: (each.first, len(each.routes_TLK), each.before) for key, each in self.rows.items()
+        }
+        dist.all_gather_object(told, (own, *more), group=group)
+        for rank, (kept, *_) in enumerate(told):
+            spans = {key: Span(rank, *each) for key, each in kept.items()} | spans
+        return spans, [each[1:] for each in told]
+
+    def _fetched(self, keys: Sequence[int]) -> tuple[dict[int, Span], dict[int, Tensor]]:
+        """Return the parts that the ranks have, and the routes of those of these sequences."""
         group = self._sources()
         rank, size = dist.get_rank(group), dist.get_world_size(group)
-        told: list[Any] = [None] * size
-        dist.all_gather_object(told, ([*lengths], [*self.rows], self.layers), group=group)
-        owner: dict[int, int] = {}
-        for place, (_, kept, _) in enumerate(told):
-            owner |= {key: owner.get(key, place) for key in kept}
+        spans, told = self._spans(keys, self.layers)
+
+        def from_rank(place: int, wanted: Sequence[int]) -> list[int]:
+            found = dict.fromkeys(part for key in wanted for part in _parts_of(key, spans))
+            return [part for part in found if part is not None and spans[part].rank == place]
+
         parts = [
-            [self._part(self.rows[key], layers) for key in wanted if owner.get(key) == rank]
-            for wanted, _, layers in told
+            [self._part(self.rows[part].routes_TLK, layers) for part in from_rank(rank, wanted)]
+            for wanted, layers in told
         ]
-        coming = [[key for key in lengths if owner.get(key) == place] for place in range(size)]
-        order = [key for keys in coming for key in keys]
+        coming = [from_rank(place, keys) for place in range(size)]
+        order = [key for of_rank in coming for key in of_rank]
+        lengths = {key: spans[key].length for key in order}
         width = len(self.layers) * self.moe.num_experts_per_tok
         flat = (part.flatten() for to in parts for part in to)
         sent = torch.cat([torch.empty(0, dtype=self._dtype), *flat])
-        received = torch.empty(sum(lengths[key] for key in order) * width, dtype=self._dtype)
+        received = torch.empty(sum(lengths.values()) * width, dtype=self._dtype)
         received = received.to(self.device_type)
         bytes_each = sent.element_size()
         dist.all_to_all_single(
             received.view(torch.uint8),
             sent.to(self.device_type).view(torch.uint8),
-            [sum(lengths[key] for key in keys) * width * bytes_each for keys in coming],
+            [sum(lengths[key] for key in of_rank) * width * bytes_each for of_rank in coming],
             [sum(part.numel() for part in to) * bytes_each for to in parts],
             group=group,
         )
         rows = torch.split(received.cpu(), [lengths[key] * width for key in order])
         shape = len(self.layers), self.moe.num_experts_per_tok
-        return {key: row.view(lengths[key], *shape) for key, row in zip(order, rows, strict=True)}
+        found = {key: row.view(lengths[key], *shape) for key, row in zip(order, rows, strict=True)}
+        return spans, found
+
+
+def _parts_of(key: int, spans: Mapping[int, Span]) -> list[int | None]:
+    """Return the keys of a sequence's parts, newest first; None for one that no rank has."""
+    found: list[int | None] = []
+    at: int | None = key
+    while at is not None:
+        if at not in spans:
+            return [*found, None]
+        found.append(at)
+        at = spans[at].before
+    return found
 
 
 class RecordedRoutes(RouteStore):
@@ -168,10 +219,17 @@ class RecordedRoutes(RouteStore):
                     routes_BTLK[slot.row, : slot.first] = routes_BTLK[lender, : slot.first]
             keys, lengths = sequences.route_keys_B.tolist(), sequences.lengths_B.tolist()
             for key, length, routes_TLK in zip(keys, lengths, routes_BTLK, strict=True):
-                self.rows[key] = routes_TLK[:length].clone()
+                self.rows[key] = RoutePart(routes_TLK=routes_TLK[:length].clone())
 
-    def keep(self, routes: Mapping[int, Tensor]) -> None:
+    def keep(self, routes: Mapping[int, RoutePart]) -> None:
         """Do not keep routes: no engine records them."""
+
+    def retain(self, keys: Collection[int]) -> None:
+        """Do nothing: the next pass replaces all."""
+
+    def kept(self) -> dict[int, RoutePart]:
+        """Return nothing: each step has a pass of its own."""
+        return {}
 
     def _sources(self) -> dist.ProcessGroup | None:
         return self.groups.replicas
@@ -208,9 +266,6 @@ class RecordedRoutes(RouteStore):
 class SampledRoutes(RouteStore):
     """Routes of the rollout engine: R3. A rank has those of its engine's sequences, all layers."""
 
-    is_used: bool = False
-    """Whether an update has replayed what is kept."""
-
     def before_read(self, sequences: Batch) -> Batch:
         """Replay the engine's routes in the pass."""
         return self.with_routes(sequences)
@@ -218,17 +273,19 @@ class SampledRoutes(RouteStore):
     def after_read(self, packs: Sequence[Pack[Any]]) -> None:
         """Do not keep routes: the engine has chosen."""
 
-    def keep(self, routes: Mapping[int, Tensor]) -> None:
-        """Keep routes of new sequences; forget those from before the last update."""
-        if self.is_used:
-            self.rows.clear()
-        self.is_used = False
+    def keep(self, routes: Mapping[int, RoutePart]) -> None:
+        """Keep routes of new sequences."""
         self.rows |= routes
 
-    def metrics(self, packs: Sequence[Pack[Any]]) -> dict[str, float]:
-        """Return what an update of these packs replayed. A collective over the model's ranks."""
-        self.is_used = True
-        return super().metrics(packs)
+    def retain(self, keys: Collection[int]) -> None:
+        """Keep the parts of these sequences alone. A collective over the model's ranks."""
+        spans, _ = self._spans()
+        needed = {part for key in keys for part in _parts_of(key, spans)}
+        self.rows = {key: part for key, part in self.rows.items() if key in needed}
+
+    def kept(self) -> dict[int, RoutePart]:
+        """Return all routes of this rank."""
+        return dict(self.rows)
 
     def _sources(self) -> dist.ProcessGroup | None:
         return None

@@ -124,11 +124,6 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         world = self.settings.world
         return nullcontext() if world is None else world.active()
 
-    def keep_routes(self, routes: Mapping[int, Tensor]) -> None:
-        """Keep the routes of sampled sequences: see `TrainingEngine`."""
-        assert self.routes is not None, "validated: the model has experts, and replays them"
-        self.routes.keep(routes)
-
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the state; several may share a storage."""
         if self.learning is not None:

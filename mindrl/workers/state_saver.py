@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindrl.batch.route_keys import RoutePart
 from mindrl.checkpoint.commits import SavedFiles, read_checkpoint, writing
+from mindrl.checkpoint.route_files import PREFIX, read_routes, write_routes
 from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
 from mindrl.config.layout_keys import Role
 from mindrl.errors import OutputError
@@ -71,7 +73,11 @@ class StateSaver:
         held = [region for regions in self.regions.values() for region in regions]
         for region in held:
             region.hold()
-        self.running = self.writer.submit(partial(_write, folder, slices, updates, held, place))
+        kept = (each.routes.kept() for each in self.engines.values() if each.routes is not None)
+        routes = {key: part for parts in kept for key, part in parts.items()}
+        self.running = self.writer.submit(
+            partial(_write, folder, slices, routes, updates, held, place)
+        )
 
     def finish(self) -> SavedFiles:
         """Wait until the files are on the disk; a failed write is reported in the result."""
@@ -98,10 +104,14 @@ class StateSaver:
         Raises:
             CheckpointError: A file is damaged, or lacks something.
         """
-        paths = read_checkpoint(folder).paths(f"{role}-")
+        checkpoint, engine = read_checkpoint(folder), self.engines[role]
         with ExitStack() as stack:
-            read = StateReader(paths, stack).read
-            self.engines[role].restore(updates, read if updates else partial(_new, read))
+            read = StateReader(checkpoint.paths(f"{role}-"), stack).read
+            engine.restore(updates, read if updates else partial(_new, read))
+        if engine.routes is not None:
+            # Any rank can have the routes of any sequence, so each takes some of the files.
+            files = checkpoint.paths(PREFIX)[dist.get_rank() :: dist.get_world_size()]
+            engine.routes.keep(read_routes(files))
 
     def _values(self, role: Role, each: StateSlice) -> Tensor:
         for region in self.regions[role]:
@@ -123,6 +133,7 @@ def _new(read: ReadState, kind: StateKind, tensor: str, box: Box) -> Tensor:
 def _write(
     folder: Path,
     slices: Mapping[Role, list[NewSlice]],
+    routes: Mapping[int, RoutePart],
     updates: Mapping[str, int],
     held: list[StoredRegion],
     place: tuple[int, int],
@@ -135,6 +146,8 @@ def _write(
                 write_state(folder / f"{role}-{rank:05}.safetensors", found)
                 for role, found in slices.items()
             )
+            if routes:
+                files += (write_routes(folder, rank, routes),)
             seconds = time.perf_counter() - began
             saved = SavedFiles(files=files, updates=updates, seconds=seconds, waited_seconds=0.0)
             saved.report(folder, rank=rank, ranks=ranks)

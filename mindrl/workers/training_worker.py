@@ -1,7 +1,7 @@
 """All models of a run that are trained or evaluated, in one process; they share the device."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,6 +128,12 @@ class TrainingWorker:
     def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs | None:
         """Return log-probs under the teacher."""
         return self._logprobs("teacher", Phase.TEACHER, sequences)
+
+    def retain_routes(self, keys: Collection[int]) -> None:
+        """Forget the routes of all sampled sequences but these. A collective over the actor."""
+        routes = self.models["actor"].engine.routes
+        assert routes is not None, "validated: the model replays its experts"
+        routes.retain(keys)
 
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference.

@@ -18,6 +18,7 @@ from vllm.distributed import get_pp_group, get_tp_group
 
 from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.route_keys import RoutePart
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.images import ImageConfig
 from mindrl.models.description import MoeDescription
@@ -251,7 +252,11 @@ class VllmEngine:
         """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
         pictures = None if self._pictures is None else self._pictures.prompt
-        ended = None if self._routes is None else self._routes.end
+        ended = None
+        if self._routes is not None:
+            # Names of requests are used again.
+            self._routes.forget()
+            ended = self._routes.end
         self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages, pictures, ended)
         self._rounds.add(requests)
 
@@ -283,8 +288,8 @@ class VllmEngine:
         if self._rounds is not None or not self.llm.reset_prefix_cache():
             raise RuntimeError("new weights arrived while the engine has unfinished requests")
 
-    def take_routes(self) -> dict[int, torch.Tensor]:
-        """Return the routes of completed sequences: see `RolloutEngine`."""
+    def take_routes(self) -> dict[int, RoutePart]:
+        """Return the routes of requests that ended: see `RolloutEngine`."""
         return {} if self._routes is None else self._routes.take()
 
     def flush_counts(self) -> dict[str, float]:

@@ -24,17 +24,18 @@ class Rounds:
         sampling: Sampling,
         stages: int = 1,
         prompt_of: MakePrompt | None = None,
-        ended: Callable[[str, Sequence[int]], None] | None = None,
+        ended: Callable[[str, Sequence[int], int], None] | None = None,
     ) -> None:
         """Set the engine, how the responses are sampled, and the number of pipeline stages.
 
         `prompt_of` makes the prompts of a model that reads pictures; `ended` is called with the
-        name of each complete request and the tokens of its sequence.
+        name of each request that has sampled a token and ends, complete or not, the tokens of its
+        sequence, and how many of them reach to the last one sampled before.
         """
         self.engine, self.sampling, self.stages = engine, sampling, stages
         self.prompt_of, self.ended = prompt_of, ended
-        self.given: dict[str, tuple[int, ...]] = {}
-        """Tokens that open requests began with, if `ended` is called."""
+        self.given: dict[str, Request] = {}
+        """Open requests, if `ended` is called."""
         self.expanded: dict[int, tuple[int, ...]] = {}
         """Token ids of the open requests with pictures, by index."""
         self.drawn: list[tuple[list[int], list[float]]] = []
@@ -58,7 +59,7 @@ class Rounds:
             self.engine.add_request(name, prompt, params)
             self.open[name] = place
             if self.ended is not None:
-                self.given[name] = request.token_ids
+                self.given[name] = request
             self.drawn.append(([], []))
             self.finished.append(False)
 
@@ -87,10 +88,14 @@ class Rounds:
                 raise RuntimeError(f"vLLM aborted a request (finish_reason={answer.finish_reason})")
             self.finished[place] = answer.finish_reason == "stop"
             del self.open[output.request_id]
-            if self.ended is not None:
-                given = self.given.pop(output.request_id)
-                self.ended(output.request_id, [*given, *token_ids])
+            self._end(output.request_id, token_ids)
         return place, output.finished
+
+    def _end(self, name: str, token_ids: Sequence[int]) -> None:
+        """Report a request that ends with these tokens."""
+        if self.ended is not None and token_ids:
+            given = self.given.pop(name)
+            self.ended(name, [*given.token_ids, *token_ids], given.sampled)
 
     def answers(self, places: Sequence[int]) -> Responses:
         """Return the responses of the requests at these indices."""
@@ -108,6 +113,8 @@ class Rounds:
             # The model runner drops them in the next step; each stage may have one under way.
             for _ in range(self.stages):
                 self.engine.step()
+            for name, place in self.open.items():
+                self._end(name, self.drawn[place][0])
             self.open = {}
         return self.answers(range(len(self.drawn)))
 

@@ -5,6 +5,9 @@ on the routers work with the first. Routers report logical experts, before any i
 whose keys and values come from the prefix cache are not computed and have no routes; nor has the
 last token of a sequence. Routes are stored as expert + 1; 0 stands for none.
 
+A request that continues a sequence computes all of it again, with newer weights. Its routes begin
+with the last token of the request before, whose weights sampled the tokens up to that one.
+
 Shapes: S tokens of an engine step, T tokens of a sequence, L layers with experts, K experts of a
 token.
 """
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
-from mindrl.batch.route_keys import content_key
+from mindrl.batch.route_keys import RoutePart, content_key
 from mindrl.models.description import MoeDescription
 from mindrl.models.expert_routes import number_bytes
 
@@ -33,8 +36,8 @@ class EngineRoutes:
         """Experts [S, K] of each layer in the current step."""
         self.open: dict[str, list[tuple[int, Tensor]]] = {}
         """Of each request the routes [N, L, K] of each step and the position of their first."""
-        self.complete: dict[int, Tensor] = {}
-        """Routes [T, L, K] of complete sequences, by the key of their tokens."""
+        self.ended: dict[int, RoutePart] = {}
+        """Routes of requests that ended, by the key of the tokens of their sequences."""
         modules = runner.get_model().modules()
         routers = [each.router for each in modules if hasattr(each, "router")]
         self.routers = [each for each in routers if isinstance(each, BaseRouter)]
@@ -42,23 +45,31 @@ class EngineRoutes:
             router.set_capture_fn(partial(self._note, layer))
         runner.execute_model = self._execute
 
-    def end(self, request: str, token_ids: Sequence[int]) -> None:
-        """Keep the routes of a request that is complete, with all tokens of its sequence."""
+    def end(self, request: str, token_ids: Sequence[int], sampled: int = 0) -> None:
+        """Keep the routes of a request that has ended, with all tokens of its sequence.
+
+        The policy had sampled the last of the first `sampled` tokens when the request began.
+        """
         steps = self.open.pop(request, [])
         if not steps:
             return
-        routes_TLK = torch.zeros(len(token_ids), *steps[0][1].shape[1:], dtype=self.dtype)
+        end = len(token_ids)
+        routes_TLK = torch.zeros(end, *steps[0][1].shape[1:], dtype=self.dtype)
         for first, routes_NLK in steps:
-            routes_TLK[first : first + len(routes_NLK)] = routes_NLK[: len(token_ids) - first]
-        self.complete[content_key(token_ids)] = routes_TLK
+            routes_TLK[first : first + len(routes_NLK)] = routes_NLK[: max(0, end - first)]
+        before = content_key(token_ids[:sampled]) if sampled else None
+        first = max(0, sampled - 1)
+        self.ended[content_key(token_ids)] = RoutePart(
+            routes_TLK=routes_TLK[first:].clone(), first=first, before=before
+        )
 
-    def take(self) -> dict[int, Tensor]:
-        """Return the routes of sequences completed since the last call; forget open requests."""
-        found, self.complete = self.complete, {}
+    def take(self) -> dict[int, RoutePart]:
+        """Return the routes of requests that ended since the last call."""
+        found, self.ended = self.ended, {}
         return found
 
     def forget(self) -> None:
-        """Forget requests that were not completed."""
+        """Forget requests that ended without a token."""
         self.open.clear()
 
     def _note(self, layer: int, ids_SK: Tensor) -> None:

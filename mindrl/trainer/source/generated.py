@@ -88,6 +88,7 @@ class GeneratedGroups(Source[Gathered]):
             without_signal=self.without_signal,
         )
         self.states = {step - 1: self.states[step - 1], step: after}
+        pool.retain_routes([group for each in self.states.values() for group in each.groups])
         return metrics
 
     def state(self, step: int) -> dict[str, Any]:

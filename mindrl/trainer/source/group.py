@@ -103,6 +103,25 @@ def segments_of(sequence: OpenSequence, prompt_ids: tuple[int, ...]) -> list[Res
     return sequence.conversation.segments(length)
 
 
+def sampled_prefixes(sequence: OpenSequence, prompt_ids: tuple[int, ...]) -> list[Tensor]:
+    """Return the tokens of each segment of a response up to the last that the policy sampled.
+
+    None of a segment without such tokens; `prompt_ids` is the prompt of its group.
+    """
+    written_N = torch.ones_like(sequence.tokens_N, dtype=torch.bool)
+    if sequence.conversation is not None:
+        written_N = sequence.conversation.written(len(sequence.tokens_N))
+    found = []
+    for each in segments_of(sequence, prompt_ids):
+        places = written_N[each.start : each.end].nonzero()
+        if not len(places):
+            found.append(torch.zeros(0, dtype=torch.int64))
+            continue
+        response_N = sequence.tokens_N[each.start : each.start + int(places[-1]) + 1]
+        found.append(torch.cat([torch.tensor(each.prompt_ids), response_N]))
+    return found
+
+
 def turns_of(sequences: Sequence[OpenSequence], conversation_B: Tensor | None) -> Turns | None:
     """Return who wrote each token, and the rewards of turns; None without environments.
 

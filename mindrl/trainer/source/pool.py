@@ -14,6 +14,7 @@ from torch import Tensor
 from mindrl.batch.conversations import Dialogue
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.route_keys import content_key
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request
@@ -22,6 +23,7 @@ from mindrl.trainer.source.group import (
     OpenGroup,
     OpenSequence,
     PoolState,
+    sampled_prefixes,
     segments_of,
     turns_of,
 )
@@ -44,6 +46,8 @@ class GroupPool:
         self.seed = config.megatron_training.seed
         self.samples = answering.sampling.samples_per_prompt
         self.longest = answering.sampling.section.max_tokens
+        self.has_routes = config.actor_config.router_replay == "R3"
+        """Whether workers keep the routes of responses."""
         self.load(PoolState(next_prompt=0))
 
     def load(self, state: PoolState) -> None:
@@ -112,12 +116,14 @@ class GroupPool:
         if self.turns is not None:
             drawn = self.longest - self.turns.tokens_left(row, sequence)
             place = self.turns.place(sequence)
-        segment = segments_of(sequence, self.prompt(row.group).token_ids)[-1]
+        prompt = self.prompt(row.group)
+        segment = segments_of(sequence, prompt.token_ids)[-1]
         return Request(
             token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
             drawn=drawn,
             seed=self._seed(row, place),
-            images=self.prompt(row.group).images,
+            images=prompt.images,
+            sampled=len(sampled_prefixes(sequence, prompt.token_ids)[-1]),
         )
 
     def extend(
@@ -204,6 +210,20 @@ class GroupPool:
         rollouts = rollouts.with_images([placed[place] for _, place, *_ in found])
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
+
+    def retain_routes(self, groups: Sequence[OpenGroup]) -> None:
+        """Let the workers forget the routes of all responses but those of these groups."""
+        if not self.has_routes:
+            return
+        pairs = zip(groups, self.prompts_of(groups), strict=True)
+        keys = {
+            content_key(prefix)
+            for group, prompt in pairs
+            for sequence in group.sequences
+            for prefix in sampled_prefixes(sequence, prompt.token_ids)
+            if len(prefix)
+        }
+        self.answering.workers.retain_routes(sorted(keys))
 
     def conversations(
         self, groups: Sequence[OpenGroup], *, with_failed: bool = False

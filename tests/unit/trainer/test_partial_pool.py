@@ -15,6 +15,7 @@ from memory_roles import MemoryRoles, asked_at, config, data, lines, rewards, ru
 
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.route_keys import content_key
 from mindrl.errors import StopRequestedError
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engine_rounds import Completed, OnCompleted
@@ -129,6 +130,35 @@ def test_a_step_ends_with_the_first_that_are_whole_and_the_others_go_on(tmp_path
     assert steps[1]["staleness/stale_tokens"] == pytest.approx(8 / 28)
     assert steps[1]["staleness/mean"] == pytest.approx(8 / 28)
     assert steps[-1]["staleness/open_groups"] == 0
+
+
+class KeepingRoutes(LongTail):
+    """Notes whose routes the workers keep after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retained: list[list[int]] = []
+
+    def retain_routes(self, keys: list[int]) -> None:
+        self.retained.append(keys)
+
+
+def test_workers_keep_the_routes_of_responses_that_are_open_after_this_step_or_the_one_before(
+    tmp_path: Path,
+) -> None:
+    roles = KeepingRoutes()
+    trainer = build(tmp_path, roles, train_iters=2)
+    trainer.source.pool.has_routes = True  # type: ignore[attr-defined]
+    trainer.run()
+    # Tokens are sampled up to the end of what a request begins with.
+    for requests in roles.requests:
+        assert [each.sampled for each in requests] == [
+            len(each.token_ids) if each.drawn else 0 for each in requests
+        ]
+    # The first step leaves 2 and 3, with two equal responses each. The second, which is the last,
+    # leaves none, but could be abandoned.
+    keys = sorted(content_key([uid + 1, 9, 20, 21]) for uid in (2, 3))
+    assert roles.retained == [keys, keys]
 
 
 def test_a_last_step_that_finds_all_whole_asks_for_nothing(tmp_path: Path) -> None:

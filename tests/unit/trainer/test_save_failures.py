@@ -134,7 +134,7 @@ class SavingRoles(MemoryRoles):
         self.weight = torch.full((ELEMENTS,), 1.0)
         region = StoredRegion([self.weight], None, "cpu")
         self.saver = StateSaver({"actor": self}, {"actor": [region]})
-        self.updates, self.step = 7, 0
+        self.updates, self.step, self.routes = 7, 0, None
 
     def state_slices(self) -> Iterator[StateSlice]:
         bounds = (0, ELEMENTS)

@@ -32,6 +32,7 @@ class ThreeWeights:
 
     stored: Tensor
     updates: int = 7
+    routes: None = None
 
     def state_slices(self) -> Iterator[StateSlice]:
         for tensor, is_ours in (("ours", True), ("another rank's", False)):

@@ -37,6 +37,9 @@ class Sequences(Compact):
     route_keys_B: Tensor | None = None
     """int64; names under which workers keep the experts of each sequence's tokens. None without
     router replay."""
+    teacher_B: Tensor | None = None
+    """int64; number of the teacher of each sequence, as of `TeacherConfig.number`. None: one
+    teacher."""
     routes_BTLK: Tensor | None = None
     """Those experts, only inside a worker: see `training/routes.py`."""
 
@@ -70,6 +73,14 @@ class Sequences(Compact):
         """Name the sequences for the routes of their tokens; None numbers them."""
         named = range(len(self)) if keys is None else keys
         return replace(self, route_keys_B=torch.tensor(named, dtype=torch.int64))
+
+    def by_teacher(self) -> list[Tensor]:
+        """Return the rows of each teacher that has any, in the order of its number."""
+        if self.teacher_B is None:
+            return [torch.arange(len(self))]
+        return [
+            torch.nonzero(self.teacher_B == each)[:, 0] for each in torch.unique(self.teacher_B)
+        ]
 
     def images(self) -> list[list[tuple[int, int]]]:
         """Return number and first position of each picture, sequence by sequence."""

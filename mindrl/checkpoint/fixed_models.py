@@ -6,6 +6,7 @@ from pathlib import Path
 import xxhash
 
 from mindrl.config.layout_keys import FROZEN
+from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
 
 _BLOCKS, _BLOCK_BYTES = 64, 64 << 10
@@ -15,8 +16,11 @@ def fixed_models(config: RunConfig) -> dict[str, str]:
     """Return the fingerprint of each such role's model, by the key of its folder."""
     # With adapters, the actor's own weights are in no checkpoint.
     fixed = (*FROZEN, *(("actor",) if config.actor_config.lora.r else ()))
-    roles = (role for role in config.roles if role in fixed)
-    return {config.model_key(role): fingerprint(Path(config.model_path(role))) for role in roles}
+    folders: dict[str, str] = {}
+    for role in (role for role in config.roles if role in fixed):
+        others = {key: folder for folder, key in further_models(config, role).items()}
+        folders |= {config.model_key(role): config.model_path(role)} | others
+    return {key: fingerprint(Path(folder)) for key, folder in folders.items()}
 
 
 def replaced_models(before: dict[str, str], config: RunConfig) -> Iterator[str]:

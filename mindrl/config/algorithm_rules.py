@@ -130,6 +130,7 @@ def _teacher(config: RunConfig) -> Iterator[Finding]:
     if getattr(section, used) == 0:
         need = "gives the teacher no effect; use a weight above 0, or remove the section"
         yield broken(f"teacher_config.{used}", 0.0, need, 1.0)
+    yield from _teachers(section)
     unused = ("advantage_coef",) if section.candidates else ("divergence", "divergence_coef")
     what = "a term of the loss" if section.candidates else "an advantage"
     form, unset = f"teacher_config.candidates={section.candidates}", TeacherConfig(load="unused")
@@ -138,3 +139,18 @@ def _teacher(config: RunConfig) -> Iterator[Finding]:
         if value != default:
             need = f"has no effect: with {form} the signal is {what}"
             yield broken(f"teacher_config.{key}", value, need, default)
+
+
+def _teachers(section: TeacherConfig) -> Iterator[Finding]:
+    """Teachers by `data_source` have one entry each, and leave the device to each other."""
+    sources = [each.data_source for each in section.models]
+    twice = [source for source in dict.fromkeys(sources) if sources.count(source) > 1]
+    if twice:
+        text = (
+            f"teacher_config.models has {', '.join(twice)} more than once; give each data_source "
+            "one teacher"
+        )
+        yield Finding(text, "teacher_config.models")
+    if len(section.folders) > 1 and not section.offload_param:
+        need = "must be true with several teacher_config.models, which take turns on the devices"
+        yield broken("teacher_config.offload_param", False, need, True)

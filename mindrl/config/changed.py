@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from mindrl.config.layout_keys import Role
-from mindrl.config.run import OTHER_REFERENCE, RunConfig
+from mindrl.config.model_folders import folder_keys
+from mindrl.config.run import RunConfig
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with absolute paths, valid in any worker's folder."""
-    loads = (f"{role}_config.load" for role in get_args(Role))
-    for key in (*loads, OTHER_REFERENCE, "profiler_config.profile_save_path"):
+    for key in (*folder_keys(config), "profiler_config.profile_save_path"):
         if (path := config.value_of(key)) is not None:
             config = with_value(config, key, str(Path(path).absolute()))
     return config

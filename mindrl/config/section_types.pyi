@@ -134,8 +134,13 @@ class RewardKeys(RoleLayoutKeys, total=False):
     micro_batch_size: int | None
     offload_param: bool
 
+class SourceTeacherKeys(TypedDict, total=False):
+    data_source: str
+    load: str
+
 class TeacherKeys(RoleLayoutKeys, total=False):
     load: str
+    models: Sequence[SourceTeacherKeys]
     advantage_coef: float
     candidates: int
     divergence: Literal["reverse", "forward"]

@@ -20,11 +20,27 @@ class Candidates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
+class SourceTeacher:
+    """Teacher of the rows with one `data_source`.
+
+    `teacher_config.models` is a list of such sections.
+    """
+
+    data_source: str
+    """Value of `data_config.source_column` in the rows, or the name of a set."""
+    load: PathText
+    """Folder of its model, with the sizes of `teacher_config.load` and the actor's tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
 class TeacherConfig(RoleLayoutConfig):
     """The model that the policy imitates on its own responses. Left out by default."""
 
     load: PathText
     """Folder of a language model of any size with the actor's tokenizer."""
+    models: tuple[SourceTeacher, ...] = ()
+    """Teachers by `data_source`, of the same sizes, which take turns on the devices. If there are
+    any, each `data_source` of the training rows needs an entry; `load` teaches rows without one."""
     advantage_coef: Coefficient = 1.0
     """Weight of log p(teacher) - log p(policy) of a token, in nats, which is added to its
     advantage. `rl_config.adv_estimator: teacher` uses no others. Not with `candidates`."""
@@ -40,3 +56,13 @@ class TeacherConfig(RoleLayoutConfig):
     `actor_config.micro_batch_size`."""
     offload_param: bool = True
     """Keep the weights on the host except while log-probs of the teacher are computed."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of all teachers, each once, in the order in which workers number them."""
+        return tuple(dict.fromkeys((self.load, *(each.load for each in self.models))))
+
+    def number(self, source: str) -> int:
+        """Return the number of the teacher of a `data_source`: its index in `folders`."""
+        own = {each.data_source: each.load for each in self.models}
+        return self.folders.index(own.get(source, self.load))

@@ -125,6 +125,7 @@ def read_data(config: RunConfig) -> RunData:
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
     _check_sources(config, found)
+    _check_teachers(config, found)
     _check_columns(config, found)
     return found
 
@@ -221,14 +222,30 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
     """
     rewarded = [each.data_source for each in config.data_config.rewards]
     for found in data.all_sets if rewarded else ():
-        counts = Counter(prompt.source for prompt in found.prompts)
-        # Rows of a file without a name or a source column use the default reward.
-        for source in counts.keys() - {*rewarded, ""}:
-            raise ConfigError(
-                f"{found.path}: {counts[source]} of {len(found.prompts)} prompts have "
-                f"data_source={source!r}, which has no entry in data_config.rewards "
-                f"({', '.join(rewarded)}){did_you_mean(source, rewarded)}"
-            )
+        _has_entries(found, rewarded, "data_config.rewards")
+
+
+def _check_teachers(config: RunConfig, data: RunData) -> None:
+    """Refuse training rows without a teacher.
+
+    Raises:
+        ConfigError: A `data_source` has no entry.
+    """
+    teacher = config.teacher_config
+    taught = [] if teacher is None else [each.data_source for each in teacher.models]
+    for found in data.train_sets if taught else ():
+        _has_entries(found, taught, "teacher_config.models")
+
+
+def _has_entries(found: PromptSet, sources: list[str], key: str) -> None:
+    counts = Counter(prompt.source for prompt in found.prompts)
+    # Rows of a file without a name or a source column use the default.
+    for source in counts.keys() - {*sources, ""}:
+        raise ConfigError(
+            f"{found.path}: {counts[source]} of {len(found.prompts)} prompts have "
+            f"data_source={source!r}, which has no entry in {key} "
+            f"({', '.join(sources)}){did_you_mean(source, sources)}"
+        )
 
 
 def _check_columns(config: RunConfig, data: RunData) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from mindrl.algorithms.objectives import objective_of
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.layout_keys import Role
+from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
 from mindrl.launch.link_routes import broadcast_route, link_routes
 from mindrl.launch.role_worlds import inside, role_worlds, roles_here
@@ -134,6 +135,8 @@ class _Parts:
     device: WorkerDevice
     engines: dict[Role, TrainingEngine]
     """Engines of the roles on this rank."""
+    others: dict[Role, tuple[TrainingEngine, ...]]
+    """Further models of a role, which take turns with the first."""
 
     @classmethod
     def of(cls, plan: RunPlan, platform: Platform) -> "_Parts":
@@ -146,10 +149,10 @@ class _Parts:
         worlds = role_worlds(plan, platform)
         groups = _megatron_groups(plan, platform, worlds)
         device = make_device(shardings, platform.device_type)
-        engines = _engines(shardings, platform, groups, device, worlds)
+        engines, others = _engines(shardings, platform, groups, device, worlds)
         if "actor" not in engines:
             device.place_nothing(Region.ACTOR_WEIGHTS)
-        return cls(shardings=shardings, device=device, engines=engines)
+        return cls(shardings=shardings, device=device, engines=engines, others=others)
 
     def models(self) -> dict[Role, RoleModel]:
         """Return the models of the roles on this rank."""
@@ -158,6 +161,7 @@ class _Parts:
             role: RoleModel(
                 engine=self.engines[role],
                 micro_batching=config.micro_batching(role, learns=False),
+                others=self.others.get(role, ()),
                 changes=role in config.changing_roles,
                 updates=self._updates(role),
             )
@@ -250,10 +254,11 @@ def _engines(
     groups: "Mapping[Role, ParallelGroups]",
     device: WorkerDevice,
     worlds: Mapping[Role, World],
-) -> dict[Role, TrainingEngine]:
-    """Build the models one after another, and offload each."""
+) -> tuple[dict[Role, TrainingEngine], dict[Role, tuple[TrainingEngine, ...]]]:
+    """Build the models one after another, and offload each; return also those of further turns."""
     plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
+    others: dict[Role, tuple[TrainingEngine, ...]] = {}
     is_invariant = config.generate_config.batch_invariant
     for role in (role for role in _IN_TURN if role in roles_here(plan)):
         source = None
@@ -279,15 +284,19 @@ def _engines(
             router_replay=config.actor_config.router_replay if role == "actor" else "none",
             world=worlds.get(role),
         )
-        engines[role] = _maker(settings, groups.get(role), plan.models[role])(
-            config.model_path(role),
+        make = partial(
+            _maker(settings, groups.get(role), plan.models[role]),
             known=(plan.models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
             head_seed=config.megatron_training.seed if draws_head(config, role) else None,
             source=source,
         )
+        engines[role] = make(config.model_path(role))
         device.place(role, engines[role])
-    return engines
+        for folder in further_models(config, role):
+            others[role] = (*others.get(role, ()), make(folder))
+            device.place_in_turn(role, others[role][-1])
+    return engines, others
 
 
 def _maker(

@@ -57,6 +57,9 @@ class MemoryPlan:
     """Bytes of a region that no update changes: copied to the host once, before the first step."""
     host_rounding: RankBytes
     """Maximum bytes that rounding adds to each rank's host memory."""
+    waiting: RankBytes | None = None
+    """Bytes of each rank on the host of models that wait for their turn in a region. None without
+    such models."""
     side: Side = "both"
     """Side of the run on these devices; "rollout" is one rollout replica on its own devices."""
     places: tuple[tuple[Role, ...], ...] = ()
@@ -172,7 +175,8 @@ class MemoryPlan:
     def host_bytes(self) -> RankBytes:
         """Bytes of each rank's host arena: movable regions not in `DEAD_AFTER_USE`, rounded up."""
         kept = (self.movable & self.regions.keys()) - DEAD_AFTER_USE
-        return self.sum(kept) + self.host_rounding * bool(kept)
+        waiting = self.sum(()) if self.waiting is None else self.waiting
+        return self.sum(kept) + waiting + self.host_rounding * bool(kept)
 
     def host_bytes_of_node(self, ranks_per_node: int) -> int:
         """Return the host bytes of all ranks of a machine, the maximum over machines."""

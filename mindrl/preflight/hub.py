@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
 from mindrl.config.data_rules import SUFFIXES, data_keys, is_pattern
-from mindrl.config.layout_keys import Role
-from mindrl.config.run import OTHER_REFERENCE, RunConfig
+from mindrl.config.model_folders import folder_keys
+from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.observability.terminal import note
 
@@ -54,8 +54,7 @@ def hub_hint(path: str, kind: HubKind) -> str:
 
 
 def _model_keys(config: RunConfig) -> Iterator[str]:
-    roles = (f"{role}_config.load" for role in get_args(Role))
-    for key in (*roles, OTHER_REFERENCE, "megatron_training.tokenizer_name_or_path"):
+    for key in (*folder_keys(config), "megatron_training.tokenizer_name_or_path"):
         if config.value_of(key):
             yield key
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import DEVICES
+from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary, other_token
 from mindrl.errors import MindrlError
@@ -61,16 +62,18 @@ def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def teacher_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield a finding if the teacher reads the policy's tokens as other text."""
+    """Yield a finding for each teacher that reads the policy's tokens as other text."""
     if config.teacher_config is None:
         return
-    path = config.teacher_config.load
-    if why := other_token(path, config.tokenizer_path):
-        need = (
-            f"needs the tokenizer in {config.tokenizer_path}: {why}; use a model of the "
-            "policy's family"
-        )
-        yield broken("teacher_config.load", path, need)
+    first = {config.teacher_config.load: "teacher_config.load"}
+    folders = first | further_models(config, "teacher")
+    for path, key in folders.items():
+        if why := other_token(path, config.tokenizer_path):
+            need = (
+                f"needs the tokenizer in {config.tokenizer_path}: {why}; use a model of the "
+                "policy's family"
+            )
+            yield broken(key, path, need)
 
 
 def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:

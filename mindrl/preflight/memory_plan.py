@@ -128,6 +128,7 @@ def plan_without_kv_cache(
         regions=regions,
         # Maximum of the rounding.
         host_rounding=models.storages * _STORAGES_PER_TENSOR * rounded(1),
+        waiting=models.waiting,
         places=places(config),
         side="training" if trains_alone else "both",
         rollout_layers=() if trains_alone else models.plan.rollout_layers,

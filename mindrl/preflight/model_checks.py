@@ -9,6 +9,7 @@ from mindrl.checkpoint.files import check_files
 from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
+from mindrl.config.model_folders import further_models
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import layout_findings, sequence_limits
@@ -51,10 +52,25 @@ def describe_models(
                 models[role] = models[role].with_frozen_tower()
             head, draws = role_head(config, role), draws_head(config, role)
             check_files(path, models[role], head=head, draws_missing_head=draws)
+            unread += _further_models(config, role, models[role])
         except MindrlError as error:
             unread.append(Finding(f"{key}: {error}{hub_hint(path, 'model')}", key, path))
     # Report a folder used by several roles once.
     return models, once(unread)
+
+
+def _further_models(config: RunConfig, role: Role, first: ModelDescription) -> Iterator[Finding]:
+    """Yield models of a role that cannot take turns with its first: they share one layout."""
+    for path, key in further_models(config, role).items():
+        try:
+            model = description_of(path, families_of(config, role))
+            if model != first:
+                need = f"needs the sizes of {config.model_key(role)}={config.model_path(role)}"
+                yield broken(key, path, f"{need}: they take turns in one layout")
+                continue
+            check_files(path, model, head=role_head(config, role))
+        except MindrlError as error:
+            yield Finding(f"{key}: {error}{hub_hint(path, 'model')}", key, path)
 
 
 def missing_weights(config: RunConfig) -> dict[Role, Finding]:

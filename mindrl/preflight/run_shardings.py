@@ -17,6 +17,7 @@ from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.platform.garbage import no_collection
+from mindrl.platform.host_memory import rounded
 from mindrl.preflight.shipped import families_of, planned_description, sizes_path
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
@@ -211,6 +212,16 @@ class RunShardings:
         if self.adapters is not None:
             found += self.of_all_ranks("actor", np.array(self.adapters.storages()))
         return found
+
+    @property
+    def waiting(self) -> RankBytes | None:
+        """Host bytes of all teachers but the one on the device; None with one or none."""
+        teacher = self.plan.config.teacher_config
+        if teacher is None or len(teacher.folders) == 1:
+            return None
+        side = self.training["teacher"]
+        each = np.array(side.held_bytes()) + np.array(side.storages()) * rounded(1)
+        return self.of_all_ranks("teacher", each * (len(teacher.folders) - 1))
 
     def trained_bytes(self, role: Role, *, distributed_optimizer: bool) -> tuple[TrainedBytes, ...]:
         """Return the bytes allocated by each rank of a trained role, plus frozen weights."""

@@ -157,7 +157,8 @@ class Estimation:
             "compute_values": ("critic", config.critic_config is not None),
         }
         for method, (role, is_needed) in reads.items():
-            self.workers.begin(method, role, [sequences] if is_needed else [])
+            dealt = sequences.by_teacher() if role == "teacher" else [slice(None)]
+            self.workers.begin(method, role, map(sequences.rows, dealt) if is_needed else [])
 
     def _logprobs(self, rollouts: Rollouts) -> _Logprobs:
         """Return the log-probs of each model of the run.

@@ -16,6 +16,7 @@ from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.algorithms.objectives import objective_of
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt, sample_numbers
+from mindrl.batch.rollouts import Rollouts
 from mindrl.config.role_places import train_concurrently
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
@@ -155,7 +156,8 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
                 with self.timer("ref_log_prob"):
                     self.workers.reset_reference()
             probe = gathered.gap | probed_gap(self.workers, gathered.probed)
-            experience, estimated = self.estimation.of(rollouts, rewarded, baseline_B)
+            asked = self._with_teachers(rollouts, gathered.prompts)
+            experience, estimated = self.estimation.of(asked, rewarded, baseline_B)
         scores = rewarded().scores
         self._note_failures(step, scores)
         self.check_interrupt()
@@ -170,6 +172,14 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         )
         found = merge(rollouts.metrics(), scores.metrics(), estimated, learned)
         return with_probe(found, probe), batch
+
+    def _with_teachers(self, rollouts: Rollouts, prompts: Sequence[Prompt]) -> Rollouts:
+        """Number the teacher of each sequence by its prompt, if there are several."""
+        teacher = self.config.teacher_config
+        if teacher is None or not teacher.models:
+            return rollouts
+        numbers = torch.tensor([teacher.number(each.source) for each in prompts])
+        return replace(rollouts, teacher_B=numbers[rollouts.group_B])
 
     def rate(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
         """Only score, without training; return the metrics and the batch."""

@@ -4,6 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -74,13 +75,12 @@ class SupervisedTrainer(AnswerTrainer):
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows."""
-        batches = [
-            minibatch_of(sequences_of(data[first : first + self.rl.mini_batch_size]))
-            for first in range(0, len(data), self.rl.mini_batch_size)
-        ]
+        count = self.rl.mini_batch_size
+        rows = [data[first : first + count] for first in range(0, len(data), count)]
+        batches = [minibatch_of(sequences_of(each)) for each in rows]
         if self.config.teacher_config is not None:
             with self.timer("teacher_log_prob"):
-                batches = [self._taught(each) for each in batches]
+                batches = [self._taught(*each) for each in zip(batches, rows, strict=True)]
         with self.timer("update"):
             updates = self.taken(self._update, batches)
         found = update_metrics("update", updates)
@@ -93,9 +93,13 @@ class SupervisedTrainer(AnswerTrainer):
         }
         return merge(found, own), None
 
-    def _taught(self, minibatch: WeightedSequences) -> WeightedSequences:
-        """Add the teacher's most probable tokens at the targets."""
-        found = self.workers.compute_teacher_log_prob(minibatch.into(Sequences))
+    def _taught(self, minibatch: WeightedSequences, prompts: Sequence[Prompt]) -> WeightedSequences:
+        """Add the most probable tokens of each row's teacher at the targets."""
+        teacher, sequences = self.config.teacher_config, minibatch.into(Sequences)
+        if teacher is not None and teacher.models:
+            numbers = torch.tensor([teacher.number(each.source) for each in prompts])
+            sequences = replace(sequences, teacher_B=numbers)
+        found = self.workers.compute_teacher_log_prob(sequences)
         return minibatch.into(WeightedSequences, **found.candidates())
 
     def _update(self, minibatch: WeightedSequences) -> Metrics:

@@ -185,7 +185,7 @@ class WorkerHandle:
         Roles on other devices run concurrently. The results are fetched by the usual calls.
         """
         for batch in batches:
-            self.started[method].append(self._begin(method, role, batch))
+            self.started[method].append(self._begin(method, role, self._filled(role, batch)))
 
     def retain_routes(self, keys: Sequence[int]) -> None:
         """Let the actor's ranks forget the routes of all sequences but those with these keys."""
@@ -201,8 +201,10 @@ class WorkerHandle:
         return self._forward("compute_ref_log_prob", role, sequences, Logprobs)
 
     def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs:
-        """Compute log-probs with the teacher."""
-        return self._forward("compute_teacher_log_prob", "teacher", sequences, Logprobs)
+        """Compute log-probs with the teacher of each sequence, one teacher after another."""
+        dealt, name = sequences.by_teacher(), "compute_teacher_log_prob"
+        found = [self._forward(name, "teacher", sequences.rows(rows), Logprobs) for rows in dealt]
+        return _joined_columns(Logprobs, found, dealt, sequences.tokens_BT.shape)
 
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference."""
@@ -294,20 +296,16 @@ class WorkerHandle:
     def _forward(
         self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]
     ) -> AnswerT:
-        """Distribute sequences to the replicas of a role; return the results in batch order.
+        """Distribute sequences to the replicas of a role; return the results in batch order."""
+        filled = self._filled(role, sequences)
+        replies, dealt = self._call_replicas(method, role, filled)
+        return _joined_columns(kind, replies, dealt, filled.tokens_BT.shape, len(sequences))
 
-        The first sequence fills up the shares of the replicas; its further results are dropped.
-        """
+    def _filled(self, role: Role, sequences: Sequences) -> Sequences:
+        """Fill up the shares of the replicas with the first sequence; its results are dropped."""
         rows = [*range(len(sequences))]
         rows += [0] * (-len(rows) % self.layouts[role].replicas)
-        filled = sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))
-        replies, dealt = self._call_replicas(method, role, filled)
-        columns = {}
-        for name in (column.name for column in fields(kind)):
-            parts = [getattr(reply, name) for reply in replies]
-            if parts[0] is not None:
-                columns[name] = _joined(parts, dealt, filled.tokens_BT.shape)[: len(sequences)]
-        return kind(**columns)
+        return sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))
 
     def _call_replicas(
         self, method: str, role: Role, sequences: Sequences
@@ -330,6 +328,22 @@ class WorkerHandle:
             dealt = [torch.tensor(rows) for rows in deal(found, lengths, self.costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
         return begin_replicas(self.group, layout, method, shares), dealt
+
+
+def _joined_columns(
+    kind: type[AnswerT],
+    parts: Sequence[object],
+    dealt: Sequence[Tensor],
+    shape: torch.Size,
+    count: int | None = None,
+) -> AnswerT:
+    """Join the results of parts of a batch of `shape`, [B, T]; keep its first `count` rows."""
+    columns: dict[str, Tensor] = {}
+    for name in (column.name for column in fields(kind)):
+        found = [getattr(part, name) for part in parts]
+        if found[0] is not None:
+            columns[name] = _joined(found, dealt, shape)[:count]
+    return kind(**columns)
 
 
 def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:

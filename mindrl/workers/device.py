@@ -27,6 +27,8 @@ class WorkerDevice:
     plan: MemoryPlan
     held: dict[Region, StoredRegion] = field(default_factory=dict)
     """State of the models, by region."""
+    turns: dict[Region, list[StoredRegion]] = field(default_factory=dict)
+    """Weights of several models that take turns as one region, in the order of their numbers."""
 
     def place(self, role: Role, engine: TrainingEngine) -> None:
         """Register the state of a model, then offload its movable regions.
@@ -46,6 +48,22 @@ class WorkerDevice:
         for name in ROLE_REGIONS[role]:
             if name in self.plan.movable:
                 self.ledger.offload(name)
+        release_free_heap()
+        give_back_unused(self.device_type)
+
+    def place_in_turn(self, role: Role, engine: TrainingEngine) -> None:
+        """Register the weights of a model that takes turns with the one placed; offload them.
+
+        Raises:
+            DeviceMemoryError: They do not fit.
+        """
+        name = ROLE_REGIONS[role][0]
+        assert name in self.plan.movable, "validated: models that take turns leave the device"
+        tensors = engine.state(StatePart.PARAMETERS)
+        region = StoredRegion(tensors, self.arena, self.device_type)
+        self.turns.setdefault(name, [self.held[name]]).append(region)
+        self.ledger.replace(name, region)
+        self.ledger.offload(name)
         release_free_heap()
         give_back_unused(self.device_type)
 

@@ -33,6 +33,17 @@ class DeviceLedger:
         self.regions[name] = region
         self.note()
 
+    def replace(self, name: Region, region: DeviceRegion) -> None:
+        """Register another region under a name that has left the device.
+
+        Raises:
+            ResidueError: The present one is still there.
+        """
+        self.require_gone(name)
+        self._check(name.value, region.device_bytes())
+        self.regions[name] = region
+        self.note()
+
     def region_bytes(self) -> dict[Region, int]:
         """Return each region's bytes on the device, from its storages."""
         found = {name: region.device_bytes() for name, region in self.regions.items()}

@@ -23,6 +23,7 @@ from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trace import TRACE
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.device_regions import DeviceRegion
 from mindrl.workers.weight_sync import WeightSync
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,20 @@ class ShardingManager:
         TRACE.mark(phase.value)
         self._note(phase.value, phase)
         logger.info("phase %s begins", phase.value)
+
+    def exchange(self, name: Region, region: DeviceRegion) -> None:
+        """Let another region take the turn of `name`; the one that was on the device leaves first.
+
+        Raises like `enter`.
+        """
+        if self.ledger.regions[name] is region:
+            return
+        is_here = bool(self.ledger.regions[name].device_bytes())
+        if is_here:
+            self._timed(Move(MoveKind.OFFLOAD, name))
+        self.ledger.replace(name, region)
+        if is_here:
+            self._timed(Move(MoveKind.ONLOAD, name))
 
     @contextmanager
     def sending(self, nbytes: int) -> Iterator[None]:

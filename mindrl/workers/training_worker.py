@@ -54,6 +54,8 @@ class RoleModel:
 
     engine: TrainingEngine
     micro_batching: MicroBatching
+    others: tuple[TrainingEngine, ...] = ()
+    """Further models of the role, which take turns with the first on the device."""
     is_base: bool = False
     """Whether the role is the engine's model without its adapters."""
     changes: bool = False
@@ -126,8 +128,12 @@ class TrainingWorker:
         return self._logprobs("ref", Phase.REFERENCE if own else Phase.FORWARD, sequences)
 
     def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs | None:
-        """Return log-probs under the teacher."""
-        return self._logprobs("teacher", Phase.TEACHER, sequences)
+        """Return log-probs under the teacher of all of these sequences."""
+        number = 0 if sequences.teacher_B is None else int(sequences.teacher_B[0])
+        name = Region.TEACHER_WEIGHTS
+        if turns := self.device.turns.get(name):
+            self.sharding_manager.exchange(name, turns[number])
+        return self._logprobs("teacher", Phase.TEACHER, sequences, number)
 
     def retain_routes(self, keys: Collection[int]) -> None:
         """Forget the routes of all sampled sequences but these. A collective over the actor."""
@@ -274,8 +280,10 @@ class TrainingWorker:
         assert self.links is not None, "rollout is apart"
         return self.links
 
-    def _logprobs(self, role: Role, phase: Phase, sequences: Sequences) -> Logprobs | None:
-        read = self._read(role, phase, sequences)
+    def _logprobs(
+        self, role: Role, phase: Phase, sequences: Sequences, turn: int = 0
+    ) -> Logprobs | None:
+        read = self._read(role, phase, sequences, turn=turn)
         if read is None:
             return None
         self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
@@ -299,15 +307,22 @@ class TrainingWorker:
             self.nonfinite[what] += count
 
     def _read(
-        self, role: Role, phase: Phase, sequences: Sequences, *, at_end: bool = False
+        self,
+        role: Role,
+        phase: Phase,
+        sequences: Sequences,
+        *,
+        at_end: bool = False,
+        turn: int = 0,
     ) -> tuple[Tensor, ...] | None:
         self.sharding_manager.enter(phase)
         model = self.models[role]
+        engine = (model.engine, *model.others)[turn]
         adapters = model.engine.adapters if model.is_base else None
         if role != "actor":
             sequences = replace(sequences, route_keys_B=None)
         with nullcontext() if adapters is None else adapters.off():
-            return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
+            return engine.forward(sequences, model.micro_batching, at_end=at_end)
 
     def _update(
         self,

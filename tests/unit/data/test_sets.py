@@ -175,3 +175,18 @@ def test_a_reward_that_names_no_column_of_the_rows_is_refused(read: Read, tmp_pa
         "column of the rows; did you mean 'level'?"
     )
     assert text.endswith("small.jsonl has the columns messages, answer, level, rate, kind")
+
+
+def test_a_source_without_a_teacher_is_refused_with_the_nearest(read: Read) -> None:
+    teachers = [{"data_source": each, "load": "unread"} for each in ("even", "ode")]
+    given = {
+        f"{DATA}.source_column": "kind",
+        "teacher_config.load": "unread",
+        "teacher_config.models": teachers,
+    }
+    with pytest.raises(ConfigError) as caught:
+        read(given)
+    assert str(caught.value).endswith(
+        "small.jsonl: 2 of 4 prompts have data_source='odd', which has no entry in "
+        "teacher_config.models (even, ode); did you mean 'ode'?"
+    )

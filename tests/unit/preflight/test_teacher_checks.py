@@ -7,8 +7,11 @@ from typing import Any
 from checked_runs import CPU, DEVICES, MakeConfig, model_folder, overrides, refused
 
 from mindrl.config.run import RunConfig
+from mindrl.memory.schedule import Region
 from mindrl.preflight.checks import check
 from mindrl.preflight.machine_checks import teacher_findings
+from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.run_shardings import unordered_shardings
 
 WORDS = {"a": 0, "b": 1, "c": 2}
 
@@ -155,3 +158,73 @@ def test_tokenizers_without_a_json_file_are_compared_by_their_files(
         for name, folder in folders.items()
     }
     assert fits == {"policy": True, "same": True, "other": False, "none": False}
+
+
+def of_source(source: str, folder: Path) -> dict[str, str]:
+    return {"data_source": source, "load": str(folder)}
+
+
+def test_teachers_by_source_need_one_size_one_entry_each_and_room_for_each_other(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy, first = model_folder(tmp_path / "policy"), model_folder(tmp_path / "first")
+    larger = model_folder(tmp_path / "larger", num_hidden_layers=3)
+    missing = tmp_path / "missing"
+    models, load = "teacher_config.models", f"teacher_config.load={policy}"
+    cases: list[tuple[dict[str, Any], str]] = [
+        (
+            {models: [of_source("math", first), of_source("code", larger)]},
+            f"{models}.1.load={larger} needs the sizes of {load}: they take turns in one layout",
+        ),
+        (
+            {models: [of_source("math", missing)]},
+            f"{models}.0.load: model folder {missing} does not exist",
+        ),
+        (
+            {models: [of_source("math", first), of_source("math", policy)]},
+            f"{models} has math more than once; give each data_source one teacher",
+        ),
+        (
+            {models: [of_source("math", first)], "teacher_config.offload_param": False},
+            (
+                f"teacher_config.offload_param=false must be true with several {models}, which "
+                "take turns on the devices"
+            ),
+        ),
+    ]
+    for keys, text in cases:
+        assert refused(taught(run_config, policy, policy, **keys)) == [text]
+    plan = check(taught(run_config, policy, policy, **{models: [of_source("math", first)]}), CPU)
+    section = plan.config.teacher_config
+    assert section is not None
+    assert section.folders == (str(policy), str(first))
+    assert [section.number(each) for each in ("math", "", "code")] == [1, 0, 0]
+
+
+def test_the_tokenizer_of_each_teacher_is_compared(tmp_path: Path, run_config: MakeConfig) -> None:
+    policy = with_tokenizer(tmp_path / "policy")
+    other = with_tokenizer(tmp_path / "other", {"a": 0, "b": 2, "c": 1})
+    models = [of_source("math", policy), of_source("code", other)]
+    found = teacher_findings(
+        taught(run_config, policy, policy, **{"teacher_config.models": models})
+    )
+    assert [str(each).partition(" needs")[0] for each in found] == [
+        f"teacher_config.models.1.load={other}"
+    ]
+
+
+def test_the_memory_of_a_device_counts_one_teacher_and_that_of_the_host_all(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy")
+    three = [of_source(each, model_folder(tmp_path / each)) for each in ("math", "code")]
+    plans = [
+        memory_plan(unordered_shardings(taught(run_config, policy, policy, **keys)), None)
+        for keys in ({}, {"teacher_config.models": three})
+    ]
+    one, all_of_them = plans
+    assert one.peak_bytes == all_of_them.peak_bytes
+    weights = int(one.regions[Region.TEACHER_WEIGHTS][0])
+    more = int((all_of_them.host_bytes - one.host_bytes)[0])
+    # Two more, each storage rounded up to 512 bytes at most.
+    assert 2 * weights <= more <= 2 * (weights + 512 * 20)

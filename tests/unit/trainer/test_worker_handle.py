@@ -1,6 +1,7 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -237,3 +238,18 @@ def test_a_role_is_asked_on_its_own_ranks_and_what_was_begun_ahead_is_asked_for_
     assert [len(part) for (part,) in group.given[2]] == [2, 2]
     # Both ranks of the actor have all.
     assert [len(part) for (part,) in group.given[3]] == [4, 4]
+
+
+def test_each_teacher_reads_its_rows_and_log_probs_come_back_in_order() -> None:
+    group = RecordingGroup()
+    layouts: dict[Role, TrainLayout] = {"teacher": TrainLayout(dp=2)}
+    engines = ColocatedEngines(group, RolloutLayout(dp=2))
+    workers = WorkerHandle(group, layouts, engines, seed=1, engine_rows=8)
+    sequences = replace(four_sequences(), teacher_B=torch.tensor([2, 0, 2, 2]))
+
+    found = workers.compute_teacher_log_prob(sequences)
+
+    # One row for two replicas, then three for two: the first row of each call fills up the shares.
+    shares = [[part.teacher_B.tolist() for (part,) in given] for given in group.given]
+    assert shares == [[[0], [0]], [[2, 2], [2, 2]]]
+    assert torch.equal(found.logprobs_BT, sequences.tokens_BT.float())

@@ -240,3 +240,24 @@ def test_metrics_of_two_ways_between_flushes_add_up() -> None:
     metrics = built.flush_metrics()
     assert metrics["bytes/to_device_actor_optimizer"] == 1200
     assert metrics["bytes/to_host_actor_optimizer"] == 1200
+
+
+def test_a_region_that_takes_the_turn_of_another_enters_after_it_has_left() -> None:
+    built, calls = manager(Phase.TEACHER)
+    name = Region.TEACHER_WEIGHTS
+    second = RecordedRegion(name, calls, is_there=False)
+    first = built.ledger.regions[name]
+    built.exchange(name, second)
+    assert calls == ["release teacher_weights", "bring teacher_weights"]
+    assert not first.device_bytes()
+    built.exchange(name, second)
+    assert len(calls) == 2
+    # Off the device nothing moves until the phase begins.
+    built.enter(Phase.FORWARD)
+    calls.clear()
+    built.exchange(name, first)
+    assert calls == []
+    built.enter(Phase.TEACHER)
+    assert calls == ["release actor_weights", "bring teacher_weights"]
+    assert first.device_bytes()
+    assert not second.device_bytes()

@@ -17,6 +17,13 @@ from mindrl.training.layer_copies import LayerCopies
 
 _LOGITS_COPIES = 1.25
 """float32 logits, plus the exponentials of a part of them at a time."""
+_READ_BYTES = 16
+"""Of a teacher's token at a position: number and log-prob in float32, once in the pack and once in
+its rows."""
+_LEARNED_BYTES = 24 + 48
+"""Of such a token in an update: its number in int64, in the rows, in the pack and as a target; and
+twelve float32 tensors between the logits and the divergence, which are kept for the backward pass.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,9 @@ class Passes:
     learning: LearningConfig = field(default_factory=LearningConfig)
     """Recomputation settings; Megatron's `selective` recomputes attention, of which fused kernels
     keep almost nothing."""
+    candidates: int = 0
+    """Number of a teacher's most probable tokens at each position that the pass reads, or learns
+    from."""
 
     @property
     def tokens_of_rank(self) -> int:
@@ -47,7 +57,8 @@ class Passes:
 
 def forward_estimate(model: ModelDescription, passes: Passes) -> int:
     """Estimate the bytes of a forward pass without gradients: one layer and the hidden states."""
-    return _layer(model, passes) + _hidden(model, passes)
+    candidates = passes.tokens_of_rank * passes.candidates * _READ_BYTES
+    return _layer(model, passes) + _hidden(model, passes) + candidates
 
 
 def update_estimate(model: ModelDescription, passes: Passes) -> int:
@@ -62,7 +73,7 @@ def update_estimate(model: ModelDescription, passes: Passes) -> int:
         kept = _chunks_in_flight(passes, stage)
         whole, again, run = _of_a_chunk(learning, layers)
         sizes.append(kept * (whole * layer + again * left) + (run + 1) * layer)
-    return max(sizes)
+    return max(sizes) + passes.tokens_of_rank * passes.candidates * _LEARNED_BYTES
 
 
 def _of_a_chunk(learning: LearningConfig, layers: int) -> tuple[int, int, int]:

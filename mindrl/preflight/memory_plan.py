@@ -188,8 +188,7 @@ def offload_keys(config: RunConfig) -> dict[Region, str]:
 def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
     """Estimate the bytes that each phase of the training side needs in addition to its regions.
 
-    For a micro-batch of the longest sequences on the rank that needs most. The rollout engine's
-    memory other than weights and KV cache is not estimated.
+    Counts a micro-batch of the longest sequences on the rank that needs most, without the rollout.
     """
     config, training = plan.config, plan.config.megatron_training
     longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
@@ -207,6 +206,7 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
             tokens=cut.tokens or cut.sequences * min(training.seq_length, longest),
             copies=plan.planning(role).copies,
             learning=config.learning(role),
+            candidates=plan.likely_tokens(role, learns=phase in UPDATES),
         )
         found[phase] = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)
         if phase is Phase.TRAIN and config.actor_config.router_replay != "none":

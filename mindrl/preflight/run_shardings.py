@@ -45,6 +45,12 @@ class RunPlan:
             return None
         return Candidates(number=section.candidates, below=self.models["actor"].vocab_size)
 
+    def likely_tokens(self, role: Role, *, learns: bool) -> int:
+        """Return the number of a teacher's tokens that a pass reads or learns at each position."""
+        section = self.config.teacher_config
+        takes_part = role == "teacher" or (role == "actor" and learns)
+        return section.candidates if section is not None and takes_part else 0
+
     @property
     def replica(self) -> RolloutLayout:
         """Layout of one rollout replica, which is a separate world if rollout is separate."""

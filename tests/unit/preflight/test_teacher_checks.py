@@ -7,7 +7,7 @@ from typing import Any
 from checked_runs import CPU, DEVICES, MakeConfig, model_folder, overrides, refused
 
 from mindrl.config.run import RunConfig
-from mindrl.memory.schedule import Region
+from mindrl.memory.schedule import PHASE_ROLES, UPDATES, Phase, Region
 from mindrl.preflight.checks import check
 from mindrl.preflight.machine_checks import teacher_findings
 from mindrl.preflight.memory_plan import memory_plan
@@ -96,6 +96,12 @@ def test_keys_of_the_form_that_the_teacher_does_not_have_are_refused(
     plan = check(taught(run_config, policy, policy, **{"teacher_config.candidates": 96}), CPU)
     assert plan.candidates("teacher") == (96, 96)
     assert plan.candidates("actor") is None
+    counted = {
+        phase: plan.likely_tokens(role, learns=phase in UPDATES)
+        for phase, role in PHASE_ROLES.items()
+        if role in plan.config.roles
+    }
+    assert counted == {Phase.TEACHER: 96, Phase.FORWARD: 0, Phase.TRAIN: 96}
 
 
 def test_supervised_fine_tuning_needs_the_tokens_of_a_teacher(

@@ -41,7 +41,7 @@ class RouteGroups(NamedTuple):
     """Tensor-parallel ranks that share the tokens of hidden states, and the number of this one."""
 
 
-class Span(NamedTuple):
+class KeptPart(NamedTuple):
     """Where the routes of a part are, and of which tokens they are."""
 
     rank: int
@@ -141,19 +141,19 @@ class RouteStore(ABC):
         ranks, rank = self.groups.cut
         return pack.place_S.view(ranks, -1)[rank]
 
-    def _spans(self, *more: Any) -> tuple[dict[int, Span], list[Any]]:
+    def _spans(self, *more: Any) -> tuple[dict[int, KeptPart], list[Any]]:
         """Return the parts that the ranks have, by key, and what each adds. A collective."""
-        group, spans = self._sources(), dict[int, Span]()
+        group, spans = self._sources(), dict[int, KeptPart]()
         told: list[Any] = [None] * dist.get_world_size(group)
         own = {
             key: (each.first, len(each.routes_TLK), each.before) for key, each in self.rows.items()
         }
         dist.all_gather_object(told, (own, *more), group=group)
         for rank, (kept, *_) in enumerate(told):
-            spans = {key: Span(rank, *each) for key, each in kept.items()} | spans
+            spans = {key: KeptPart(rank, *each) for key, each in kept.items()} | spans
         return spans, [each[1:] for each in told]
 
-    def _fetched(self, keys: Sequence[int]) -> tuple[dict[int, Span], dict[int, Tensor]]:
+    def _fetched(self, keys: Sequence[int]) -> tuple[dict[int, KeptPart], dict[int, Tensor]]:
         """Return the parts that the ranks have, and the routes of those of these sequences."""
         group = self._sources()
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -189,7 +189,7 @@ class RouteStore(ABC):
         return spans, found
 
 
-def _parts_of(key: int, spans: Mapping[int, Span]) -> list[int | None]:
+def _parts_of(key: int, spans: Mapping[int, KeptPart]) -> list[int | None]:
     """Return the keys of a sequence's parts, newest first; None for one that no rank has."""
     found: list[int | None] = []
     at: int | None = key

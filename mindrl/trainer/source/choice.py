@@ -30,9 +30,8 @@ def source_of(
         return StoredGroups(stored_rollouts(config))
     pool, in_order = GroupPool(config, answering), rl.step_order == "one_step_off"
     generation: Generation
-    # Environments rate conversations themselves; the engine's routes come with all responses.
-    is_rated_after = rl.blocking or answering.turns or config.actor_config.router_replay == "R3"
-    ratings = None if is_rated_after else GroupRatings(pool)
+    # Environments rate conversations themselves.
+    ratings = None if rl.blocking or answering.turns is not None else GroupRatings(pool)
     # On separate devices each replica is driven by itself: others continue the turns of a lost one.
     has_replicas = config.is_apart and answering.turns is not None
     if rl.step_order == "in_turns" and not has_replicas:

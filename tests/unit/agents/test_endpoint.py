@@ -4,10 +4,9 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 from scripted_engine import (
     CHAT,
@@ -26,6 +25,10 @@ from mindrl.agents.endpoint import IGNORED_HEADER, AgentEndpoint
 from mindrl.agents.record import segments_of
 from mindrl.agents.sessions import Session
 from mindrl.environments.host import Key
+
+if TYPE_CHECKING:
+    # Takes a second, in each process that collects tests.
+    import openai
 
 ASKED = {"role": "user", "content": "2+2=?"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -46,7 +49,9 @@ class Served:
     def begin(self, number: int) -> Session:
         return self.routes.sessions.begin(Key(OWNER, 0, number))
 
-    def client_of(self, session: Session, key: str | None = None) -> openai.OpenAI:
+    def client_of(self, session: Session, key: str | None = None) -> "openai.OpenAI":
+        import openai
+
         address = self.endpoint.base_url(session)
         return openai.OpenAI(base_url=address, api_key=key or session.secret, max_retries=0)
 
@@ -75,6 +80,8 @@ def served() -> Iterator[Served]:
 
 
 def test_a_call_has_the_key_of_its_session(served: Served) -> None:
+    import openai
+
     other = served.begin(1)
     for key in ("wrong", other.secret):
         client = served.client_of(served.session, key)
@@ -89,6 +96,8 @@ def test_a_call_has_the_key_of_its_session(served: Served) -> None:
 
 
 def test_an_ended_session_is_gone_for_its_own_key_alone(served: Served) -> None:
+    import openai
+
     served.routes.sessions.end(served.session.key)
     with pytest.raises(openai.APIStatusError) as ended:
         served.chat([ASKED])
@@ -98,6 +107,8 @@ def test_an_ended_session_is_gone_for_its_own_key_alone(served: Served) -> None:
 
 
 def test_a_session_that_ends_refuses_the_calls_that_wait(served: Served) -> None:
+    import openai
+
     served.engine.stop()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(served.chat, [ASKED])
@@ -345,6 +356,8 @@ def test_a_large_body_and_one_without_length_are_not_read() -> None:
 
 
 def test_a_session_has_a_limit_of_calls() -> None:
+    import openai
+
     served = Served(calls=2)
     try:
         for _ in range(2):

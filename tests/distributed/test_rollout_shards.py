@@ -293,7 +293,9 @@ def test_the_engine_expects_exactly_what_the_rollout_table_holds(
         assert ("lm_head.weight" in rank.shapes.expected) != ENGINES[name].tied
 
 
-@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
+@pytest.mark.parametrize(
+    "name", at_night_but([], [name for name in ENGINES if name.startswith(("qwen3_5", "qwen3_n"))])
+)
 def test_the_longest_sequence_takes_the_bytes_that_the_plan_says(
     filled: dict[str, list[Filled]], folders: Callable[[Engine], tuple[str, str]], name: str
 ) -> None:
@@ -301,10 +303,9 @@ def test_the_longest_sequence_takes_the_bytes_that_the_plan_says(
     model = read_any_description(folders(engine)[0])
     sizes = cache_sizes(model, RolloutLayout(tp=engine.tp), engine.dtype)
     for rank in filled[name]:
-        # 64 tokens are a part of a block of 128.
-        assert rank.sequence_bytes == sizes.of_sequence(max(128, sizes.block_tokens))
-        # Whole blocks of all groups, of which there are at least two.
-        assert rank.cache_bytes % (sizes.per_token * max(128, sizes.block_tokens)) == 0
+        # Of 64 tokens, which are a part of a block.
+        assert rank.sequence_bytes == sizes.of_sequence(64)
+        assert rank.cache_bytes % (sizes.per_token * sizes.block_tokens) == 0
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,10 @@ def plan_without_kv_cache(
 
     With separate rollout, that of the training side.
     """
-    config = models.plan.config
+    config, layers = models.plan.config, models.plan.rollout_layers
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
     if not config.learns:
-        weights = np.array(models.rollout.held_bytes())
-        return rollout_side(capacity_bytes, weights, none, models.plan.rollout_layers)
+        return rollout_side(capacity_bytes, np.array(models.rollout.held_bytes()), none, layers)
     shares = config.megatron_training.use_distributed_optimizer
     known = staging if config.rolls_out else none
     messages = models.staging if known is None else known

@@ -22,6 +22,7 @@ from mindrl.platform.npu_versions import (
 )
 from npu_contract.attention import ATTENTION
 from npu_contract.entry import Entry
+from npu_contract.int8 import INT8
 from npu_contract.profiler import PROFILER
 
 _DEVICE = "mindrl/platform/device.py"
@@ -40,8 +41,6 @@ _PREEMPTIONS = "mindrl/rollout/vllm/engine_counts.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
 _LEFTOVERS = "mindrl/platform/leftovers.py"
-_INT8 = "mindrl/rollout/vllm/int8_rows.py"
-_OPTIONS = "mindrl/rollout/vllm/options.py"
 _WHOLE = "mindrl/rollout/vllm/whole_tensors.py"
 _SCRIPT = "scripts/lib/ascend.sh"
 _NODES = "scripts/lib/ray_nodes.sh"
@@ -118,9 +117,6 @@ _TORCH_NPU = (
 _ASCEND = "vllm_ascend"
 _FUSED_MOE = f"{_ASCEND}.ops.fused_moe.fused_moe.AscendUnquantizedFusedMoEMethod"
 _MLA = f"{_ASCEND}.attention.mla_v1.AscendMLAImpl"
-_QUANTIZATION = f"{_ASCEND}.quantization"
-_COMPRESSED = f"{_QUANTIZATION}.compressed_tensors_config"
-_W8A8 = f"{_QUANTIZATION}.methods.w8a8_dynamic.AscendW8A8DynamicLinearMethod"
 _SFA = f"{_ASCEND}.attention.sfa_v1.AscendSFAImpl"
 
 _VLLM_ASCEND = (
@@ -204,21 +200,7 @@ _VLLM_ASCEND = (
     _callable(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker.wake_up", "tags"),
     *_names(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker", "model_runner"),
     *_names(VLLM_ASCEND, _SHARDS, f"{_ASCEND}.worker.worker.NPUWorker", "vllm_config", "device"),
-    *(
-        Entry(pin=VLLM_ASCEND, kind="name", name=f"{_W8A8}.{method}", used_by=used_by, spelled=text)
-        for method, used_by, text in (
-            ("get_weight", _SHARDS, "torch.int8"),
-            ("get_perchannel_param", _INT8, '"weight_offset"'),
-            ("process_weights_after_loading", _SHARDS, "process_weights_after_loading"),
-        )
-    ),
-    Entry(
-        pin=VLLM_ASCEND,
-        kind="name",
-        name=f"{_COMPRESSED}.AscendCompressedTensorsConfig",
-        used_by=_OPTIONS,
-        spelled="compressed-tensors",
-    ),
+    *INT8,
     *_names(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.model_runner_v1.NPUModelRunner", "kv_caches"),
     *_names(VLLM_ASCEND, _SHARDS, f"{_ASCEND}.worker.model_runner_v1.NPUModelRunner", "get_model"),
     *_names(VLLM_ASCEND, _LEFTOVERS, f"{_ASCEND}.ops.rotary_embedding", "_cos_cache", "_sin_cache"),

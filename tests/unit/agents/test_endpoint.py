@@ -4,7 +4,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -26,10 +26,6 @@ from mindrl.agents.record import segments_of
 from mindrl.agents.sessions import Session
 from mindrl.environments.host import Key
 
-if TYPE_CHECKING:
-    # Takes a second, in each process that collects tests.
-    import openai
-
 ASKED = {"role": "user", "content": "2+2=?"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 IDS = {"return_token_ids": True}
@@ -40,6 +36,10 @@ class Served:
     """An endpoint with one session and a client of it."""
 
     def __init__(self, **limits: int) -> None:
+        # Takes a second, in each process that collects tests.
+        import openai
+
+        self.openai: Any = openai
         self.routes = made_routes(**limits)
         self.endpoint = AgentEndpoint(self.routes)
         self.engine = Engine(SessionsAlone(self.routes.sessions))
@@ -49,11 +49,9 @@ class Served:
     def begin(self, number: int) -> Session:
         return self.routes.sessions.begin(Key(OWNER, 0, number))
 
-    def client_of(self, session: Session, key: str | None = None) -> "openai.OpenAI":
-        import openai
-
+    def client_of(self, session: Session, key: str | None = None) -> Any:
         address = self.endpoint.base_url(session)
-        return openai.OpenAI(base_url=address, api_key=key or session.secret, max_retries=0)
+        return self.openai.OpenAI(base_url=address, api_key=key or session.secret, max_retries=0)
 
     def chat(self, messages: list[Any], **given: Any) -> Any:
         return self.client.chat.completions.create(
@@ -80,42 +78,36 @@ def served() -> Iterator[Served]:
 
 
 def test_a_call_has_the_key_of_its_session(served: Served) -> None:
-    import openai
-
     other = served.begin(1)
     for key in ("wrong", other.secret):
         client = served.client_of(served.session, key)
-        with pytest.raises(openai.AuthenticationError) as refused:
-            client.chat.completions.create(model="policy", messages=[ASKED])  # type: ignore[list-item]
+        with pytest.raises(served.openai.AuthenticationError) as refused:
+            client.chat.completions.create(model="policy", messages=[ASKED])
         assert refused.value.code == "invalid_api_key"
     unknown = Session(key=other.key, secret=served.session.secret)
-    with pytest.raises(openai.NotFoundError) as missing:
+    with pytest.raises(served.openai.NotFoundError) as missing:
         served.client_of(unknown).models.list()
     assert missing.value.code == "session_not_found"
     assert not served.engine.asked
 
 
 def test_an_ended_session_is_gone_for_its_own_key_alone(served: Served) -> None:
-    import openai
-
     served.routes.sessions.end(served.session.key)
-    with pytest.raises(openai.APIStatusError) as ended:
+    with pytest.raises(served.openai.APIStatusError) as ended:
         served.chat([ASKED])
     assert (ended.value.status_code, ended.value.code) == (410, "session_ended")
-    with pytest.raises(openai.AuthenticationError):
+    with pytest.raises(served.openai.AuthenticationError):
         served.client_of(served.session, "wrong").models.list()
 
 
 def test_a_session_that_ends_refuses_the_calls_that_wait(served: Served) -> None:
-    import openai
-
     served.engine.stop()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(served.chat, [ASKED])
         while not served.session.open:
             pass
         assert served.routes.sessions.end(served.session.key) == ()
-        with pytest.raises(openai.APIStatusError, match="has ended"):
+        with pytest.raises(served.openai.APIStatusError, match="has ended"):
             waiting.result()
 
 
@@ -223,7 +215,7 @@ def test_a_stream_has_the_same_answer(served: Served) -> None:
     assert [each.index for each in delta.tool_calls] == [0, 1]
     assert [each.choices[0].finish_reason for each in chunks[:2]] == [None, "tool_calls"]
     assert chunks[2].usage.completion_tokens == len(served.session.calls()[0].token_ids)
-    with served.client.chat.completions.stream(model="policy", messages=[ASKED]) as stream:  # type: ignore[list-item]
+    with served.client.chat.completions.stream(model="policy", messages=[ASKED]) as stream:
         assert stream.get_final_completion().choices[0].message.content == add_or_done("")
 
 
@@ -259,11 +251,11 @@ def controls(ids: Any) -> int:
 
 def test_other_sampling_than_that_of_the_run_is_named_in_a_header(served: Served) -> None:
     raw = served.client.chat.completions.with_raw_response
-    found = raw.create(model="policy", messages=[ASKED], temperature=0.2, top_p=0.9, seed=3)  # type: ignore[list-item]
+    found = raw.create(model="policy", messages=[ASKED], temperature=0.2, top_p=0.9, seed=3)
     assert found.headers[IGNORED_HEADER] == (
         "ignored: seed=3, temperature=0.2; the run samples with its own values"
     )
-    found = raw.create(model="policy", messages=[ASKED], temperature=1.0, top_p=0.9)  # type: ignore[list-item]
+    found = raw.create(model="policy", messages=[ASKED], temperature=1.0, top_p=0.9)
     assert IGNORED_HEADER not in found.headers
 
 
@@ -356,13 +348,11 @@ def test_a_large_body_and_one_without_length_are_not_read() -> None:
 
 
 def test_a_session_has_a_limit_of_calls() -> None:
-    import openai
-
     served = Served(calls=2)
     try:
         for _ in range(2):
             served.chat([ASKED])
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(served.openai.BadRequestError) as refused:
             served.chat([ASKED])
         assert refused.value.code == "too_many_calls"
     finally:

@@ -13,6 +13,7 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES, DType, padded_vocab_size
 from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.models.gated_delta import CHUNK, GatedDeltaNet
 from mindrl.training.layer_copies import LayerCopies
 
 _LOGITS_COPIES = 1.25
@@ -153,9 +154,9 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
     hidden, tp = model.hidden_size / passes.cut_of_hidden, passes.layout.tp
     # Both norms keep their output, and in float32 their input and the scaled input.
     elements, float32_elements = 2 * hidden, 4 * hidden
-    kept, normed = _attention(model, passes)
+    kept, wide = _mixing(model, passes)
     elements += kept
-    float32_elements += 2 * normed
+    float32_elements += wide
     if model.moe:
         elements += _experts(model, model.moe, passes)
         rows = model.moe.num_experts_per_tok * passes.layout.etp / passes.cut_of_hidden
@@ -164,6 +165,31 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
         elements += passes.copies.inner * model.intermediate_size / tp
     size = ELEMENT_BYTES[passes.dtype]
     return int(passes.tokens_of_rank * (elements * size + float32_elements * 4))
+
+
+def _mixing(model: ModelDescription, passes: Passes) -> tuple[float, float]:
+    """Return the elements per token that the larger way to mix tokens keeps, also in float32."""
+    kept, normed = _attention(model, passes)
+    ways = [(kept, 2.0 * normed)]
+    # Layers of transformers were not measured.
+    if model.delta and model.other is None:
+        ways.append(_linear_attention(model.delta, passes))
+    size = ELEMENT_BYTES[passes.dtype]
+    return max(ways, key=lambda way: way[0] * size + way[1] * 4)
+
+
+def _linear_attention(delta: GatedDeltaNet, passes: Passes) -> tuple[float, float]:
+    """Return the elements per token that a gated delta net keeps, also in float32.
+
+    Queries, keys and values before and after the convolution and as they are activated; the gate,
+    the normed heads and their product. In float32: what enters the products of chunks, and six
+    square matrices of each chunk; the state before it.
+    """
+    heads, width = delta.value_heads, delta.key_width + delta.value_width
+    kept = 4 * sum(delta.mixed_rows) + 3 * delta.value_rows
+    states = delta.key_width * delta.value_width / CHUNK
+    wide = heads * (7 * width + 6 * CHUNK + states)
+    return kept / passes.layout.tp, wide / passes.layout.tp
 
 
 def _attention(model: ModelDescription, passes: Passes) -> tuple[float, float]:

@@ -16,6 +16,8 @@ GATED_DELTA_FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Families with such layers of which packs have been tested; another needs a test of its own."""
 LINEAR, FULL = "linear_attention", "full_attention"
 """Kinds of layers in `layer_types` of config.json."""
+CHUNK = 64
+"""Tokens whose products an engine computes at once; the state goes from chunk to chunk."""
 _EVERY_FOURTH = 4
 """transformers' default: every fourth layer has full attention."""
 

@@ -18,6 +18,7 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate
 from mindrl.models.description import ModelDescription, MoeDescription, read_description
+from mindrl.models.gated_delta import GatedDeltaNet
 from mindrl.training.archon.state_bytes import archon_borrowed_bytes
 from mindrl.training.planning import planning_of
 
@@ -72,6 +73,28 @@ def test_layers_of_experts_keep_what_is_estimated_of_them(forked_workers: Forked
     (least,), (most,) = (kept(forked_workers, ["none"], model) for model in (few, more))
     expected = estimate(more, ArchonConfig()) - estimate(few, ArchonConfig())
     assert (most - least) / expected == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.nightly
+def test_gated_delta_nets_keep_what_is_estimated_of_them(forked_workers: ForkedWorkers) -> None:
+    few, more = (
+        replace(
+            description(layers),
+            qk_norm=True,
+            delta=GatedDeltaNet(
+                layers=tuple(range(layers)),
+                key_heads=2,
+                value_heads=4,
+                key_width=64,
+                value_width=64,
+                convolution=4,
+            ),
+        )
+        for layers in (1, 3)
+    )
+    (least,), (most,) = (kept(forked_workers, ["none"], model) for model in (few, more))
+    expected = estimate(more, ArchonConfig()) - estimate(few, ArchonConfig())
+    assert (most - least) / expected == pytest.approx(1, abs=0.05)
 
 
 def kept(workers: ForkedWorkers, modes: list[str], model: ModelDescription) -> list[int]:

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mindrl.models.description import ModelDescription
+from mindrl.models.gated_delta import CHUNK
 from mindrl.platform.attention import Packing
 from mindrl.training.archon.tensor import Linear, TensorParallel, local
 
-_CHUNK = 64
-"""Tokens whose products are computed at once; the state goes from chunk to chunk."""
 _NORM_EPS = 1e-6
 """Added to the squared length of queries and keys."""
 
@@ -47,13 +46,13 @@ class Chunks:
         """Return the chunks of a pack; `convolution` is the number of tokens that it covers."""
         lengths, device = torch.tensor(packing.lengths), packing.cumulative.device
         starts = torch.tensor(packing.starts[:-1])
-        counts = -(-lengths // _CHUNK)
+        counts = -(-lengths // CHUNK)
         order = counts.argsort(descending=True, stable=True)
         active = [int((counts > at).sum()) for at in range(int(counts.max()))]
-        inside, pieces = torch.arange(_CHUNK), []
+        inside, pieces = torch.arange(CHUNK), []
         for at, number in enumerate(active):
             rows = order[:number, None]
-            place = at * _CHUNK + inside
+            place = at * CHUNK + inside
             end = packing.starts[-1]
             pieces.append(torch.where(place < lengths[rows], starts[rows] + place, end))
         tokens_GL = torch.cat(pieces)
@@ -212,7 +211,8 @@ def _in_chunks(given: Tensor, chunks: Chunks) -> Tensor:
     """Lay out [S, M, width] as [G, M, L, width], zeros after the end of a sequence."""
     padded = functional.pad(given, (0, 0, 0, 0, 0, 1))
     flat = padded.index_select(0, chunks.tokens_GL.flatten())
-    return flat.view(*chunks.tokens_GL.shape, *given.shape[1:]).transpose(1, 2)
+    # Batched products would copy another order of dimensions, and keep the copies.
+    return flat.view(*chunks.tokens_GL.shape, *given.shape[1:]).transpose(1, 2).contiguous()
 
 
 def _of_length_1(heads: Tensor) -> Tensor:

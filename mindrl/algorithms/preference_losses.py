@@ -7,6 +7,7 @@ them: its gradient is that of the loss.
 Shapes: P pairs, B answers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,15 +45,24 @@ def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) ->
         ratios_B: float64; log-prob of each answer less that of the reference, in nats.
         tokens_B: Target tokens of each answer.
     """
-    with torch.enable_grad():
-        leaf_B = ratios_B.detach().requires_grad_()
+
+    def losses(leaf_B: Tensor) -> Tensor:
         scores_B = leaf_B / tokens_B if config.loss in ("ipo", "sigmoid_norm") else leaf_B
         chosen_P, rejected_P = scores_B.chunk(2)
-        losses_P = _of_margins(config, chosen_P - rejected_P)
-        (slopes_B,) = torch.autograd.grad(losses_P.mean(), leaf_B)
-    return PreferenceLosses(
-        losses_B=losses_P.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B
-    )
+        return _of_margins(config, chosen_P - rejected_P)
+
+    return _with_slopes(losses, ratios_B, config.beta)
+
+
+def _with_slopes(
+    losses: Callable[[Tensor], Tensor], read_B: Tensor, beta: float
+) -> PreferenceLosses:
+    """Return the losses of the log-ratios or scores of answers, and the slopes of their mean."""
+    with torch.enable_grad():
+        leaf_B = read_B.detach().requires_grad_()
+        found = losses(leaf_B)
+        (slopes_B,) = torch.autograd.grad(found.mean(), leaf_B)
+    return PreferenceLosses(losses_B=found.detach(), rewards_B=beta * read_B, slopes_B=slopes_B)
 
 
 def _of_margins(config: PreferenceConfig, margins_P: Tensor) -> Tensor:
@@ -75,16 +85,14 @@ def label_losses(
         desirable_B: bool; the label of each answer.
         kl: 0-dim, 0 or more; the reference point, without gradient.
     """
-    with torch.enable_grad():
-        leaf_B = ratios_B.detach().requires_grad_()
+
+    def losses(leaf_B: Tensor) -> Tensor:
         gains_B = torch.where(desirable_B, leaf_B - kl, kl - leaf_B)
         good, bad = config.desirable_weight, config.undesirable_weight
         weights_B = torch.where(desirable_B, good, bad).to(leaf_B.dtype)
-        losses_B = weights_B * (1 - (config.beta * gains_B).sigmoid())
-        (slopes_B,) = torch.autograd.grad(losses_B.mean(), leaf_B)
-    return PreferenceLosses(
-        losses_B=losses_B.detach(), rewards_B=config.beta * ratios_B, slopes_B=slopes_B
-    )
+        return weights_B * (1 - (config.beta * gains_B).sigmoid())
+
+    return _with_slopes(losses, ratios_B, config.beta)
 
 
 def ranking_losses(
@@ -100,13 +108,13 @@ def ranking_losses(
         scores_B: float64.
         margins_P: float64; least difference of each pair.
     """
-    with torch.enable_grad():
-        leaf_B = scores_B.detach().requires_grad_()
+
+    def losses(leaf_B: Tensor) -> Tensor:
         chosen_P, rejected_P = leaf_B.chunk(2)
         losses_P = -logsigmoid(chosen_P - rejected_P - margins_P)
-        losses_P = losses_P + config.center_rewards_coefficient * (chosen_P + rejected_P).square()
-        (slopes_B,) = torch.autograd.grad(losses_P.mean(), leaf_B)
-    return PreferenceLosses(losses_B=losses_P.detach(), rewards_B=scores_B, slopes_B=slopes_B)
+        return losses_P + config.center_rewards_coefficient * (chosen_P + rejected_P).square()
+
+    return _with_slopes(losses, scores_B, beta=1.0)
 
 
 def score_losses(scores_B: Tensor, wanted_B: Tensor) -> PreferenceLosses:

@@ -25,8 +25,12 @@ _DEVICES = (
 _CONSTANT = "mindrl has only a constant KL coefficient; if dropped, it is init_kl_coef"
 _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("rule_reward", True, "mindrl configures a reward model in the section reward_config: add it"),
-    ("multi_turn_enable", False, "mindrl has no tool calls; if dropped, a response is one turn"),
-    ("is_multimodal", False, "mindrl trains no models with images"),
+    (
+        "multi_turn_enable",
+        False,
+        "mindrl has tools in environment_config; if dropped, a response is one turn",
+    ),
+    ("is_multimodal", False, "mindrl reads pictures of rows with fsdp: backends alone"),
     ("use_integrated_worker", True, _DEVICES),
     ("kl_ctrl_type", "fixed", _CONSTANT),
     ("reference_resource.num_npus", None, _DEVICES),

@@ -215,7 +215,7 @@ no effect without use_wandb = rl_config: wandb_project wandb_exp_name
 no effect without use_swanlab = rl_config: swanlab_mode@new swanlab_project@new swanlab_exp_name@new
 mindrl's trackers write to the run folder = rl_config: wandb_save_dir swanlab_save_dir@new
 throughput is a metric of every step = rl_config: log_max_throughput@2.1
-mindrl trains no models with images = rl_config: vit_resource.num_npus@2.2
+mindrl has a vision tower where its model is = rl_config: vit_resource.num_npus@2.2
     vit_forward_micro_batch_size@2.2 actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2
     colocate_actor_and_vit@2.2
     generate_config: limit_mm_image_per_prompt@2.2 limit_mm_video_per_prompt@2.2

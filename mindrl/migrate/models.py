@@ -22,7 +22,7 @@ _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda given: given is False,
         "mindrl cannot read this optimizer: finish the run in MindSpeed-RL, or start from weights",
     ),
-    ("mm_model", bool, "mindrl trains no models with images"),
+    ("mm_model", bool, "mindrl trains a vision tower as a part of its model, with fsdp:"),
 )
 """Keys of a model, a test for values that mindrl does not support, and the note for those."""
 

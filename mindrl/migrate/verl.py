@@ -62,6 +62,7 @@ NAMES: Mapping[str, str] = {
             "expert_tensor_parallel_size",
         )
     },
+    f"{_ACTOR}.freeze_vision_tower": "actor_config.freeze_vision_tower",
     "algorithm.gamma": "rl_config.gamma",
     "algorithm.lam": "rl_config.lam",
     "algorithm.filter_groups.enable": "rl_config.filter_groups_enable",

@@ -30,10 +30,11 @@ _KINDS = {
     "lora": "verl has one LoRA matrix A for a fused layer; mindrl has one for each matrix in it",
     "canonical_lora": "each matrix has its own A, the same in mindrl",
 }
-_MERGED, _NO_IMAGES = "mindrl's engine gets merged weights", "mindrl trains no models with images"
+_MERGED = "mindrl's engine gets merged weights"
+_NO_TOWER = "mindrl has adapters for models of text only"
 _NO_RESULT: Mapping[str, str] = {
     **dict.fromkeys(("merge", "a2a_experimental", "fully_sharded_loras"), _MERGED),
-    **{f"freeze_{part}": _NO_IMAGES for part in ("vision_model", "vision_projection")},
+    **{f"freeze_{part}": _NO_TOWER for part in ("vision_model", "vision_projection")},
     "freeze_language_model": "the same in mindrl",
     "lora_A_init_method": "mindrl initialises A as PEFT does",
 }

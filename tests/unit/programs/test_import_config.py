@@ -191,7 +191,7 @@ def test_refused_keys_are_named_and_nothing_is_written_until_they_are_left_out(
     assert (whole.returncode, whole.stderr) == (0, "")
     assert loaded(tmp_path).rl_config.verifier_function == ("math_verify",)
     head = (tmp_path / "ours.yaml").read_text().split("defaults:")[0]
-    assert "# Dropped rl_config.multi_turn_enable: mindrl has no tool calls" in head
+    assert "# Dropped rl_config.multi_turn_enable: mindrl has tools in environment_config" in head
 
 
 def test_json_has_each_key_with_value_kind_and_what_it_sets(tmp_path: Path) -> None:

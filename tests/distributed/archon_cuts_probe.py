@@ -19,8 +19,13 @@ from mindrl.models.placement import index_of
 from mindrl.training.archon.meshes import Meshes, ranks_by_place
 from mindrl.training.archon.sharding import archon_sharding
 
-CUT_ROWS = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-CUT_COLUMNS = ("o_proj", "down_proj")
+CUT_ROWS = (
+    *("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
+    *("in_proj_z", "in_proj_b", "in_proj_a", "linear_attn"),
+)
+CUT_COLUMNS = ("o_proj", "down_proj", "out_proj")
+CUT_BY_KIND = ("in_proj_qkv", "conv1d")
+"""Rows of queries, of keys and of values, each cut by itself."""
 
 
 def cuts(
@@ -86,6 +91,10 @@ def _dense(
                 heads = tensor.unflatten(0, (model.num_key_value_heads, model.head_dim))
                 whole = heads.repeat_interleave(tp // len(heads), 0).flatten(0, 1)
             part, dim = whole.chunk(tp)[rank], 0
+        elif kind in CUT_BY_KIND:
+            assert model.delta is not None
+            parts = torch.split(tensor, list(model.delta.mixed_rows))
+            part, dim = torch.cat([each.chunk(tp)[rank] for each in parts]), 0
         elif kind in CUT_COLUMNS:
             part, dim = tensor.chunk(tp, 1)[rank].contiguous(), 1
         else:

@@ -61,7 +61,9 @@ def _run(
 @cache
 def _machine(*absent: str) -> ForkedWorkers:
     folder = tempfile.TemporaryDirectory()
-    environment = {"PYTHONPATH": str(ROOT / "tests/distributed"), "ABSENT": " ".join(absent)}
+    # The checkout of this file, which need not be the one that is installed.
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests/distributed")))
+    environment = {"PYTHONPATH": path, "ABSENT": " ".join(absent)}
     machine = ForkedWorkers(Path(folder.name, "log.txt"), PREPARED, environment)
     atexit.register(folder.cleanup)
     atexit.register(machine.stop)

@@ -22,7 +22,7 @@ class Way:
     train: TrainLayout
     rollout: RolloutLayout
     bucket_bytes: int = 1 << 20
-    backend: Literal["megatron", "archon"] = "megatron"
+    backend: Literal["megatron", "archon", "fsdp"] = "megatron"
     grouped: bool = False
     """The experts of a rank lie in two matrices of each layer."""
 

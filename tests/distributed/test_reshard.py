@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from forked_workers import ForkedWorkers
@@ -143,8 +144,8 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
         Way(folder=dense, train=T(tp=2), rollout=rollout),
         Way(folder=tied, train=T(pp=2), rollout=rollout),
         Way(folder=tied, train=T(pp=2), rollout=rollout, backend="archon"),
-        Way(folder=other, train=T(dp=2), rollout=rollout, backend="archon"),
-        Way(folder=planned, train=T(tp=2), rollout=rollout, backend="archon"),
+        Way(folder=other, train=T(dp=2), rollout=rollout, backend="fsdp"),
+        Way(folder=planned, train=T(tp=2), rollout=rollout, backend="fsdp"),
         Way(folder=dense, train=T(dp=2), rollout=rollout, backend="archon"),
         Way(folder=tied, train=T(cp=2), rollout=rollout, backend="archon"),
         Way(folder=dense, train=T(tp=2), rollout=rollout, backend="archon"),
@@ -161,13 +162,14 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
 def test_four_engines_answer_so_where_pytorch_cuts_matrices_and_then_rows(
     forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
+    families: dict[str, Literal["archon", "fsdp"]] = {"qwen2": "archon", "granite": "fsdp"}
     ways = [
         Way(
             folder=str(random_model_of(family)),
             train=T(dp=2, tp=2),
             rollout=R(tp=2, dp=2),
-            backend="archon",
+            backend=backend,
         )
-        for family in ("qwen2", "granite")
+        for family, backend in families.items()
     ]
     check_answers(forked_workers.run("reshard_probe:into_engines", ways, PROMPTS, ranks=4), 2)

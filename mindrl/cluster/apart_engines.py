@@ -128,6 +128,15 @@ class ApartEngines:
                     each.group.meanwhile = lambda: None
         return [answers[place] for place in range(len(shares))]
 
+    def take_routes(self) -> list[Any]:
+        """Return a reference to the routes of ended requests of each replica that is not lost."""
+        found = []
+        for each in self.living():
+            # The next call replaces it.
+            with suppress(WorkerDiedError):
+                found.append(each.take_routes())
+        return found
+
     def one_by_one(self) -> None:
         """Return None: `living` has the replicas that are driven separately."""
 

@@ -44,6 +44,10 @@ class ReplicaGroup:
         responses: Responses = self._call("take_sequences")
         return responses
 
+    def take_routes(self) -> Any:
+        """Return a reference to the routes of requests that ended since the last call."""
+        return self._call("take_routes")
+
     def _call(self, method: str, *arguments: Any) -> Any:
         ranks = len(self.group.handles)
         return self.group.call(method, [arguments] * ranks, answering=(0,))[0]

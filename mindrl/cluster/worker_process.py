@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import psutil
 import ray
+from ray.exceptions import ObjectLostError
 
+from mindrl.batch.parcels import Parcel
 from mindrl.cluster.node_watch import ProcessKey
 from mindrl.cluster.profiled_calls import ProfiledCalls
 from mindrl.config.run import RunConfig
@@ -146,12 +148,18 @@ class WorkerProcess:
         step: int | None,
         traced: bool,
     ) -> Reply:
-        """Call a method of the worker; record a trace if `traced` and a step is given."""
+        """Call a method of the worker; record a trace if `traced` and a step is given.
+
+        A parcel that it returns stays in Ray's object store, and its reference is the result;
+        references among the arguments are opened here.
+        """
         logger.info("%s begins", method)
         PROGRESS.begin()
         TRACE.begin(step if traced else None)
         with self._failures_logged(), span(method), self.profiles.of(method, step):
-            result = getattr(self.worker, method)(*arguments)
+            result = getattr(self.worker, method)(*map(_opened, arguments))
+            if isinstance(result, Parcel) and answers:
+                result = ray.put(result)
         logger.info("%s ends", method)
         return Reply(PROGRESS.done(), result if answers else None, TRACE.end())
 
@@ -166,3 +174,14 @@ class WorkerProcess:
     def _device(self) -> str | None:
         ids = ray.get_runtime_context().get_accelerator_ids().get(self.platform.ray_resource)
         return ids[0] if ids else None
+
+
+def _opened(argument: Any) -> Any:
+    """Return what a reference refers to, None if its process has ended; any other value as is."""
+    if not isinstance(argument, ray.ObjectRef):
+        return argument
+    try:
+        return ray.get(argument)
+    except ObjectLostError:
+        logger.warning("the process with %s has ended", argument)
+        return None

@@ -80,17 +80,17 @@ def _router_replay(config: RunConfig) -> Iterator[Finding]:
         )
         yield broken("actor_config.router_replay", "R2", need, "none")
     if config.actor_config.router_replay == "R3" and (reason := _no_engine_routes(config)):
-        need = f"needs the experts of an engine in the workers of the actor: {reason}"
+        need = f"needs the experts of an engine of the run: {reason}"
         legal = "R2" if config.old_log_probs == "recompute" else "none"
         yield broken("actor_config.router_replay", "R3", need, legal)
 
 
 def _no_engine_routes(config: RunConfig) -> str:
-    """Return why the actor's workers cannot have the engine's experts; empty if they can."""
+    """Return why workers cannot have the engine's experts; empty if they can."""
     generate, everywhere = config.generate_config, range(config.world_size)
     reasons = {
         "the run does not generate its responses": not (config.rolls_out and config.learns),
-        "rl_config.use_integrated_worker=false": config.is_apart,
+        "servers return none": config.is_apart and generate.is_served,
         "the actor is not on all devices": config.role_devices("actor") != everywhere,
         "generate_config.infer_pipeline_parallel_size must be 1": (
             generate.infer_pipeline_parallel_size > 1

@@ -46,6 +46,9 @@ class Engines(Protocol):
             ClusterError: No replica is left, and none will start.
         """
 
+    def take_routes(self) -> list[Any]:
+        """Return a reference to the routes of ended requests of each engine on its own devices."""
+
     def look(self) -> None:
         """Start replacing lost engines while the caller waits for something else."""
 
@@ -73,6 +76,9 @@ class Replica(Protocol):
 
     def take(self) -> Responses:
         """Return the sampled tokens, as `RolloutEngine.take_back`."""
+
+    def take_routes(self) -> Any:
+        """Return a reference to the routes of requests that ended since the last call."""
 
 
 class SeparateEngines(Engines, Protocol):
@@ -131,6 +137,10 @@ class ColocatedEngines:
     def publish(self, version: int) -> Collection[int]:  # noqa: ARG002
         """Do nothing."""
         return ()
+
+    def take_routes(self) -> list[Any]:
+        """Return nothing: the routes stay in these processes."""
+        return []
 
     def look(self) -> None:
         """Do nothing: they share the trainer's processes."""

@@ -187,6 +187,12 @@ class WorkerHandle:
         for batch in batches:
             self.started[method].append(self._begin(method, role, self._filled(role, batch)))
 
+    def keep_routes(self, parcels: Sequence[Any]) -> None:
+        """Send the actor's ranks the routes of sampled sequences, by references to them."""
+        ranks = self.layouts["actor"].world_size
+        dealt = [tuple(parcels[rank::ranks]) for rank in range(ranks)]
+        self.group.begin("keep_routes", dealt, ()).wait()
+
     def retain_routes(self, keys: Sequence[int]) -> None:
         """Let the actor's ranks forget the routes of all sequences but those with these keys."""
         self._call_ranks("retain_routes", "actor", keys)

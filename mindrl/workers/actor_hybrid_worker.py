@@ -93,8 +93,7 @@ class ActorHybridWorker(TrainingWorker):
     def _keep_routes(self) -> None:
         """Keep the experts of sampled tokens, which the actor's passes replay."""
         if routes := self.inference_model.take_routes():
-            assert self.model.routes is not None, "validated: the model replays its experts"
-            self.model.routes.keep(routes)
+            self._routes.keep(routes)
 
     def _begin_rollout(self) -> None:
         self.sharding_manager.enter(Phase.ROLLOUT)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from mindrl.batch.parcels import Parcel
 from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses
 from mindrl.checkpoint.readers import fill, folder_reader
@@ -138,6 +139,10 @@ class RolloutWorker:
     def take_sequences(self) -> Responses:
         """Return the tokens sampled for this replica's requests, in order; raises like above."""
         return self._noted(self.inference_model.take_back(), are_complete=False)
+
+    def take_routes(self) -> Parcel:
+        """Return the routes of requests that ended, as `RolloutEngine.take_routes`."""
+        return Parcel(self.inference_model.take_routes())
 
     def memory_plan(self) -> MemoryPlan:
         """Return the memory plan of this replica's devices."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from mindrl.algorithms.losses import Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
+from mindrl.batch.parcels import Parcel
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.commits import SavedFiles, verify_share
 from mindrl.checkpoint.export import keep_folder
@@ -23,7 +24,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
-from mindrl.training.engine import TrainingEngine
+from mindrl.training.engine import KeptRoutes, TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.state_saver import StateSaver
@@ -135,11 +136,15 @@ class TrainingWorker:
             self.sharding_manager.exchange(name, turns[number])
         return self._logprobs("teacher", Phase.TEACHER, sequences, number)
 
+    def keep_routes(self, *parcels: Parcel | None) -> None:
+        """Keep the routes of sampled sequences; None of an engine that has ended."""
+        for parcel in parcels:
+            if parcel is not None:
+                self._routes.keep(parcel.content)
+
     def retain_routes(self, keys: Collection[int]) -> None:
         """Forget the routes of all sampled sequences but these. A collective over the actor."""
-        routes = self.models["actor"].engine.routes
-        assert routes is not None, "validated: the model replays its experts"
-        routes.retain(keys)
+        self._routes.retain(keys)
 
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference.
@@ -274,6 +279,12 @@ class TrainingWorker:
                 "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
             }
         )
+
+    @property
+    def _routes(self) -> KeptRoutes:
+        routes = self.models["actor"].engine.routes
+        assert routes is not None, "validated: the model replays its experts"
+        return routes
 
     @property
     def _ways(self) -> WeightLinks:

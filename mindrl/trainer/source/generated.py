@@ -57,6 +57,7 @@ class GeneratedGroups(Source[Gathered]):
         if generation.runs_ahead:
             pool.start(step, bounds.to_start_ahead(step, len(pool.groups)))
         measured = generation.end(step, trained, check_interrupt)
+        pool.send_routes()
         metrics = measured.metrics
         if pool.turns is not None:
             metrics = metrics | pool.turns.check(trained)

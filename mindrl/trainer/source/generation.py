@@ -95,6 +95,7 @@ class InTurns(Generation):
         pool, answering = self.pool, self.pool.answering
         if pool.turns is not None:
             self._converse(step, is_enough, check_interrupt)
+            pool.fetch_routes()
             return
         if not (rows := pool.incomplete()):
             return
@@ -128,6 +129,7 @@ class InTurns(Generation):
                     round_steps=self.round_steps,
                     on_completed=on_completed,
                 )
+        pool.fetch_routes()
         each = zip(responses.each(), responses.finished_B.tolist(), strict=True)
         add(
             {

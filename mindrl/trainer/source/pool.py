@@ -6,7 +6,7 @@ Shapes: B responses, N concatenated tokens, T positions.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class GroupPool:
         self.longest = answering.sampling.section.max_tokens
         self.has_routes = config.actor_config.router_replay == "R3"
         """Whether workers keep the routes of responses."""
+        self.routes: list[Any] = []
+        """References to routes that engines have, and the workers that train do not yet."""
         self.load(PoolState(next_prompt=0))
 
     def load(self, state: PoolState) -> None:
@@ -211,10 +213,22 @@ class GroupPool:
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 
+    def fetch_routes(self) -> None:
+        """Note the routes of engines on their own devices, none of which has requests."""
+        if self.has_routes:
+            self.routes += self.answering.workers.engines.take_routes()
+
+    def send_routes(self) -> None:
+        """Send the noted routes to the workers that train."""
+        if self.routes:
+            self.answering.workers.keep_routes(self.routes)
+            self.routes.clear()
+
     def retain_routes(self, groups: Sequence[OpenGroup]) -> None:
         """Let the workers forget the routes of all responses but those of these groups."""
         if not self.has_routes:
             return
+        self.send_routes()
         pairs = zip(groups, self.prompts_of(groups), strict=True)
         keys = {
             content_key(prefix)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mindrl.batch.rollouts import Responses
 from mindrl.errors import WorkerDiedError
@@ -22,6 +22,8 @@ class Advanced:
     """Indices of the requests that are complete, in the order of sending."""
     responses: Responses
     steps: int
+    routes: Any = None
+    """Reference to the routes of these requests, if the run replays them."""
     has_ended: bool = False
     """Whether the thread has stopped: the responses are of all requests, complete or not."""
 
@@ -44,12 +46,14 @@ class Lost:
 
 
 class RoundEnd(NamedTuple):
-    """When a round of a replica ends."""
+    """When a round of a replica ends, and what is fetched then."""
 
     steps: int
     """After this many steps of its engine."""
     until: int | None
     """Or after this many completed requests; None: regardless of them."""
+    has_routes: bool = False
+    """Whether to fetch the routes of completed requests."""
 
 
 class ReplicaThread:
@@ -93,12 +97,7 @@ class ReplicaThread:
             began = time.perf_counter()
             responses = self.replica.take() if asked else Responses.of([], [], [])
             self.busy_seconds += time.perf_counter() - began
-            indices = range(asked)
-            self.report(
-                Advanced(
-                    number=number, indices=indices, responses=responses, steps=0, has_ended=True
-                )
-            )
+            self._report(range(asked), responses, has_ended=True)
         except Exception as error:  # noqa: BLE001
             # Passed to the driver, which raises errors other than the loss of a replica.
             self.report(Lost(number=number, error=error))
@@ -110,13 +109,33 @@ class ReplicaThread:
             began = time.perf_counter()
             if not asked:
                 self.replica.begin(more, self.sampling)
-            steps, until = self.round_end
+            steps, until, _ = self.round_end
             found, responses = self.replica.advance(steps, more if asked else (), until)
             asked, left = asked + len(more), left + len(more) - len(found)
             self.busy_seconds += time.perf_counter() - began
-            number = self.replica.number
-            self.report(Advanced(number=number, indices=found, responses=responses, steps=steps))
+            self._report(found, responses, steps=steps)
         return asked
+
+    def _report(
+        self,
+        indices: Sequence[int],
+        responses: Responses,
+        *,
+        steps: int = 0,
+        has_ended: bool = False,
+    ) -> None:
+        """Report responses, with their routes."""
+        fetches = self.round_end.has_routes and len(indices) > 0
+        self.report(
+            Advanced(
+                number=self.replica.number,
+                indices=indices,
+                responses=responses,
+                steps=steps,
+                routes=self.replica.take_routes() if fetches else None,
+                has_ended=has_ended,
+            )
+        )
 
     def _next(self, *, is_idle: bool) -> list[Request] | None:
         """Return new requests, None if stopped; wait for some if idle."""

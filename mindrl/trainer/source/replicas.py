@@ -52,7 +52,8 @@ class Replicas(Generation):
         self.ratings = ratings
         self.engines, self.pool, self.assignments = engines, pool, Assignments(pool)
         # A turn that is complete waits for its environment alone.
-        self.round_end = RoundEnd(round_steps, None if pool.turns is None else 1)
+        until = None if pool.turns is None else 1
+        self.round_end = RoundEnd(round_steps, until, pool.has_routes)
         self.completes = completes
         self.probe_of = partial(WeightProbe.of, pool.answering, pool.seed)
         self.probe: WeightProbe | None = None
@@ -204,6 +205,8 @@ class Replicas(Generation):
         self.assignments.advanced(event.number, event.steps)
         step, indices = self.version + 1, event.indices
         self.assignments.received(event.number, indices, event.responses, step=step)
+        if event.routes is not None:
+            self.pool.routes.append(event.routes)
         if self.ratings is not None:
             self.ratings.begin()
         if event.has_ended:

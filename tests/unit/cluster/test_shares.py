@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import OwnerDiedError
 
+from mindrl.batch.parcels import Parcel
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.profiled_calls import ProfiledCalls
 from mindrl.cluster.ray_calls import RayCalls
@@ -22,6 +24,12 @@ class Worker:
 
     def add(self, numbers: list[int]) -> int:
         return sum(numbers) + self.rank
+
+    def pack(self, numbers: list[int]) -> Parcel:
+        return Parcel(numbers)
+
+    def add_packed(self, *parcels: Parcel | None) -> int:
+        return sum(self.add(each.content) for each in parcels if each is not None)
 
 
 class Reference:
@@ -89,3 +97,34 @@ def test_ranks_from_the_third_on_are_called_alone_and_counted_from_there(
     call = group.begin("add", [([5],), ([50],)], (1,), first=2)
     assert call.wait() == [None, 53]
     assert len(pickled) == 2
+
+
+def test_a_parcel_stays_in_the_store_until_the_worker_that_needs_it_opens_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store: dict[Any, Any] = {}
+
+    def put(value: object) -> Any:
+        store[reference := ray.ObjectRef.from_random()] = value
+        return reference
+
+    def get(reference: Any) -> Any:
+        if reference not in store:
+            raise OwnerDiedError(reference.hex(), None, "")
+        return store[reference]
+
+    monkeypatch.setattr(ray, "put", put)
+    monkeypatch.setattr(ray, "get", get)
+    process = object.__new__(WorkerProcess)
+    process.worker = Worker(1)
+    process.profiles = ProfiledCalls(ProfilerConfig(), "cpu", 1, "worker", Path("run"))
+
+    def called(method: str, *given: Any) -> Any:
+        return process.call(method, given, answers=True, step=None, traced=False).result
+
+    first, second = called("pack", [1, 2]), called("pack", [30])
+    assert store == {first: Parcel([1, 2]), second: Parcel([30])}
+    assert called("add_packed", first, second) == 35
+    # The process that packed it has ended.
+    del store[second]
+    assert called("add_packed", first, second) == 4

@@ -86,15 +86,16 @@ def test_routes_of_the_old_log_probs_need_their_pass(run_config: MakeConfig) -> 
     assert found(run_config, {key: "R2", BATCH: 8, MINI: 4}) == []
 
 
-def test_routes_of_the_engine_need_one_in_the_workers_without_stages_or_graphs(
+def test_routes_of_the_engine_need_one_of_the_run_without_stages_or_graphs(
     run_config: MakeConfig,
 ) -> None:
     key, generate = "actor_config.router_replay", "generate_config"
     assert found(run_config, {key: "R3"}) == []
     old = {"rl_config.partial_rollout": True, "rl_config.max_staleness": 1}
-    assert found(run_config, {key: "R3"} | old) == []
+    apart = {"rl_config.use_integrated_worker": False, "rl_config.rollout_resource.num_npus": 1}
+    assert found(run_config, {key: "R3"} | old) == found(run_config, {key: "R3"} | apart) == []
     refused: list[dict[str, Any]] = [
-        {"rl_config.use_integrated_worker": False, "rl_config.rollout_resource.num_npus": 1},
+        apart | {f"{generate}.servers": ["http://10.0.0.1:8000"]},
         {
             "rl_config.actor_resource.num_npus": 2,
             f"{generate}.infer_pipeline_parallel_size": 2,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.route_keys import content_key
 from mindrl.errors import ClusterError, WorkerDiedError
 from mindrl.rollout.engine import Request, Sampling
 
@@ -32,6 +33,8 @@ class MemoryReplica:
     probed_version: int | None = None
     most: int | None = None
     """Tokens of a response to a probe; None for other requests."""
+    routes: dict[int, int | None] = field(default_factory=dict)
+    """Keys of the requests that ended and were not fetched, each with that of the part before."""
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         assert sampling.samples_per_prompt == 2
@@ -59,11 +62,26 @@ class MemoryReplica:
             drawn.extend([100 + (self.version or 0)] * min(steps, before))
             if before and not self._left(place):
                 found.append(place)
+        self._end(found)
         return found, self._responses(found)
 
     def take(self) -> Responses:
         self._live()
+        self._end(range(len(self.requests)))
         return self._responses(range(len(self.requests)))
+
+    def take_routes(self) -> dict[int, int | None]:
+        self._live()
+        found, self.routes = self.routes, {}
+        return found
+
+    def _end(self, places: Sequence[int]) -> None:
+        for place in places:
+            request, drawn = self.requests[place], self.drawn[place]
+            if drawn:
+                before = content_key(request.token_ids[: request.sampled])
+                key = content_key([*request.token_ids, *drawn])
+                self.routes[key] = before if request.sampled else None
 
     def _live(self) -> None:
         self.calls_left -= 1

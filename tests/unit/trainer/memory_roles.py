@@ -104,6 +104,10 @@ class MemoryRoles:
                 watched.on_completed({row: Completed(*drawn, finished=True)})
         return Rollouts.from_responses([prompt.token_ids for prompt in prompts], responses, group)
 
+    def take_routes(self) -> list[object]:
+        """Return nothing: its engines are where it trains."""
+        return []
+
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("log-probs")
         return self._scored(sequences, ROLLOUT_LOGPROB - self.gap)

@@ -21,6 +21,8 @@ from memory_roles import SAMPLING, MemoryRoles, config, decode, rewards
 
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.route_keys import with_content_keys
+from mindrl.config.role import RouterReplay
 from mindrl.data.order import prompt_order
 from mindrl.data.prompts import PromptSet
 from mindrl.errors import ClusterError
@@ -85,6 +87,7 @@ class Trained:
 def groups_of(
     roles: MemoryRoles,
     engines: MemoryEngines | MemoryRoles,
+    replay: RouterReplay = "none",
     **keys: Any,
 ) -> GeneratedGroups:
     """Build a source for steps of two prompts, with rounds of two engine steps."""
@@ -95,9 +98,10 @@ def groups_of(
         "seq_length": 16,
     }
     chosen = config(**(asked | keys))
-    section = chosen.generate_config
+    section, actor = chosen.generate_config, replace(chosen.actor_config, router_replay=replay)
     longer = type(section)(sampling_config=type(section.sampling_config)(max_tokens=LONGEST))
-    chosen = type(chosen)(**{**vars(chosen), "generate_config": longer})
+    changes = {"generate_config": longer, "actor_config": actor}
+    chosen = type(chosen)(**{**vars(chosen), **changes})
     roles.engines = engines
     of_run = [PromptSet(path="none", prompts=tuple(PROMPTS), dropped=0)]
     answering = Answering(
@@ -171,6 +175,43 @@ def test_asynchronous_responses_go_on_with_new_weights_and_none_gets_too_old(
     assert (max(ages) > 0) == (staleness > 0)
     if staleness == 0:
         assert trained.uids() == [[uid, uid + 1] for uid in range(0, 24, 2)]
+
+
+class KeepingRoutes(MemoryRoles):
+    """Keeps the routes of parts by key, each with the key of the part before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes: dict[int, int | None] = {}
+
+    def keep_routes(self, parcels: Sequence[dict[int, int | None]]) -> None:
+        for parcel in parcels:
+            self.routes |= parcel
+
+    def retain_routes(self, keys: Sequence[int]) -> None:
+        self.routes = {key: self.routes[key] for key in itertools.chain(*map(self.parts, keys))}
+
+    def parts(self, key: int) -> list[int]:
+        """Return the keys of a sequence's parts; KeyError if one is missing."""
+        before = self.routes[key]
+        return [key, *([] if before is None else self.parts(before))]
+
+
+@pytest.mark.parametrize("order", ["one_step_off", "asynchronous"])
+def test_the_routes_of_all_parts_arrive_before_the_step_that_trains_on_them(order: str) -> None:
+    roles, engines = KeepingRoutes(), MemoryEngines(2, length_of, lambda: 0.0005)
+    stale = {"max_staleness": 2} if order == "asynchronous" else {}
+    groups = groups_of(roles, engines, "R3", step_order=order, train_iters=8, **stale)
+    counts = []
+    for step in range(1, 9):
+        named = with_content_keys(groups.next(step, lambda: None).rollouts)
+        assert named.route_keys_B is not None
+        counts += [len(roles.parts(key)) for key in named.route_keys_B.tolist()]
+        groups.trained(step)
+        opened = [group for state in groups.states.values() for group in state.groups]
+        assert len(roles.routes) <= sum(3 * len(group.sequences) for group in opened)
+    assert (max(counts) > 1) == (order == "asynchronous")
+    assert len(counts) == 32
 
 
 def test_a_response_that_is_interrupted_goes_on_from_its_tokens_with_another_seed() -> None:

@@ -139,7 +139,7 @@ class ColocatedEngines:
         return ()
 
     def take_routes(self) -> list[Any]:
-        """Return nothing: the routes stay in these processes."""
+        """Return an empty list: the routes stay in these processes."""
         return []
 
     def look(self) -> None:

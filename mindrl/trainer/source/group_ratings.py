@@ -54,7 +54,7 @@ class GroupRatings:
             self._rated.clear()
 
     def _run(self) -> None:
-        """Score what waits in one call, until nothing does, or a call fails."""
+        """Score all waiting groups in one call, until none waits, or a call fails."""
         while groups := self._next():
             try:
                 rated = self._score(groups)

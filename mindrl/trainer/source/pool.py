@@ -214,7 +214,7 @@ class GroupPool:
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 
     def fetch_routes(self) -> None:
-        """Note the routes of engines on their own devices, none of which has requests."""
+        """Note the routes of engines on their own devices; call it when they have no requests."""
         if self.has_routes:
             self.routes += self.answering.workers.engines.take_routes()
 

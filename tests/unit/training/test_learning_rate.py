@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+# Not in the test: after an import of distutils, setuptools refuses to be imported.
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
 from mindrl.config.role import LearningConfig
 from mindrl.training.learning_rate import learning_rate
 
@@ -18,9 +21,6 @@ def test_a_linear_decay_behind_a_warm_up_of_two_of_ten_steps() -> None:
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0.0, 0.25, 1.0])
 def test_every_step_has_megatrons_rate(style: str, warmup: float) -> None:
-    # Megatron takes two seconds to import, in each process that collects tests.
-    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-
     learning = LearningConfig(lr=1e-2, min_lr=1e-3, lr_decay_style=style, lr_warmup_fraction=warmup)
     steps, updates = int(warmup * 12), 12
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

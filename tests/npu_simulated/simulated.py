@@ -147,5 +147,8 @@ def vendors(generation: str = "0.23") -> dict[str, str]:
 @contextmanager
 def around(machine: Machine) -> Iterator[dict[str, str]]:
     """Yield what sets a machine up for processes that find the vendors' packages."""
-    with tempfile.TemporaryDirectory(prefix="simulated-npus-", dir="/dev/shm") as folder:
+    # A process that is being killed may still make a file.
+    with tempfile.TemporaryDirectory(
+        prefix="simulated-npus-", dir="/dev/shm", ignore_cleanup_errors=True
+    ) as folder:
         yield machine.environment(folder)

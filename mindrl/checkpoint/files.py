@@ -110,10 +110,15 @@ def file_header(tensors: Iterable[tuple[str, DType, Shape]]) -> tuple[bytes, dic
         stop += math.prod(shape) * ELEMENT_BYTES[dtype]
         offsets = [places[name], stop]
         header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": offsets}
+    begin = header_bytes(header)
+    return begin, {name: len(begin) + place for name, place in places.items()}
+
+
+def header_bytes(header: Mapping[str, object]) -> bytes:
+    """Return the bytes of a safetensors file before its first tensor."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    begin = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    return begin, {name: len(begin) + place for name, place in places.items()}
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 The name of a part in a file has its key, its first position, and the key of the part before it.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import torch
 from mindrl.batch.route_keys import RoutePart
 from mindrl.checkpoint.commits import WrittenFile, write_synced
 from mindrl.checkpoint.export import bytes_of
-from mindrl.checkpoint.files import open_file
+from mindrl.checkpoint.files import header_bytes, open_file
 from mindrl.errors import CheckpointError
 
 PREFIX = "routes-"
@@ -64,8 +63,6 @@ def _contents(parts: Mapping[int, RoutePart]) -> Iterator[bytes | memoryview]:
             "shape": part.routes_TLK.shape,
             "data_offsets": [begin, stop],
         }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+    yield header_bytes(header)
     for part in parts.values():
         yield bytes_of(part.routes_TLK)

@@ -42,7 +42,8 @@ class Request:
     images: tuple[PlacedImage, ...] = ()
     """Pictures of the prompt."""
     sampled: int = 0
-    """Number of tokens up to the last that the policy sampled; 0 before the first."""
+    """Number of tokens up to the last that the policy sampled; 0 before the first, and if no routes
+    are replayed."""
 
 
 class RolloutSink(Protocol):

@@ -1,8 +1,9 @@
 """Bytes of sequences in vLLM's cache: keys and values, and states of gated delta nets.
 
-A layer with a state has one block of the cache per sequence, whatever its length. All blocks are
-equal: their tokens are the fewest for which keys and values take no less memory than a state. vLLM
-forms groups of equally many layers, and gives each group blocks of its own. Imports no torch.
+A layer with a state has one block of the cache per sequence, for sequences of any length. All
+blocks have the same size: just enough tokens that their keys and values take at least the memory of
+a state. vLLM divides the layers into groups of the same size, each with its own blocks. Imports no
+torch.
 """
 
 from typing import NamedTuple

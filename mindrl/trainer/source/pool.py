@@ -119,13 +119,15 @@ class GroupPool:
             drawn = self.longest - self.turns.tokens_left(row, sequence)
             place = self.turns.place(sequence)
         prompt = self.prompt(row.group)
-        segment = segments_of(sequence, prompt.token_ids)[-1]
+        segment, sampled = segments_of(sequence, prompt.token_ids)[-1], 0
+        if self.has_routes:
+            sampled = len(sampled_prefixes(sequence, prompt.token_ids)[-1])
         return Request(
             token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
             drawn=drawn,
             seed=self._seed(row, place),
             images=prompt.images,
-            sampled=len(sampled_prefixes(sequence, prompt.token_ids)[-1]),
+            sampled=sampled,
         )
 
     def extend(

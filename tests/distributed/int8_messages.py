@@ -5,10 +5,9 @@ Without vLLM: the test process must be able to read it.
 
 from dataclasses import dataclass
 
+from shards_messages import Answer
 from torch import Tensor
 
-Answer = tuple[tuple[int, ...], tuple[float, ...]]
-"""Tokens and their log-probs, in nats."""
 Rounded = tuple[Tensor, Tensor]
 """Numbers [N, K] in int8 and scales [N, 1] of a rank's part of a matrix."""
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from int8_messages import Answer, Int8Bytes, Int8Life, Rounded
+from int8_messages import Int8Bytes, Int8Life, Rounded
 from rollout_probe import sleeping_engine
-from vllm import SamplingParams, TokensPrompt
+from shards_probe import _ask
 from weight_files import load_backwards, load_one_by_one, rollout_table
 
 from mindrl.checkpoint.any_family import read_any_description
@@ -31,17 +31,20 @@ def life_in_int8(folder: str, later: str, tp: int, dtype: str, prompts: Prompts)
     load_one_by_one(engine.weight_sink(), folder, table)
     loaded = engine.device_bytes("weights")
     engine.onload("kv_cache")
-    rounded["first"], answers["first"] = numbers_of(engine), ask(engine, prompts)
+    rounded["first"], answers["first"] = numbers_of(engine), _ask(engine.llm, prompts)
     load_backwards(engine.weight_sink(), later, table)
     engine.forget()
-    rounded["later"], answers["later"] = numbers_of(engine), ask(engine, prompts)
+    rounded["later"], answers["later"] = numbers_of(engine), _ask(engine.llm, prompts)
     engine.offload()
     asleep = engine.device_bytes("weights")
     engine.onload("weights")
     awake = engine.device_bytes("weights")
     load_backwards(engine.weight_sink(), folder, table)
     engine.onload("kv_cache")
-    rounded["after a sleep"], answers["after a sleep"] = numbers_of(engine), ask(engine, prompts)
+    rounded["after a sleep"], answers["after a sleep"] = (
+        numbers_of(engine),
+        _ask(engine.llm, prompts),
+    )
     return Int8Life(
         rounded=rounded,
         answers=answers,
@@ -79,16 +82,3 @@ def numbers_of(engine: VllmEngine) -> dict[str, Rounded]:
             numbers_NK = (product_NK / scale_N1).round().clamp(-128, 127)
             found[f"{path}.weight"] = numbers_NK.to(torch.int8), scale_N1
     return found
-
-
-def ask(engine: VllmEngine, prompts: Prompts) -> list[Answer]:
-    greedy = SamplingParams(
-        temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0, detokenize=False
-    )
-    questions = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-    answers = []
-    for output in engine.llm.generate(questions, greedy, use_tqdm=False):
-        tokens, logprobs = tuple(output.outputs[0].token_ids), output.outputs[0].logprobs
-        chosen = zip(tokens, logprobs, strict=True)
-        answers.append((tokens, tuple(entry[token].logprob for token, entry in chosen)))
-    return answers

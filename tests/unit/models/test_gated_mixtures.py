@@ -92,7 +92,7 @@ def test_parameters_of_experts_are_counted_apart(
 def test_only_qwen3_next_may_have_layers_without_experts(
     family: str, layers: frozenset[int]
 ) -> None:
-    """Transformers has experts in each layer of the other, whatever its config.json lists."""
+    """In Qwen3.5 each layer of transformers has experts, also those that config.json excludes."""
     values = {
         "model_type": family,
         "num_hidden_layers": 4,

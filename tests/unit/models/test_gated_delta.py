@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placed_rows import rows
 
 from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import tensor_shapes
@@ -18,15 +19,10 @@ from mindrl.errors import ModelError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
-from mindrl.models.placement import LocalTensor, volume
+from mindrl.models.placement import volume
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.archon.legality import archon_findings
 from mindrl.training.archon.sharding import archon_sharding
-
-
-def rows(entry: LocalTensor) -> list[tuple[str, tuple[int, int]]]:
-    """Return the rows of each logical tensor, in the order of the local ones."""
-    return [(each.tensor.split("linear_attn.")[-1], each.source[0]) for each in entry.placements]
 
 
 def test_the_second_of_two_ranks_has_the_second_half_of_each_kind_of_head(

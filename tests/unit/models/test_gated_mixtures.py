@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from placed_rows import rows
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mindrl.checkpoint.any_family import read_any_description
@@ -21,7 +22,7 @@ from mindrl.models.config_file import read_config
 from mindrl.models.decoder import logical_shapes, parameters_of
 from mindrl.models.description import MoeDescription
 from mindrl.models.mixture import experts_of
-from mindrl.models.placement import LocalTensor, volume
+from mindrl.models.placement import volume
 from mindrl.rollout.vllm.cache import cache_sizes
 from mindrl.rollout.vllm.sharding import vllm_sharding
 
@@ -29,11 +30,6 @@ ROOT = Path(__file__).parents[3]
 MIXTURES = ("qwen3_next", "qwen3_5_moe_text")
 """Families with 8 experts of width 64, of which a token takes 2, and a shared one of width 96."""
 FAMILIES = ("qwen3_5_text", *MIXTURES)
-
-
-def rows(entry: LocalTensor) -> list[tuple[str, tuple[int, int]]]:
-    """Return the rows of each logical tensor, in the order of the local ones."""
-    return [(each.tensor.split("linear_attn.")[-1], each.source[0]) for each in entry.placements]
 
 
 def test_one_matrix_of_all_projections_is_cut_between_key_heads(

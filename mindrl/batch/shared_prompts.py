@@ -39,11 +39,13 @@ def same_prompts(sequences: Sequences, *, shares_prompts: bool) -> list[SameProm
     """
     if not shares_prompts:
         return [_same_prompt([row], 0) for row in range(len(sequences))]
-    first_B = sequences.response_mask_BT.to(torch.uint8).argmax(1).tolist()
+    first_B = sequences.response_mask_BT.to(torch.uint8).argmax(1)
+    # No token is requested at position 0: a sequence without any shares nothing. One that is only
+    # read after its end has no token besides its prompt.
+    shares_B = (first_B > 0) & (first_B < sequences.lengths_B)
     rows_of: dict[tuple[int, bytes], list[int]] = {}
-    for row, (tokens_T, first) in enumerate(zip(sequences.tokens_BT.numpy(), first_B, strict=True)):
-        # No token is requested at position 0: a sequence without any shares nothing.
-        key = tokens_T[:first].tobytes() if first else row.to_bytes(8)
+    for row, (first, shares) in enumerate(zip(first_B.tolist(), shares_B.tolist(), strict=True)):
+        key = sequences.tokens_BT[row, :first].numpy().tobytes() if shares else row.to_bytes(8)
         rows_of.setdefault((first, key), []).append(row)
     return [_same_prompt(rows, first) for (first, _), rows in rows_of.items()]
 

@@ -293,6 +293,19 @@ def test_a_folder_of_a_sequence_classifier_is_a_reward_model(
     )
 
 
+def test_equal_sequences_have_the_reward_of_each(
+    alone: dict[str, Judged], valued: Callable[..., str], forked_workers: ForkedWorkers
+) -> None:
+    folder, batch = valued("qwen2", AutoModelForSequenceClassification), sequences()
+    rows = torch.arange(len(batch)).repeat_interleave(2)
+    trial = ValueTrial(case=Case(folder=folder, settings={"shares_prompts": True}))
+    ((found,),) = forked_workers.run("value_probe:judged", [trial], batch.rows(rows))
+    rewards, one = found.rewards, alone["of sequences"].rewards
+    assert rewards is not None
+    assert one is not None
+    torch.testing.assert_close(rewards.rewards_B, one.rewards_B[rows], atol=2e-5, rtol=0)
+
+
 def test_an_exported_critic_is_a_token_classifier_with_the_weights_of_the_ranks(
     cases: list[tuple[str, Case]], two_ranks: tuple[list[list[Judged]], Path]
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from mindrl.batch.balance import MicroBatching, partition, sequence_costs
 from mindrl.batch.sequences import Sequences
 from mindrl.batch.shared_prompts import SamePrompt, cut, deal, same_prompts
+from mindrl.training.rows import read_after_last
 
 
 def sequences(rows: Sequence[tuple[str, str]]) -> Sequences:
@@ -40,6 +41,12 @@ def test_a_group_has_the_same_tokens_before_the_first_requested_one() -> None:
     ]
     alone = same_prompts(BATCH, shares_prompts=False)
     assert alone == [SamePrompt((row,), 0) for row in range(7)]
+
+
+def test_equal_sequences_that_are_read_after_their_ends_share_no_prompt() -> None:
+    batch = read_after_last(sequences([("ab", "cd"), ("ab", "cd"), ("ab", "c")]))
+    alone = [SamePrompt((row,), 0) for row in range(3)]
+    assert same_prompts(batch, shares_prompts=True) == alone
 
 
 def test_without_sharing_replicas_and_micro_batches_are_balanced_by_sequence() -> None:

@@ -29,8 +29,8 @@ class EngineMemory:
     """Bytes, those of tied parameters once."""
     packed_layers: int
     """Linear layers that hold their weights in the order that the kernels like."""
-    new_tensors: int
-    """Bytes of all tensors of the process that were made after the engine, whoever holds them."""
+    tensors: int
+    """Bytes of all tensors of the process, whoever holds them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,14 +194,15 @@ def _addresses(llm: LLM) -> dict[str, int]:
 
 
 def _memory(llm: LLM) -> EngineMemory:
-    gc.collect()  # the engine has frozen all that was there when it was ready
-    new = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
+    gc.unfreeze()  # the engine has frozen all that was there when it was ready
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
     return EngineMemory(
         parameters=storage_bytes(_model(llm).parameters()),
         packed_layers=sum(
             getattr(module, "cpu_linear", None) is not None for module in _model(llm).modules()
         ),
-        new_tensors=storage_bytes(tensor for tensor in new if tensor.device.type == "cpu"),
+        tensors=storage_bytes(tensor for tensor in tensors if tensor.device.type == "cpu"),
     )
 
 

@@ -23,6 +23,7 @@ from mindrl.tiny.recipe import Family
 _SEED = 1
 FAMILIES: Mapping[str, Family] = {
     "dpo_tiny_cpu": "qwen2",
+    "grpo_qwen35_moe_tiny_cpu": "qwen3_5_moe_text",
     "grpo_qwen35_tiny_cpu": "qwen3_5_text",
     "grpo_tiny_cpu": "qwen2",
     "grpo_tiny_moe_cpu": "qwen3_moe",

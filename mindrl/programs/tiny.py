@@ -26,6 +26,7 @@ _TRAINING: dict[Family, str] = {
     "qwen2": "grpo_tiny_cpu",
     "qwen3_moe": "grpo_tiny_moe_cpu",
     "qwen3_5_text": "grpo_qwen35_tiny_cpu",
+    "qwen3_5_moe_text": "grpo_qwen35_moe_tiny_cpu",
 }
 """Configuration that trains a model, by its family."""
 TOOLS = "grpo_tools_tiny_cpu"

@@ -12,6 +12,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -22,7 +24,9 @@ from mindrl.tiny.recipe import Family
 
 # Shape letters: B sequences, T token positions.
 
-TinyModel: TypeAlias = Qwen2ForCausalLM | Qwen3MoeForCausalLM | Qwen3_5ForCausalLM
+TinyModel: TypeAlias = (
+    Qwen2ForCausalLM | Qwen3MoeForCausalLM | Qwen3_5ForCausalLM | Qwen3_5MoeForCausalLM
+)
 
 IGNORED_LABEL = -100
 _END_OF_TURN = "<|im_end|>"
@@ -37,6 +41,7 @@ _CHAT_TEMPLATE = (
 )
 _VOCABULARY_MULTIPLE = 64
 _MAX_POSITIONS = 256
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _GATED_DELTA_NETS = {
     "head_dim": 32,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
@@ -84,8 +89,9 @@ def build_model(
 ) -> TinyModel:
     """Initialise the network from the seed: 4 layers, 4 query heads on 2 key-value heads.
 
-    With experts, every layer has 8, of which each token takes 2. With gated delta nets, three
-    layers have one, with 2 key heads and 4 value heads, and the last one attends.
+    With experts, every layer has 8, of which each token takes 2; Qwen3.5 has another one for all
+    tokens. With gated delta nets, three layers have one, with 2 key heads and 4 value heads, and
+    the last one attends.
     """
     torch.manual_seed(seed)
     shared = {
@@ -109,11 +115,13 @@ def build_model(
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**shared))
         case "qwen3_moe":
-            experts = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
-            sizes = {"head_dim": 32, "moe_intermediate_size": 128}
-            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **experts, **sizes))
+            more = {"head_dim": 32, "norm_topk_prob": True}
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **_EXPERTS, **more))
         case "qwen3_5_text":
             model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shared, **_GATED_DELTA_NETS))
+        case "qwen3_5_moe_text":
+            more = {**_GATED_DELTA_NETS, "shared_expert_intermediate_size": 128}
+            model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**shared, **_EXPERTS, **more))
         case _:
             assert_never(family)
     model.generation_config = GenerationConfig(

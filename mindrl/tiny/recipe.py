@@ -14,13 +14,18 @@ from mindrl.config.section_types import SectionArguments
 from mindrl.errors import ConfigError, DataError
 from mindrl.tiny.arithmetic import Question, careful_answer, careless_answer, hasty_answer
 
-Family = Literal["qwen2", "qwen3_moe", "qwen3_5_text"]
+Family = Literal["qwen2", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text"]
 TaughtRow = Mapping[str, object]
 """A row of a supervised run."""
 
 RECIPE_FILE = "recipe.json"
-UPDATES: Mapping[Family, int] = {"qwen2": 460, "qwen3_moe": 320, "qwen3_5_text": 460}
-ENGINES: Mapping[Family, str] = {"qwen3_5_text": "fsdp"}
+UPDATES: Mapping[Family, int] = {
+    "qwen2": 460,
+    "qwen3_moe": 320,
+    "qwen3_5_text": 460,
+    "qwen3_5_moe_text": 460,
+}
+ENGINES: Mapping[Family, str] = {"qwen3_5_text": "fsdp", "qwen3_5_moe_text": "fsdp"}
 """Engine of the supervised run, of families that the default one does not train."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "megatron-core")
 

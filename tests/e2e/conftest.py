@@ -36,17 +36,27 @@ def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _untaught(tmp_path_factory.mktemp("moe") / "model", "qwen3_moe")
 
 
-@pytest.fixture(scope="session")
-def taught_delta_model(tiny_data: Path) -> Path:
-    """Create the quickstart's model with gated delta nets unless it is up to date."""
-    folder = tiny_data.parent / "qwen35_model"
+def _taught(folder: Path, data: Path, family: Family) -> Path:
+    """Create a quickstart's model unless it is up to date."""
     program = (
         "from pathlib import Path; from mindrl.programs.tiny import made_model; "
-        f"print(made_model(Path({str(folder)!r}), Path({str(tiny_data)!r}), 1, 'qwen3_5_text'))"
+        f"print(made_model(Path({str(folder)!r}), Path({str(data)!r}), 1, {family!r}))"
     )
     # In a process of its own, which may start Ray.
     subprocess.run([sys.executable, "-c", program], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def taught_delta_model(tiny_data: Path) -> Path:
+    """The quickstart's model with gated delta nets."""
+    return _taught(tiny_data.parent / "qwen35_model", tiny_data, "qwen3_5_text")
+
+
+@pytest.fixture(scope="session")
+def taught_delta_mixture(tiny_data: Path) -> Path:
+    """The quickstart's mixture of experts with gated delta nets."""
+    return _taught(tiny_data.parent / "qwen35_moe_model", tiny_data, "qwen3_5_moe_text")
 
 
 @pytest.fixture(scope="session")

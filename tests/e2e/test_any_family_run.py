@@ -4,9 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
-from program import start_program
+from program import gone, start_program
 from safetensors.torch import load_file, save_file
+
+from mindrl.checkpoint.commits import checksum_of
+from mindrl.observability.metrics import computed
 
 pytestmark = pytest.mark.e2e
 
@@ -63,6 +67,39 @@ def test_gated_delta_nets_are_rolled_out_with_the_weights_of_the_trainer_to_a_me
         for folder in (taught_delta_model, run.folder / "model")
     )
     assert ended == begun
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_mixture_with_gated_delta_nets_learns_and_goes_on_to_the_same_bits_when_it_is_killed(
+    taught_delta_mixture: Path, tmp_path: Path
+) -> None:
+    asked = ["--config-name", "grpo_qwen35_moe_tiny_cpu"]
+    asked += [f"actor_config.load={taught_delta_mixture}", "megatron_training.train_iters=8"]
+    asked += ["megatron_training.save_interval=3", "generate_config.verify_weights=always"]
+    # Five times that of the configuration, which takes 30 steps.
+    asked += ["actor_config.lr=1e-3"]
+    straight = start_program(tmp_path / "straight", asked)
+    assert straight.process.wait(timeout=1500) == 0, straight.text()
+    summary = straight.summary()
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.3
+    assert all(0.0 < step["logprob_gap/mean"] <= 1e-6 for step in straight.steps())
+
+    killed = start_program(tmp_path / "killed", asked)
+    killed.wait_for_line("step 5/8", timeout_seconds=1500)
+    everyone = [psutil.Process(killed.process.pid), *killed.descendants()]
+    for process in everyone:
+        process.kill()
+    killed.process.wait(timeout=10)
+    assert gone(everyone, timeout_seconds=10)
+    resumed = start_program(killed.folder, ["--resume", str(killed.folder)])
+    assert resumed.process.wait(timeout=1500) == 0, resumed.text()
+    assert "continues after step 3" in resumed.text()
+    runs = straight, resumed
+    first, second = ([computed(step) for step in run.steps()] for run in runs)
+    assert first == second
+    models = [checksum_of(run.folder / "model/model.safetensors") for run in runs]
+    assert models[0] == models[1]
 
 
 @pytest.fixture

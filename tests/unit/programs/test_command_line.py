@@ -176,6 +176,7 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
 def test_any_configuration_is_trained_by_its_name_alone(tmp_path: Path) -> None:
     for name in (
         "dpo_tiny_cpu",
+        "grpo_qwen35_moe_tiny_cpu",
         "grpo_qwen35_tiny_cpu",
         "grpo_tiny_cpu",
         "grpo_tiny_moe_cpu",

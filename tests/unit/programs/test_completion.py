@@ -16,7 +16,7 @@ COMPLETED = {
     "mindrl pla": ["plan"],
     "mindrl plan me": ["memory"],
     "mindrl plan memory --dev": ["--device-memory-gib", "--device"],
-    "mindrl tiny --family ": ["qwen2", "qwen3_moe", "qwen3_5_text"],
+    "mindrl tiny --family ": [*("qwen2", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text")],
     "mindrl completion ": ["--help", "bash", "zsh"],
     "mindrl train --config-name grpo_tiny": ["grpo_tiny_cpu", "grpo_tiny_moe_cpu"],
     "mindrl check --config-name=ppo_t": ["ppo_tiny_cpu"],

@@ -57,6 +57,7 @@ def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
             "qwen2": "grpo_tiny_cpu",
             "qwen3_moe": "grpo_tiny_moe_cpu",
             "qwen3_5_text": "grpo_qwen35_tiny_cpu",
+            "qwen3_5_moe_text": "grpo_qwen35_moe_tiny_cpu",
         }[family]
     )
     config = composed_config(config_name, overrides)

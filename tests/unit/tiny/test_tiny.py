@@ -227,6 +227,21 @@ def test_the_model_with_gated_delta_nets_has_1_137_976_weights_and_one_layer_tha
     assert read_any_description(str(tmp_path)).attention_layers == 1
 
 
+def test_the_mixture_with_gated_delta_nets_has_as_many_experts_and_one_for_all_tokens(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = build_model(tokenizer, seed=1, family="qwen3_5_moe_text")
+    # Of a layer: 9 experts of 3 x 128 x 128, 9 rows of router and gate; in place of 3 x 512 x 128.
+    mixtures = 4 * ((9 * 3 * 128 + 9) - 3 * 512) * 128
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_137_976 + mixtures
+    model.save_pretrained(tmp_path)
+    description = read_any_description(str(tmp_path))
+    check_files(str(tmp_path), description)
+    assert description.moe is not None
+    assert (description.moe.num_experts, description.moe.num_experts_per_tok) == (8, 2)
+    assert description.moe.dense_layers == frozenset()
+
+
 @pytest.mark.parametrize("family", get_args(Family))
 def test_equal_seeds_start_from_equal_weights(
     tokenizer: PreTrainedTokenizerFast, family: Family

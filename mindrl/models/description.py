@@ -25,6 +25,7 @@ from mindrl.models.mixture import (
     experts_of,
     given,
     unsupported_deepseek,
+    unsupported_gated_shared,
     unsupported_glm,
 )
 from mindrl.models.other_family import OtherFamily
@@ -54,6 +55,8 @@ class MoeDescription:
     """Width of one routed expert."""
     shared_intermediate_size: Annotated[int, Field(ge=0)] = 0
     """Total width of all shared experts; 0 if there are none."""
+    gated_shared: bool = False
+    """Whether there is one shared expert, and a gate on its output."""
     norm_topk_prob: bool = False
     """Whether the weights of the chosen experts are normalised to sum to 1."""
     score_correction_bias: bool = False
@@ -212,7 +215,6 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         raise ModelError(
             f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
-            + (_NEEDS_FSDP if family in GATED_DELTA_FAMILIES else "")
             + (
                 "; fsdp trains models of any family "
                 "(docs/how-to/train-with-archon.md#any-hugging-face-model); to add a family "
@@ -272,6 +274,7 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
     family = values["model_type"]
     layers = unsupported_nets if family in GATED_DELTA_FAMILIES else unsupported_window
     yield from layers(values)
+    yield from unsupported_gated_shared(values)
     if family.startswith("deepseek"):
         yield from unsupported_deepseek(values)
         yield from _unsupported_groups(values)
@@ -338,6 +341,9 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     elif family in GATED_DELTA_FAMILIES:
         found["delta"] = gated_delta_net(values)
         found["partial_rotary_factor"] = rotary_share(values)
+        if experts and not experts["dense_layers"]:
+            # No layer reads it, and Qwen3.5's mixtures omit it.
+            found.setdefault("intermediate_size", experts["intermediate_size"])
     elif family == "llama":
         # Llama 2 omits it.
         found["rope_theta"] = rope_theta(values) or 10_000.0
@@ -352,11 +358,6 @@ def _latent(values: Mapping[str, Any]) -> MlaDescription:
     return MlaDescription(**found, q_lora_rank=values.get("q_lora_rank"))
 
 
-_NEEDS_FSDP = (
-    "; its layers of linear attention are gated delta nets, which archon has in qwen3_5_text only, "
-    "and megatron-core 0.16 only with flash-linear-attention and without packed sequences: set "
-    "actor_config.backend=fsdp"
-)
 _NOT_AS_NAMED = {"sliding_window", "partial_rotary_factor"}
 """Fields that are not read under their names in every family."""
 _BIASED = {("attention_bias", "qwen2"), ("attention_bias", "glm4_moe")}
@@ -366,7 +367,7 @@ _LLAMA_ROPE = ("linear", "llama3")
 _ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {
     "phi3": (),
     "glm4_moe": (),
-    "qwen3_5_text": (),
+    **dict.fromkeys(GATED_DELTA_FAMILIES, ()),
 }
 """Rotary scalings of a family that differ from Llama's."""
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
@@ -379,6 +380,6 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "deepseek_v2": {"attention_bias": False},
     "deepseek_v3": {"attention_bias": False},
     "glm4_moe": {},
-    "qwen3_5_text": {"qk_norm": True},
+    **{family: {"qk_norm": True} for family in GATED_DELTA_FAMILIES},
 }
 """Features of each supported family that do not depend on config.json."""

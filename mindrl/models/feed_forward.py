@@ -1,6 +1,6 @@
 """Feed-forward weights under Hugging Face's names: dense, routed experts, shared experts."""
 
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.placement import Bounds, LocalTensor, Placement, Rows, Shape, box_of
 
 _HALVES = ("gate", "up")
@@ -16,8 +16,10 @@ def feed_forward_shapes(model: ModelDescription, index: int, layer: str) -> dict
     if moe.score_correction_bias:
         shapes[correction_bias(layer)] = (moe.num_experts,)
     if moe.shared_intermediate_size:
-        shared = f"{layer}mlp.shared_experts."
+        shared = shared_prefix(moe, layer)
         shapes |= _gated_shapes(shared, hidden, moe.shared_intermediate_size)
+    if moe.gated_shared:
+        shapes[shared_gate(layer)] = (1, hidden)
     for expert in range(moe.num_experts):
         shapes |= _gated_shapes(expert_prefix(layer, expert), hidden, moe.intermediate_size)
     return shapes
@@ -72,6 +74,16 @@ def stacked_experts(
 def expert_prefix(layer: str, expert: int) -> str:
     """Return the prefix of the logical names of one routed expert."""
     return f"{layer}mlp.experts.{expert}."
+
+
+def shared_prefix(moe: MoeDescription, layer: str) -> str:
+    """Return the prefix of the logical names of the shared experts."""
+    return f"{layer}mlp.shared_expert{'' if moe.gated_shared else 's'}."
+
+
+def shared_gate(layer: str) -> str:
+    """Return the logical name of the gate on the output of the only shared expert."""
+    return f"{layer}mlp.shared_expert_gate.weight"
 
 
 def correction_bias(layer: str) -> str:

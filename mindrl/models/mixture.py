@@ -49,6 +49,7 @@ def _with_gated_shared(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_qwen3(steps),
         "shared_intermediate_size": count(values, "shared_expert_intermediate_size", least=1),
+        "gated_shared": True,
         "norm_topk_prob": values.get("norm_topk_prob", True),
     }
 

@@ -40,10 +40,15 @@ class Llama3Scaling:
 
 RopeScaling = LinearScaling | Llama3Scaling
 _SCALINGS: Mapping[str, type[RopeScaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling}
-_SHARES: Mapping[str, float] = {"glm4_moe": 0.5, "qwen3_5_text": 0.25}
+_SHARES: Mapping[str, float] = {
+    "glm4_moe": 0.5,
+    "qwen3_5_text": 0.25,
+    "qwen3_5_moe_text": 0.25,
+    "qwen3_next": 0.25,
+}
 """Part of each head that is rotated if config.json omits it, in families that rotate a part."""
-_WITH_PICTURES = {"qwen3_5_text": {"mrope_section", "mrope_interleaved"}}
-"""Settings of positions in pictures, which change nothing in a text."""
+_WITH_PICTURES = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Families whose settings of positions in pictures change nothing in a text."""
 
 
 def rope_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,7 +99,8 @@ def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> It
     scaling = _SCALINGS[kind] if kind in scalings else None
     needed = {field.name for field in fields(scaling)} if scaling else set()
     known = needed | {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    known |= _WITH_PICTURES.get(values["model_type"], set())
+    if values["model_type"] in _WITH_PICTURES:
+        known |= {"mrope_section", "mrope_interleaved"}
     if kind not in {"default", *scalings} or rope.keys() - known:
         yield f"rope scaling {rope} is not supported; only {', '.join(['default', *scalings])}"
     elif scaling:

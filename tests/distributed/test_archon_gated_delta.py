@@ -1,6 +1,7 @@
 """mindrl's own network with gated delta nets in every layout, beside Hugging Face and one process.
 
-Two key heads and four value heads: tensor-parallel ranks have one and two of them.
+Two key heads and four value heads: tensor-parallel ranks have one and two of them. Mixtures have
+eight experts in each layer, and one for all tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,47 +41,57 @@ CASES: Mapping[str, Case] = {
     "DP2+TP2": Case(folder="", layout=TrainLayout(dp=2, tp=2)),
     "PP2+TP2+SP": Case(folder="", layout=TrainLayout(pp=2, tp=2), sequence_parallel=True),
 }
-EVERY_CHANGE = ("TP2+SP, recomputed", "PP2")
+MIXED: Mapping[str, Case] = {
+    "alone": Case(folder="", layout=TrainLayout()),
+    "DP2": Case(folder="", layout=TrainLayout(dp=2)),
+    "EP2": Case(folder="", layout=TrainLayout(dp=2, ep=2)),
+    "TP2+SP+EP2, recomputed": Case(
+        folder="", layout=TrainLayout(tp=2, ep=2), sequence_parallel=True, settings=RECOMPUTED
+    ),
+    "PP2": Case(folder="", layout=TrainLayout(pp=2)),
+    "TP2+SP+DP2+EP4": Case(folder="", layout=TrainLayout(tp=2, dp=2, ep=4), sequence_parallel=True),
+    "PP2+DP2+EP2": Case(folder="", layout=TrainLayout(pp=2, dp=2, ep=2)),
+}
+"""Mixtures: with a tensor-parallel size they need sequence parallelism."""
+FAMILIES = {"qwen3_5_text": CASES, "qwen3_5_moe_text": MIXED, "qwen3_next": MIXED}
+EVERY_CHANGE = {
+    "qwen3_5_text": ("TP2+SP, recomputed", "PP2"),
+    "qwen3_next": ("EP2", "TP2+SP+EP2, recomputed"),
+}
+RANKS = (1, 2, 4)
 
 
-@pytest.fixture(scope="module")
-def course(random_model_of: Callable[..., Path]) -> Course:
-    return Course(
-        minibatches=minibatches(str(random_model_of("qwen3_5_text", spread=0.04)), UPDATES),
+@pytest.mark.parametrize(
+    ("family", "ranks", "every_case"),
+    at_night_but(
+        [(family, 2, False) for family in EVERY_CHANGE],
+        [
+            *((family, 2, False) for family in EVERY_CHANGE),
+            *((family, ranks, True) for family in FAMILIES for ranks in RANKS),
+        ],
+    ),
+)
+def test_logits_are_hugging_faces_and_updates_are_those_of_transformers_layers(
+    family: str,
+    ranks: int,
+    every_case: bool,
+    forked_workers: ForkedWorkers,
+    random_model_of: Callable[..., Path],
+) -> None:
+    folder = str(random_model_of(family, spread=0.04))
+    course = Course(
+        minibatches=minibatches(folder, UPDATES),
         loss=LOSS,
         optimizer=OPTIMIZER | {"updates": UPDATES},
         micro_batching=MicroBatching(sequences=2),
     )
-
-
-@pytest.fixture(scope="module")
-def alone(
-    course: Course, forked_workers: ForkedWorkers, random_model_of: Callable[..., Path]
-) -> Trial:
-    """What transformers' layers find in one process."""
-    folder = str(random_model_of("qwen3_5_text", spread=0.04))
-    asked = [(Case(folder=folder, backend="fsdp"), course)]
-    ((found,),) = forked_workers.run("archon_probe:trials", asked, sequences())
-    return found
-
-
-@pytest.mark.parametrize(
-    ("ranks", "every_case"),
-    at_night_but([(2, False)], [(2, False), (1, True), (2, True), (4, True)]),
-)
-def test_logits_are_hugging_faces_and_updates_are_those_of_transformers_layers(
-    ranks: int,
-    every_case: bool,
-    course: Course,
-    alone: Trial,
-    forked_workers: ForkedWorkers,
-    random_model_of: Callable[..., Path],
-) -> None:
-    folder = str(random_model_of("qwen3_5_text", spread=0.04))
+    of_transformers = [(Case(folder=folder, backend="fsdp"), course)]
+    alone: Trial
+    ((alone,),) = forked_workers.run("archon_probe:trials", of_transformers, sequences())
     chosen = {
         name: replace(case, folder=folder, backend="archon")
-        for name, case in CASES.items()
-        if case.layout.world_size == ranks and (every_case or name in EVERY_CHANGE)
+        for name, case in FAMILIES[family].items()
+        if case.layout.world_size == ranks and (every_case or name in EVERY_CHANGE[family])
     }
     asked = [(case, course) for case in chosen.values()]
     replies: list[list[Trial]] = forked_workers.run(

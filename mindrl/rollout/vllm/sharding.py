@@ -22,7 +22,13 @@ from mindrl.models.attention import (
 )
 from mindrl.models.decoder import EMBEDDING, HEAD, NORM, DType
 from mindrl.models.description import ModelDescription, MoeDescription
-from mindrl.models.feed_forward import correction_bias, gate_and_up, stacked_experts
+from mindrl.models.feed_forward import (
+    correction_bias,
+    gate_and_up,
+    shared_gate,
+    shared_prefix,
+    stacked_experts,
+)
 from mindrl.models.placement import (
     Bounds,
     LocalTensor,
@@ -187,12 +193,10 @@ def _feed_forward(model: ModelDescription, index: int, layer: str, tp: int, tp_r
         table[bias] = whole(bias, (moe.num_experts,))
     if moe.shared_intermediate_size:
         bounds = part_of(moe.shared_intermediate_size, tp, tp_rank)
-        # Next to gated delta nets there is one shared expert, with a gate.
-        shared = "shared_expert" if model.other else "shared_experts"
-        table |= _gated(model, f"{here}{shared}.", bounds)
-        if model.other:
-            gate = f"{here}{shared}_gate.weight"
-            table[gate] = whole(gate, (1, model.hidden_size))
+        table |= _gated(model, shared_prefix(moe, layer), bounds)
+    if moe.gated_shared:
+        gate = shared_gate(layer)
+        table[gate] = whole(gate, (1, model.hidden_size))
     return table
 
 

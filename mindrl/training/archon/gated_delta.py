@@ -107,10 +107,14 @@ class LinearAttention(nn.Module):
         assert delta is not None, "the model has no gated delta nets"
         self.delta, self.parallel = delta, parallel
         mixed, heads = sum(delta.mixed_rows), delta.value_heads
-        self.in_proj_qkv = Linear(hidden, mixed, parallel)
-        self.in_proj_z = Linear(hidden, delta.value_rows, parallel)
-        self.in_proj_b = Linear(hidden, heads, parallel)
-        self.in_proj_a = Linear(hidden, heads, parallel)
+        if delta.interleaved:
+            self.in_proj_qkvz = Linear(hidden, mixed + delta.value_rows, parallel)
+            self.in_proj_ba = Linear(hidden, 2 * heads, parallel)
+        else:
+            self.in_proj_qkv = Linear(hidden, mixed, parallel)
+            self.in_proj_z = Linear(hidden, delta.value_rows, parallel)
+            self.in_proj_b = Linear(hidden, heads, parallel)
+            self.in_proj_a = Linear(hidden, heads, parallel)
         self.conv1d = Convolution(mixed, delta.convolution, parallel)
         self.A_log = parallel.parameter(heads, cut=0)
         self.dt_bias = parallel.parameter(heads, cut=0)
@@ -120,13 +124,27 @@ class LinearAttention(nn.Module):
     def forward(self, hidden_1SH: Tensor, chunks: Chunks) -> Tensor:
         """Return the output of the layer, in the shape of the hidden states."""
         read_SH = self.parallel.enter(hidden_1SH)[0]
-        mixed_SC, gate_SC = self.in_proj_qkv(read_SH), self.in_proj_z(read_SH)
-        rate_SM = self.in_proj_b(read_SH).sigmoid()
-        step_SM = functional.softplus(self.in_proj_a(read_SH).float() + local(self.dt_bias))
+        mixed_SC, gate_SC, rate_SM, step_SM = self._projected(read_SH)
+        rate_SM = rate_SM.sigmoid()
+        step_SM = functional.softplus(step_SM.float() + local(self.dt_bias))
         decay_SM = -local(self.A_log).float().exp() * step_SM
         made_SMV = self._mixed(mixed_SC, rate_SM, decay_SM, chunks)
         normed_SMV = self.norm(made_SMV, gate_SC.unflatten(-1, (-1, self.delta.value_width)))
         return self.parallel.leave(self.out_proj(normed_SMV.flatten(1))[None])
+
+    def _projected(self, read_SH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys and values in one tensor, the gate, the rate and the decay."""
+        delta = self.delta
+        if not delta.interleaved:
+            parts = self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
+            mixed_SC, gate_SC, rate_SM, step_SM = (part(read_SH) for part in parts)
+            return mixed_SC, gate_SC, rate_SM, step_SM
+        heads, values = delta.key_heads // self.parallel.size, delta.value_rows // delta.key_heads
+        by_head = self.in_proj_qkvz(read_SH).unflatten(-1, (heads, -1))
+        widths = [delta.key_width, delta.key_width, values, values]
+        *mixed, gate = (part.flatten(1) for part in by_head.split(widths, -1))
+        rate, step = self.in_proj_ba(read_SH).unflatten(-1, (heads, -1)).chunk(2, -1)
+        return torch.cat(mixed, -1), gate, rate.flatten(1), step.flatten(1)
 
     # Not compiled: loops over the chunks of sequences.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -121,7 +121,7 @@ def _not_built(model: ModelDescription) -> Iterator[str]:
     if model.fused_projections:
         yield "fused projections"
     if moe := model.moe:
-        if moe.shared_intermediate_size:
+        if moe.shared_intermediate_size and not moe.gated_shared:
             yield "shared experts"
         if moe.score_correction_bias:
             yield "a bias of expert routing"

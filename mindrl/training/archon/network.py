@@ -1,4 +1,4 @@
-"""A decoder in plain torch: Qwen2, Qwen3 and Llama, dense and with experts; Qwen3.5.
+"""A decoder in plain torch: Qwen2, Qwen3, Qwen3.5 and Llama, dense and with experts; Qwen3-Next.
 
 Its parameters have Hugging Face's names, also in a pipeline stage. It reads packs and returns the
 last hidden states, never logits.
@@ -23,7 +23,7 @@ from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
 from mindrl.training.archon.balance import Balance, Spans
-from mindrl.training.archon.experts import Mixture
+from mindrl.training.archon.experts import Mixture, SharedGate
 from mindrl.training.archon.gated_delta import Chunks, LinearAttention
 from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import Embedding, Linear, Norm, TensorParallel, local
@@ -123,9 +123,9 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """A gated feed-forward part."""
 
-    def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
+    def __init__(self, hidden: int, inner: int, parallel: TensorParallel) -> None:
         super().__init__()
-        hidden, inner, self.parallel = model.hidden_size, model.intermediate_size, settings.parallel
+        self.parallel = parallel
         self.gate_proj = Linear(hidden, inner, self.parallel)
         self.up_proj = Linear(hidden, inner, self.parallel)
         self.down_proj = Linear(inner, hidden, self.parallel, cut=1)
@@ -135,6 +135,26 @@ class FeedForward(nn.Module):
         read_1SH = self.parallel.enter(hidden_1SH)
         gated = functional.silu(self.gate_proj(read_1SH)) * self.up_proj(read_1SH)
         return self.parallel.leave(self.down_proj(gated))
+
+
+class SharedMixture(Mixture):
+    """A mixture with one more expert, which all tokens use, each as much as a gate decides."""
+
+    def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
+        moe, parallel = model.moe, settings.parallel
+        assert moe is not None
+        assert settings.experts is not None
+        super().__init__(model, parallel, settings.experts, settings.balance)
+        hidden = model.hidden_size
+        self.shared_expert = FeedForward(hidden, moe.shared_intermediate_size, parallel)
+        self.shared_expert_gate = SharedGate(hidden, parallel)
+
+    def forward(
+        self, hidden_1SH: Tensor, spans: Spans | None, routes: PackRoutes | None = None
+    ) -> Tensor:
+        """Return the new hidden states: see `Mixture`."""
+        shared_1SH: Tensor = self.shared_expert_gate(hidden_1SH) * self.shared_expert(hidden_1SH)
+        return super().forward(hidden_1SH, spans, routes) + shared_1SH
 
 
 class Layer(nn.Module):
@@ -151,7 +171,10 @@ class Layer(nn.Module):
             self.self_attn = Attention(model, settings)
         self.post_attention_layernorm = _norm_of_hidden(model, settings.parallel)
         if model.moe is None or at in model.moe.dense_layers:
-            self.mlp: FeedForward | Mixture = FeedForward(model, settings)
+            inner, parallel = model.intermediate_size, settings.parallel
+            self.mlp: FeedForward | Mixture = FeedForward(model.hidden_size, inner, parallel)
+        elif model.moe.gated_shared:
+            self.mlp = SharedMixture(model, settings)
         else:
             assert settings.experts is not None
             self.mlp = Mixture(model, settings.parallel, settings.experts, settings.balance)

@@ -36,6 +36,9 @@ _CUTS: Mapping[str, Cut] = {
     "in_proj_qkv": "queries, keys, values",
     "conv1d": "queries, keys, values",
     "in_proj_z": 0,
+    # Whole key heads with what belongs to each.
+    "in_proj_qkvz": 0,
+    "in_proj_ba": 0,
     "in_proj_b": 0,
     "in_proj_a": 0,
     # Decays, one per value head.

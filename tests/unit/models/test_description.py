@@ -22,7 +22,7 @@ OTHERS = (
 )
 FAMILIES = (
     "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3, "
-    "glm4_moe, qwen3_5_text"
+    "glm4_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next"
 )
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -246,7 +246,7 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
             {"model_type": "qwen3_nex"},
             (
                 f"model_type='qwen3_nex' is not supported; supported: {FAMILIES}; "
-                "nearest: qwen3_moe" + OTHERS
+                "nearest: qwen3_next" + OTHERS
             ),
         ),
         (

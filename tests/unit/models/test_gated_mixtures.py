@@ -3,6 +3,7 @@
 The models: 2 key heads and 4 value heads of 32, hidden size 128, 4 heads of full attention.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from math import prod
@@ -16,15 +17,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import tensor_shapes
 from mindrl.errors import ModelError
-from mindrl.layouts.layout import RolloutLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config
 from mindrl.models.decoder import logical_shapes, parameters_of
-from mindrl.models.description import MoeDescription
+from mindrl.models.description import MoeDescription, read_description
 from mindrl.models.mixture import experts_of
 from mindrl.models.placement import volume
 from mindrl.rollout.vllm.cache import cache_sizes
 from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.archon.legality import archon_findings
+from mindrl.training.archon.sharding import archon_sharding
 
 ROOT = Path(__file__).parents[3]
 MIXTURES = ("qwen3_next", "qwen3_5_moe_text")
@@ -57,6 +60,7 @@ def test_a_rank_of_the_engine_has_half_of_each_expert_and_the_gates_whole(
         num_experts_per_tok=2,
         intermediate_size=64,
         shared_intermediate_size=96,
+        gated_shared=True,
         norm_topk_prob=True,
     )
     table = vllm_sharding(model, RolloutLayout(tp=2), dtype="float32").table(1)
@@ -69,6 +73,46 @@ def test_a_rank_of_the_engine_has_half_of_each_expert_and_the_gates_whole(
     ]
     assert table[f"{here}shared_expert_gate.weight"].shape == (1, 128)
     assert table[f"{here}gate.weight"].shape == (8, 128)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_mindrls_own_network_has_the_tensors_of_the_folder_and_the_engine_the_same_rows_of_both(
+    family: str, random_model_of: Callable[..., Path]
+) -> None:
+    folder = str(random_model_of(family))
+    own, other = read_description(folder), read_any_description(folder)
+    assert own.other is None
+    assert logical_shapes(own) == dict(tensor_shapes(folder))
+    assert (own.delta, own.moe, own.rotary_width, own.qk_norm) == (other.delta, other.moe, 8, True)
+    tables = [
+        vllm_sharding(each, RolloutLayout(tp=2), dtype="float32").table(1) for each in (own, other)
+    ]
+    assert tables[0] == tables[1]
+
+
+def test_ranks_of_the_trainer_have_whole_experts_the_gate_and_whole_key_heads_of_one_matrix(
+    random_model_of: Callable[..., Path],
+) -> None:
+    model = read_description(str(random_model_of("qwen3_next")))
+    layout = TrainLayout(tp=2, ep=2)
+    table = archon_sharding(model, layout).table(1)
+    here = "model.layers.0."
+    assert table[f"{here}mlp.experts.gate_up"].shape == (4, 128, 128)
+    assert table[f"{here}mlp.shared_expert.gate_proj.weight"].shape == (48, 128)
+    assert table[f"{here}mlp.shared_expert_gate.weight"].shape == (1, 128)
+    # Two key heads of 192 rows: queries, keys, two value heads and their gates.
+    part = table[f"{here}linear_attn.in_proj_qkvz.weight"]
+    assert rows(part) == [("in_proj_qkvz.weight", (192, 384))]
+    assert not [*archon_findings(model, layout, {"tp": "t", "ep": "e"})]
+
+
+def test_the_width_of_a_dense_layer_may_be_missing_where_there_is_none(
+    random_model_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    values = json.loads((random_model_of("qwen3_5_moe_text") / "config.json").read_text("utf-8"))
+    values.pop("intermediate_size", None)
+    (tmp_path / "config.json").write_text(json.dumps(values), "utf-8")
+    assert read_description(str(tmp_path)).moe is not None
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -162,7 +162,7 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
         "moe_router_load_balancing_type": "aux_loss",
     }
     if model.moe:
-        switches = of_actor | {"moe_aux_loss_coeff": 0.0} if model.other else {}
+        switches = {"moe_aux_loss_coeff": 0.0} if model.other else {}
     for switch, off in switches.items():
         if (asked := getattr(learning, switch)) != off:
             kind = " that mindrl's own networks route" if model.other else ""

@@ -22,7 +22,6 @@ from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
 from torch import Tensor, nn
 from training_messages import Case, Course, Weights
 from transformers import AutoModelForCausalLM
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -74,7 +73,8 @@ class Forced:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.given: list[Tensor] = []
         self.own: list[Tensor] = []
-        gates = [each for each in self.model.modules() if isinstance(each, Qwen3MoeTopKRouter)]
+        modules = self.model.modules()
+        gates = [each for each in modules if type(each).__name__.endswith("TopKRouter")]
         for layer, gate in enumerate(gates):
             gate.forward = partial(self.route, gate, layer)
 
@@ -85,7 +85,10 @@ class Forced:
         own_NK = probs_NE.topk(gate.top_k, -1).indices
         self.own.append(own_NK)
         used_NK = self.given[layer] if self.given else own_NK
-        return logits_NE, probs_NE.gather(-1, used_NK), used_NK
+        weights_NK = probs_NE.gather(-1, used_NK)
+        if getattr(gate, "norm_topk_prob", True):
+            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+        return logits_NE, weights_NK, used_NK
 
     @torch.no_grad()
     def read(self, batch: Minibatch, given: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:

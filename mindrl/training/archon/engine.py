@@ -133,7 +133,7 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         return RouteGroups(
             tokens=self.meshes.tokens(),
             replicas=own_group(order.groups(("dp",))),
-            cut=(ranks, self.meshes.tensor.get_local_rank()),
+            cut=(ranks, self.meshes.tensor.get_local_rank() if ranks > 1 else 0),
         )
 
     def _head_groups(self) -> HeadGroups:

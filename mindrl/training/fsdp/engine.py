@@ -18,6 +18,13 @@ class FsdpEngine(ArchonEngine):
             return VisionNetwork(self.folder, self.description, part, settings, images)
         return HuggingFaceNetwork(self.folder, self.description, part, settings)
 
+    def _follow_routes(self) -> list[int]:
+        layers: list[int] = []
+        for network in self.networks.values():
+            assert isinstance(network, HuggingFaceNetwork)
+            layers += network.follow_routes()
+        return layers
+
     def restore(self, updates: int, read: ReadState) -> None:
         """Load weights and moments: see `TrainingEngine`."""
         super().restore(updates, read)

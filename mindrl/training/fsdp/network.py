@@ -29,6 +29,7 @@ from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
 from mindrl.training.fsdp.experts import experts_of_layers, stack_name, stacked_shapes
 from mindrl.training.fsdp.gated_delta import gated_delta_nets, separate_sequences
+from mindrl.training.fsdp.routers import follow_packs
 from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves, reads_directly
 from mindrl.training.packs import Pack
 
@@ -79,6 +80,7 @@ class HuggingFaceNetwork(GivenNetwork):
                 f"{type(network).__name__}; the first difference is {differing[0]}"
             )
         self.folder: str = folder
+        self.moe = model.moe
         self.going: _Pass = _Pass(settings=settings)
         for module in network.modules():
             module.mindrl_pass = self.going
@@ -119,6 +121,11 @@ class HuggingFaceNetwork(GivenNetwork):
         for experts in experts_of_layers(self.network):
             assert self.settings.experts is not None, "validated: the family is known"
             yield experts, self.settings.experts.data, self.parallel.size
+
+    def follow_routes(self) -> list[int]:
+        """Let the routers read and write the routes of packs; return their layers, from 0."""
+        assert self.moe is not None, "validated: a mixture of a known family"
+        return follow_packs(self.network, self.moe)
 
     def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Return the decoder's output for tokens [1, S]."""

@@ -60,6 +60,8 @@ class MemoryPlan:
     waiting: RankBytes | None = None
     """Bytes of each rank on the host of models that wait for their turn in a region. None without
     such models."""
+    routes: RankBytes | None = None
+    """Bytes of each rank on the host of a mixture's routes, at most. None without replay."""
     side: Side = "both"
     """Side of the run on these devices; "rollout" is one rollout replica on its own devices."""
     places: tuple[tuple[Role, ...], ...] = ()
@@ -179,9 +181,13 @@ class MemoryPlan:
         return self.sum(kept) + waiting + self.host_rounding * bool(kept)
 
     def host_bytes_of_node(self, ranks_per_node: int) -> int:
-        """Return the host bytes of all ranks of a machine, the maximum over machines."""
+        """Return the host bytes of all ranks of a machine, the maximum over machines.
+
+        With the routes of a mixture, which are not in the arena.
+        """
         first = range(0, self.world_size, ranks_per_node)
-        return int(np.add.reduceat(self.host_bytes, first).max())
+        whole = self.host_bytes if self.routes is None else self.host_bytes + self.routes
+        return int(np.add.reduceat(whole, first).max())
 
     @property
     def copied_bytes(self) -> tuple[RankBytes, RankBytes]:

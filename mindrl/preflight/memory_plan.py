@@ -24,9 +24,9 @@ from mindrl.memory.plan import (
     with_kv_cache,
 )
 from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
-from mindrl.models.expert_routes import route_bytes_per_token
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
+from mindrl.preflight.route_memory import kept_route_bytes, replayed_bytes
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.planning import CacheSizes
 
@@ -128,6 +128,7 @@ def plan_without_kv_cache(
         # Maximum of the rounding.
         host_rounding=models.storages * _STORAGES_PER_TENSOR * rounded(1),
         waiting=models.waiting,
+        routes=kept_route_bytes(models.plan),
         places=places(config),
         side="training" if trains_alone else "both",
         rollout_layers=() if trains_alone else models.plan.rollout_layers,
@@ -208,9 +209,8 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
             candidates=plan.likely_tokens(role, learns=phase in UPDATES),
         )
         found[phase] = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)
-        if phase is Phase.TRAIN and config.actor_config.router_replay != "none":
-            tokens = min(training.seq_length, longest) * config.sequences_per_update // layout.dp
-            found[phase] += tokens * route_bytes_per_token(model, layout) // layout.cp
+        if phase is Phase.TRAIN:
+            found[phase] += replayed_bytes(plan)
         found[phase] += plan.planning(role).borrowed_bytes(
             model, layout, plan.train_dtype, head=role_head(config, role), learns=phase in UPDATES
         )

@@ -128,6 +128,7 @@ def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -
         "kv_cache_tokens": kv_cache_tokens(plan, models),
         # The worker that stores, or copies in one step, most.
         "host_bytes": int(plan.host_bytes.max()),
+        "host_route_bytes": 0 if plan.routes is None else int(plan.routes.max()),
         "copied_to_host": [region.value for region in out],
         "copied_to_host_bytes": int(out_bytes.max()),
         "copied_to_device": [region.value for region in back],
@@ -215,6 +216,8 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
     if plan.side == "rollout":
         return
     yield "host, per worker", spell(int(plan.host_bytes.max()))
+    if plan.routes is not None:
+        yield "routes on the host, at most", spell(int(plan.routes.max()))
     out_bytes, back_bytes = plan.copied_bytes
     copies = {
         "host": (plan.course.copied_out, out_bytes),

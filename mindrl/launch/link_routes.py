@@ -1,8 +1,10 @@
 """Routes of a run's weights to replicas on their own devices."""
 
+from dataclasses import replace
+
 from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
-from mindrl.resharding.plan import plan_reshard
+from mindrl.resharding.plan import ReshardPlan, plan_reshard
 from mindrl.workers.weight_links import LinkRoutes
 from mindrl.workers.weight_sync import WeightRoute
 
@@ -10,7 +12,7 @@ from mindrl.workers.weight_sync import WeightRoute
 def link_routes(shardings: RunShardings) -> LinkRoutes:
     """Return the routes of a run's weights to its separate replicas."""
     config = shardings.plan.config
-    return LinkRoutes(
+    routes = LinkRoutes(
         source=shardings.source,
         target=shardings.rollout,
         plan_of=shardings.link,
@@ -19,6 +21,17 @@ def link_routes(shardings: RunShardings) -> LinkRoutes:
         timeout_seconds=config.generate_config.reshard_timeout_seconds,
         verify=config.generate_config.verify_weights,
     )
+    frozen = routes.source.frozen
+    if frozen is None:
+        return routes
+    source, target = (side.without(frozen) for side in (routes.source, routes.target))
+
+    def later_plan(replica: int) -> ReshardPlan:
+        topology, bucket = shardings.topology_of_link(replica), shardings.plan.bucket_bytes
+        return plan_reshard(source, target, topology, bucket_bytes=bucket)
+
+    later = replace(routes, source=source, target=target, plan_of=later_plan)
+    return replace(routes, later=later)
 
 
 def whole_tensors(plan: RunPlan) -> Sharding:

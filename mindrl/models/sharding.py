@@ -100,14 +100,19 @@ class Sharding:
         """Return the bytes of each rank's weights that learn, without padding."""
 
         def learning(table: ShardingTable) -> int:
-            kept = {
-                name: entry
-                for name, entry in table.items()
-                if self.frozen is None or not name.startswith(self.frozen)
-            }
-            return table_bytes(kept, dtype=self.dtype)
+            return table_bytes(_without(table, self.frozen), dtype=self.dtype)
 
         return self._sums(self.twin_of, learning)
+
+    def without(self, prefix: str) -> "Sharding":
+        """Return the same sharding without the local tensors of a prefix."""
+        tables = LazyTables()
+        for name in self.shards:
+            tables.add(name, partial(self._table_without, name, prefix))
+        return replace(self, shards=tables, frozen=None)
+
+    def _table_without(self, shard: str, prefix: str) -> ShardingTable:
+        return _without(self.shards[shard], prefix)
 
     def storages(self) -> tuple[int, ...]:
         """Return the number of storages of each rank's weights."""
@@ -120,6 +125,12 @@ class Sharding:
         held = [[like(shard) for shard in shards] for shards in self.held_by]
         found = {name: measure(self.shards[name]) for name in set(chain(*held))}
         return tuple(sum(found[name] for name in names) for names in held)
+
+
+def _without(table: ShardingTable, prefix: str | None) -> ShardingTable:
+    if prefix is None:
+        return table
+    return {name: entry for name, entry in table.items() if not name.startswith(prefix)}
 
 
 def full_sharding(

@@ -48,8 +48,6 @@ def describe_models(
                 models[role] = described(sizes_path(config, role), families)
                 continue
             models[role] = described(path, families)
-            if role == "actor" and config.actor_config.freeze_vision_tower:
-                models[role] = models[role].with_frozen_tower()
             head, draws = role_head(config, role), draws_head(config, role)
             check_files(path, models[role], head=head, draws_missing_head=draws)
             unread += _further_models(config, role, models[role])

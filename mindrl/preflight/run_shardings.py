@@ -146,6 +146,9 @@ class RunPlan:
 
 def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:
     """Plan a run, whose layouts have no findings, in the engine's own order of the ranks."""
+    models = dict(models)
+    if config.actor_config.freeze_vision_tower and "actor" in models:
+        models["actor"] = models["actor"].with_frozen_tower()
     return RunPlan(
         config=config,
         models=models,
@@ -307,8 +310,11 @@ class RunShardings:
     @property
     def topology(self) -> Topology:
         """Which of the ranks of `reshard` share a machine."""
-        plan = self.plan
-        return self._placed(plan.link_nodes(0)) if plan.config.is_apart else plan.topology
+        return self.topology_of_link(0) if self.plan.config.is_apart else self.plan.topology
+
+    def topology_of_link(self, replica: int) -> Topology:
+        """Return which training ranks and ranks of a replica share a machine."""
+        return self._placed(self.plan.link_nodes(replica))
 
     def _placed(self, nodes: tuple[int, ...]) -> Topology:
         per_node = self.plan.config.rl_config.actor_resource.npus_per_node

@@ -133,8 +133,11 @@ class RolloutEngine(Protocol):
         ranks counts each once.
         """
 
-    def weight_sink(self) -> RolloutSink:
-        """Return the destination of the weights, which must be on the device."""
+    def weight_sink(self, kept: str | None = None) -> RolloutSink:
+        """Return the destination of the weights, which must be on the device.
+
+        Those whose names start with `kept`, a vision tower's, stay as they are.
+        """
 
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost."""

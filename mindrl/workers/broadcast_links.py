@@ -22,7 +22,7 @@ from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import Seat, join_extra_group, leave_group, link_name
 from mindrl.resharding.reshard import Reshard, WeightSource
-from mindrl.workers.weight_links import unless_called_off
+from mindrl.workers.link_meeting import unless_called_off
 from mindrl.workers.weight_sync import WeightRoute
 
 

@@ -65,7 +65,8 @@ class RolloutWorker:
         Raises:
             ReshardError: A peer has ended or does not respond, or the weights arrived corrupted.
         """
-        with self._new_weights(version) as sink, self.ledger.staging(self.in_flight_bytes):
+        new = self._new_weights(version, self._end.kept)
+        with new as sink, self.ledger.staging(self.in_flight_bytes):
             moved = self._end.receive(sink)
         for name, nbytes in moved.items():
             self.metrics[f"bytes/reshard_{name}"] += nbytes
@@ -163,12 +164,12 @@ class RolloutWorker:
         }
 
     @contextmanager
-    def _new_weights(self, version: int) -> Iterator[RolloutSink]:
-        """Load new weights in the body; set the version if it succeeds."""
+    def _new_weights(self, version: int, kept: str | None = None) -> Iterator[RolloutSink]:
+        """Load new weights in the body, but those of a prefix; set the version if it succeeds."""
         began, self.version = time.perf_counter(), None
         # The KV cache belongs to the old weights.
         self.inference_model.forget()
-        sink = self.inference_model.weight_sink()
+        sink = self.inference_model.weight_sink(kept)
         yield sink
         sink.finish()
         self.version = version

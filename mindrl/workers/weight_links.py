@@ -8,7 +8,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -21,10 +20,8 @@ from torch import Tensor
 from mindrl.errors import ReshardError
 from mindrl.models.placement import Box
 from mindrl.models.sharding import Sharding
-from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import (
-    CALLED_OFF,
     Seat,
     hold_store,
     join_extra_group,
@@ -33,15 +30,15 @@ from mindrl.platform.rendezvous import (
     own_store,
     reach_store,
 )
-from mindrl.resharding.exchange import Channel, silent_ranks
+from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan
 from mindrl.resharding.reshard import Reshard, WeightSink, WeightSource
 from mindrl.training.engine import TrainingEngine
+from mindrl.workers.link_meeting import missing_ranks, unless_called_off
 from mindrl.workers.weight_sync import TrainingWeights
 
 logger = logging.getLogger(__name__)
 _ADDRESS = "where links are joined"
-_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +56,9 @@ class LinkRoutes:
     """Longest wait of a training rank for a peer."""
     verify: Literal["off", "first", "always"]
     """Which transfers of a link to verify: the received weights are compared."""
+    later: "LinkRoutes | None" = None
+    """Routes of all transfers of a link but its first: without weights that never change, which
+    stay in the replica. None if all weights learn."""
 
     def patience_seconds(self, rank: int) -> float:
         """Return the longest wait of a rank in a transfer.
@@ -80,8 +80,22 @@ class LinkRoutes:
 class WeightLink:
     """An open link between a replica and all training ranks, on one of these ranks."""
 
-    reshard: Reshard
+    first: Reshard
+    """Of all weights."""
+    later: Reshard
+    """Of those that learn; the same if all do."""
     verify: Literal["off", "first", "always"]
+    frozen: str | None = None
+    """Prefix of the names of weights that do not learn."""
+
+    def __post_init__(self) -> None:
+        """Start before the first transfer."""
+        self.reshard = self.first
+
+    @property
+    def kept(self) -> str | None:
+        """Prefix of the weights that the next transfer leaves as they are; None if of none."""
+        return self.frozen if self.first.runs else None
 
     def run(self, source: WeightSource, sink: WeightSink | None = None) -> None:
         """Transfer the weights; a rank that needs none has no sink. A collective over the link.
@@ -89,6 +103,7 @@ class WeightLink:
         Raises:
             ReshardError: As in `Reshard.run`; the link cannot be used again.
         """
+        self.reshard = self.later if self.first.runs else self.first
         is_first = not self.reshard.runs
         verify = self.verify == "always" or (self.verify == "first" and is_first)
         try:
@@ -99,10 +114,10 @@ class WeightLink:
     @property
     def in_flight_bytes(self) -> int:
         """Maximum bytes that this rank has in flight."""
-        return int(self.reshard.plan.peak_staging[self.reshard.channel.group.rank()])
+        return int(self.first.plan.peak_staging[self.first.channel.group.rank()])
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return the bytes of a transfer on this rank, and the minimum that it must receive."""
+        """Return the bytes of the last transfer on this rank, and the minimum to receive."""
         plan, rank = self.reshard.plan, self.reshard.channel.group.rank()
         return {
             "sent": int(plan.sent[rank]),
@@ -145,7 +160,7 @@ class LinkEnd:
         seconds = routes.timeout_seconds
         try:
             ours.set(f"here {self.rank}", "")
-            if missing := _missing(ours, len(names), seconds):
+            if missing := missing_ranks(ours, len(names), seconds):
                 who = ", ".join(names[rank] for rank in missing)
                 raise ReshardError(f"{who} did not join {name} within {seconds:g} s")
             seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
@@ -158,65 +173,17 @@ class LinkEnd:
         except RuntimeError as error:
             raise ReshardError(f"cannot create {name}: {error}") from error
         device = torch.device(self.platform.device_type)
-        shards = dist.PrefixStore("reshard", ours)  # type: ignore[attr-defined]
-        reshard = Reshard(
-            routes.plan_of(replica),
-            Channel(group, shards, device, patience, names),
-            routes.source.table(self.rank),
-            routes.target.table(self.rank),
-        )
+
+        def opened(routes: LinkRoutes, what: str) -> Reshard:
+            shards = dist.PrefixStore(what, ours)  # type: ignore[attr-defined]
+            channel = Channel(group, shards, device, patience, names)
+            tables = routes.source.table(self.rank), routes.target.table(self.rank)
+            return Reshard(routes.plan_of(replica), channel, *tables)
+
+        first = opened(routes, "reshard")
+        later = first if routes.later is None else opened(routes.later, "later reshards")
         logger.info("%s is open", name)
-        return WeightLink(reshard, routes.verify)
-
-
-def _missing(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # type: ignore[name-defined]
-    """Wait until all ranks have joined; return the missing ones.
-
-    Raises:
-        ReshardError: The meeting was called off.
-    """
-    ends = time.monotonic() + seconds
-    while missing := silent_ranks(store, "here", ranks, min(_LOOK_SECONDS, seconds)):
-        # Bounded by its own time limit, so a rank that waits here does not hang.
-        tick()
-        if time.monotonic() > ends:
-            break
-        _refuse_called_off(store)
-    return missing
-
-
-def unless_called_off(
-    store: dist.Store,  # type: ignore[name-defined]
-    make: Callable[[], dist.ProcessGroup],
-) -> dist.ProcessGroup:
-    """Create a group with ranks that have joined, even if one has ended since.
-
-    With a device's own collective library, ranks connect only at the first message.
-
-    Raises:
-        ReshardError: The meeting was called off.
-    """
-    thread = ThreadPoolExecutor(1, thread_name_prefix="link")
-    making = thread.submit(make)
-    thread.shutdown(wait=False)
-    try:
-        while not wait([making], _LOOK_SECONDS).done:
-            tick()
-            _refuse_called_off(store)
-    except ReshardError:
-        making.add_done_callback(_leave_made)
-        raise
-    return making.result()
-
-
-def _leave_made(making: Future[dist.ProcessGroup]) -> None:
-    if making.exception() is None:
-        leave_group(making.result())
-
-
-def _refuse_called_off(store: dist.Store) -> None:  # type: ignore[name-defined]
-    if store.check([CALLED_OFF]):
-        raise ReshardError(store.get(CALLED_OFF).decode())
+        return WeightLink(first, later, routes.verify, routes.source.frozen)
 
 
 class TrainingLink(Protocol):
@@ -355,6 +322,11 @@ class ReceivingEnd:
         link, self.link = self.link, None
         if link is not None:
             link.close()
+
+    @property
+    def kept(self) -> str | None:
+        """Prefix of the weights that the next transfer leaves as they are; None if of none."""
+        return None if self.link is None else self.link.kept
 
     def receive(self, sink: WeightSink) -> dict[str, int]:
         """Receive the engine's weights; return the bytes of the transfer.

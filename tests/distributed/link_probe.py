@@ -14,7 +14,7 @@ from mindrl.launch.rollout_worker import build_rollout_worker
 from mindrl.launch.worker import build_worker
 from mindrl.memory.schedule import Phase
 from mindrl.platform.device import Platform
-from mindrl.preflight.run_shardings import RunPlan
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
 
 Prompts = list[list[int]]
 
@@ -45,11 +45,12 @@ class LinkedTrainer(_Obeying):
 
     def __init__(self, plan: RunPlan, platform: Platform) -> None:
         self.worker = build_worker(plan, platform)
+        self.frozen = RunShardings(plan=plan).source.frozen
 
     def change(self, update: int) -> None:
-        """Change every weight."""
+        """Change every weight that learns."""
         self.worker.sharding_manager.enter(Phase.SEND)
-        _change(self.worker.models["actor"].engine, update)
+        _change(self.worker.models["actor"].engine, update, self.frozen)
 
     def region_bytes(self) -> dict[str, int]:
         """Return what lies on the device, by its storages."""
@@ -83,8 +84,8 @@ class LinkedReplica(_Obeying):
         """Be killed as soon as so many tensors have arrived."""
         make, left = self.worker.inference_model.weight_sink, [tensors]
 
-        def dying() -> Any:
-            sink = make()
+        def dying(kept: str | None = None) -> Any:
+            sink = make(kept)
             close = sink.close
 
             def closing(name: str) -> None:

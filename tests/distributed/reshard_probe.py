@@ -121,7 +121,9 @@ def _case(way: Way) -> training_messages.Case:
 
 
 @torch.no_grad()
-def _change(model: TrainingEngine, update: int) -> None:
-    """Change every weight, alike on every rank that holds it."""
-    for tensor in model.local_tensors().values():
+def _change(model: TrainingEngine, update: int, kept: str | None = None) -> None:
+    """Change every weight, alike on every rank that holds it, but those of a prefix."""
+    for name, tensor in model.local_tensors().items():
+        if kept is not None and name.startswith(kept):
+            continue
         tensor.add_(0.05 * torch.sin(tensor * (37.0 + update)))

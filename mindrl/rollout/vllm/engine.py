@@ -185,13 +185,17 @@ class VllmEngine:
         storages = {tensor.untyped_storage() for tensor in tensors}
         return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
-    def weight_sink(self) -> EngineShards | WholeTensors:
-        """Return the destination of this rank's shards, or of whole tensors, for one load."""
+    def weight_sink(self, kept: str | None = None) -> EngineShards | WholeTensors:
+        """Return the destination of this rank's shards, or of whole tensors, for one load.
+
+        Those whose names start with `kept`, a vision tower's, stay as they are.
+        """
         if self._pictures is not None:
             self._pictures.forget(self.llm)
         if self._whole is None:
+            assert kept is None, "only a vision tower is kept, which has no sharding"
             return EngineShards(self._worker)
-        return WholeTensors(self._worker, self._whole)
+        return WholeTensors(self._worker, self._whole, kept)
 
     def generate(
         self,

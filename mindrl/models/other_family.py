@@ -17,6 +17,47 @@ class OwnFamily:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class TowerSizes:
+    """Sizes of a vision tower."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    out_hidden_size: int
+    """Width of a feature: the decoder's hidden size."""
+    patch: int
+    """Pixels of a patch in each direction."""
+    frames: int
+    """Frames of a patch; those of a picture are equal."""
+    merge: int
+    """Patches of a token in each direction."""
+    places: int
+    """Learned positions of patches; 0 without such."""
+    inner: int
+    """Number of layers whose output goes to the decoder's first layers too."""
+    is_gated: bool
+    """Whether its layers are Qwen2.5-VL's: gated feed-forward parts, and norms without biases."""
+
+    @property
+    def patches_of_token(self) -> int:
+        """Number of patches that become one token."""
+        return self.merge**2
+
+    @property
+    def numbers_of_patch(self) -> int:
+        """Number of pixels of a patch, times colours and frames."""
+        return _COLOURS * self.frames * self.patch**2
+
+    @property
+    def numbers_of_token(self) -> int:
+        """Number of elements of the features of a token, with those of the inner layers."""
+        return self.out_hidden_size * (1 + self.inner)
+
+
+_COLOURS = 3
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class VisionPart:
     """The tower of a vision-language model, and names of its parts in the files."""
 
@@ -26,6 +67,7 @@ class VisionPart:
     """Prefix of the tower's tensors."""
     decoder: str
     """Prefix of the decoder's tensors, the embedding among them."""
+    sizes: TowerSizes
     is_frozen: bool = False
     """Whether the tower does not learn: no gradients, no optimizer state."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from mindrl.errors import ModelError
 from mindrl.models.config_file import read_config
 from mindrl.models.other_family import VisionPart
+from mindrl.models.vision_shapes import tower_sizes
 
 VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 _TOWER, _DECODER = "model.visual.", "model.language_model."
@@ -32,6 +33,7 @@ def vision_part(values: Mapping[str, Any], tensors: Iterable[str]) -> VisionPart
         image_token=values["image_token_id"],
         tower=_OLD_TOWER if is_old else _TOWER,
         decoder=_OLD_DECODER if is_old else _DECODER,
+        sizes=tower_sizes(values),
     )
 
 

@@ -70,7 +70,12 @@ def convert(conversion: Conversion, advance: Advance) -> None:
             table, shard_bytes = sharding.table(0), conversion.shard_bytes
             model = stack.enter_context(
                 exported_model(
-                    conversion.source, target, table, dtype=sharding.dtype, shard_bytes=shard_bytes
+                    conversion.source,
+                    target,
+                    table,
+                    dtype=sharding.dtype,
+                    shard_bytes=shard_bytes,
+                    scores=None,
                 )
             )
             _write(model, table, read, advance)

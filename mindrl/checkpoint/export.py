@@ -241,19 +241,19 @@ def exported_model(
     *,
     dtype: DType,
     shard_bytes: int = SHARD_BYTES,
-    scores: HeadScope = "token",
+    scores: HeadScope | None = "token",
 ) -> Iterator[ExportedModel]:
     """Write a folder of safetensors with `new_folder`, while the context lasts.
 
     The table has the logical tensors. A file gets tensors of up to `shard_bytes`, or one larger
-    tensor.
+    tensor. `scores=None` keeps the architecture in the source's config.json.
 
     Raises:
         OutputError: The folder cannot be created.
     """
-    head: Head = "value" if VALUE_HEAD in table else "vocabulary"
+    head: Head = "value" if scores and VALUE_HEAD in table else "vocabulary"
     tables = file_tables(table, dtype, shard_bytes)
-    with new_folder(source, target, dtype=dtype, head=head, scores=scores) as building:
+    with new_folder(source, target, dtype=dtype, head=head, scores=scores or "token") as building:
         model = ExportedModel(target, new_files(building, tables, dtype))
         yield model
         model.check_complete()

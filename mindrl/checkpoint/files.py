@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,15 @@ def check_shapes(
             raise ModelError(
                 f"{place}: tensor {name} has shape {list(found[name])}; {asker} needs {list(shape)}"
             )
+
+
+def head_in(found: Collection[str], model: ModelDescription) -> Head:
+    """Return the head of stored weights, given the names of their tensors.
+
+    A model that has lost its head counts as a language model.
+    """
+    vocabulary = logical_shapes(model).keys() - logical_shapes(model, head="value").keys()
+    return "value" if VALUE_HEAD in found and vocabulary.isdisjoint(found) else "vocabulary"
 
 
 def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:

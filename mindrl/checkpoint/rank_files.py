@@ -8,7 +8,7 @@ first of them. Imports no torch.
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -17,7 +17,7 @@ from mindrl.checkpoint.files import Framework, check_shapes, open_file, shapes_i
 from mindrl.config.backends import TrainingBackend, training_backend_of
 from mindrl.errors import ConfigError, ModelError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import DType
+from mindrl.models.decoder import VALUE_HEAD, DType, Head
 from mindrl.models.sharding import Sharding
 from mindrl.observability.regular_files import read_regular_text
 
@@ -51,12 +51,28 @@ def layout_record(
         "layout": layout_string(layout, backend),
         "layers_per_chunk": layout.layers_per_chunk,
         "dtype": sharding.dtype,
+        "head": _head_of(sharding),
         "files": rank_files(sharding),
     }
 
 
-def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
-    """Read the layout, dtype and backend of a folder of rank files.
+def _head_of(sharding: Sharding) -> Head:
+    is_score = any(placement.tensor == VALUE_HEAD for _, _, placement in sharding.placements())
+    return "value" if is_score else "vocabulary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutModel:
+    """How the model in a folder of rank files is cut and stored."""
+
+    layout: TrainLayout
+    backend: TrainingBackend
+    dtype: DType
+    head: Head = "vocabulary"
+
+
+def read_layout(folder: str) -> CutModel:
+    """Read the layout.json of a folder of rank files.
 
     Raises:
         ModelError: layout.json is missing, unreadable or of another version.
@@ -68,9 +84,11 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
         raise ModelError(f"cannot read {path}: {error}") from error
     values = values if isinstance(values, dict) else {}
     known, dtype, chunks = get_args(DType), values.get("dtype"), values.get("layers_per_chunk")
+    heads, head = get_args(Head), values.get("head", "vocabulary")
     for key, is_met, need in (
         ("version", values.get("version") == _VERSION, _VERSION),
         ("dtype", dtype in known, f"one of {', '.join(known)}"),
+        ("head", head in heads, f"one of {', '.join(heads)}"),
         (
             "layers_per_chunk",
             chunks is None or _are_counts(chunks),
@@ -84,8 +102,12 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
         layout = parse_training(text)
     except ConfigError as error:
         raise ModelError(f"{path}: layout={error}") from error
-    layout = replace(layout, layers_per_chunk=chunks and tuple(chunks))
-    return layout, cast("DType", dtype), training_backend_of(text)
+    return CutModel(
+        layout=replace(layout, layers_per_chunk=chunks and tuple(chunks)),
+        backend=training_backend_of(text),
+        dtype=cast("DType", dtype),
+        head=head,
+    )
 
 
 def open_rank_files(

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindrl.allocation.meaning import layout_string, parse_training
-from mindrl.checkpoint.files import check_shapes, open_tensors, shapes_in
+from mindrl.checkpoint.files import check_shapes, head_in, open_tensors, shapes_in
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
 from mindrl.config.backends import training_backend_of
 from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import DType, logical_shapes
+from mindrl.models.decoder import DType, Head, logical_shapes
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.observability.terminal import say
@@ -69,6 +69,7 @@ class _Source:
     """Sharding of the rank files; None for a Hugging Face folder."""
     dtype: DType | None
     """None for a type that mindrl does not train in."""
+    head: Head = "vocabulary"
     left_out: tuple[str, ...] = ()
     """Tensors that the model does not use."""
 
@@ -96,9 +97,11 @@ def _convert(options: argparse.Namespace) -> int:
         source=options.source,
         source_sharding=source.sharding,
         target=target,
-        target_sharding=full_sharding(model, world_size=1, holders=[0], dtype=dtype)
+        target_sharding=full_sharding(
+            model, world_size=1, holders=[0], dtype=dtype, head=source.head
+        )
         if layout is None
-        else engine.sharding(model, layout, Storage(dtype=dtype)),
+        else engine.sharding(model, layout, Storage(dtype=dtype, head=source.head)),
         layout=layout,
         backend=backend,
         shard_bytes=options.shard_bytes or SHARD_BYTES,
@@ -137,20 +140,23 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
     path = Path(folder) / LAYOUT_FILE
     with ExitStack() as stack:
         if path.exists():
-            layout, dtype, backend = read_layout(folder)
-            engine = planning_of(backend)
-            for finding in engine.findings(model, layout, written_keys(str(path))):
+            cut = read_layout(folder)
+            engine = planning_of(cut.backend)
+            for finding in engine.findings(model, cut.layout, written_keys(str(path))):
                 raise ModelError(str(finding))
-            sharding = engine.sharding(model, layout, Storage(dtype=dtype))
+            storage = Storage(dtype=cut.dtype, head=cut.head)
+            sharding = engine.sharding(model, cut.layout, storage)
             open_rank_files(folder, sharding, stack, framework="np")
-            return _Source(sharding=sharding, dtype=dtype)
-        files, wanted = open_tensors(folder, stack, framework="np"), logical_shapes(model)
-        found = shapes_in(files)
+            return _Source(sharding=sharding, dtype=cut.dtype, head=cut.head)
+        files = open_tensors(folder, stack, framework="np")
+        found, head = shapes_in(files), head_in(files, model)
+        wanted = logical_shapes(model, head=head)
         check_shapes(folder, found, wanted)
         first = next(iter(wanted))
         stored = str(files[first].get_slice(first).get_dtype())
         left_out = tuple(sorted(found.keys() - wanted.keys()))
-        return _Source(sharding=None, dtype=_STORED.get(stored), left_out=left_out)
+        dtype = _STORED.get(stored)
+        return _Source(sharding=None, dtype=dtype, head=head, left_out=left_out)
 
 
 def _new_target(text: str) -> Path:

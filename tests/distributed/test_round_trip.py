@@ -80,8 +80,8 @@ def converted(source: Path, target: Path, layout: TrainLayout | None) -> Path:
     model = read_description(str(source))
     sharding = None
     if (source / LAYOUT_FILE).exists():
-        found, dtype, _ = read_layout(str(source))
-        sharding = megatron_sharding(model, found, dtype=dtype)
+        cut = read_layout(str(source))
+        sharding = megatron_sharding(model, cut.layout, dtype=cut.dtype)
     conversion = Conversion(
         source=str(source),
         source_sharding=sharding,

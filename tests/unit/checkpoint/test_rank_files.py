@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from mindrl.checkpoint.conversion import Conversion, convert
 from mindrl.checkpoint.rank_files import (
     LAYOUT_FILE,
+    CutModel,
     open_rank_files,
     rank_files,
     read_layout,
@@ -90,7 +91,7 @@ def cut(random_model_of: MakeModel, tmp_path: Path) -> Path:
 
 
 def test_layout_json_gives_back_the_layout_and_names_the_files_there_are(cut: Path) -> None:
-    assert read_layout(str(cut)) == (LAYOUT, "float32", "megatron")
+    assert read_layout(str(cut)) == CutModel(layout=LAYOUT, backend="megatron", dtype="float32")
     values = json.loads((cut / LAYOUT_FILE).read_text("utf-8"))
     assert values["layout"] == "megatron:d2p2t2"
     assert len(values["files"]) == 8
@@ -110,7 +111,7 @@ def test_a_rank_file_holds_what_its_table_says(cut: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    sharding = side_of(folder, read_layout(str(folder))[0])
+    sharding = side_of(folder, read_layout(str(folder)).layout)
     with ExitStack() as stack, pytest.raises(ModelError) as caught:
         open_rank_files(str(folder), sharding, stack, framework="np")
     return str(caught.value)
@@ -147,6 +148,7 @@ def test_a_rank_file_that_is_missing_cut_off_or_another_ranks_is_named(cut: Path
             {"layout": "vllm:t2"},
             ": layout=vllm:t2, character 1: 'vllm' cannot be used on this side",
         ),
+        ({"head": "score"}, ": head='score' must be one of vocabulary, value"),
         ({"layout": None}, ": layout=None, character 1: the backend is missing"),
         ({"layers_per_chunk": [1, 0]}, ": layers_per_chunk=[1, 0] must be null or a list"),
     ],

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,33 @@ def test_a_model_goes_to_a_layout_to_another_and_back_to_the_same_bits(
         "source",
         "third",
     ]
+
+
+@pytest.mark.parametrize("role", ["reward", "critic"])
+def test_a_model_with_a_score_keeps_it_and_scores_the_same(
+    role: str, models: Mapping[str, str], tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    classifiers = (AutoModelForSequenceClassification, AutoModelForTokenClassification)
+    classifier = classifiers[role == "critic"]
+    before, source = Path(models[role]), Path(models[role])
+    for name, more in (
+        ("stages", ["--layout", "megatron:t2p2"]),
+        ("shares", ["--layout", "archon:d4"]),
+        ("again", []),
+    ):
+        ended = convert(before, tmp_path / name, *more)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        before = tmp_path / name
+    tokens_BT = torch.arange(1, 25)[None]
+    both = (classifier.from_pretrained(folder).eval() for folder in (source, before))
+    with torch.no_grad():
+        scores, again = (model(tokens_BT).logits for model in both)
+    assert scores.abs().min() > 0
+    assert torch.equal(again, scores)
+    assert "score.weight" in load_file(before / "model.safetensors")
 
 
 def test_bfloat16_and_the_size_of_the_files_are_as_asked(

@@ -23,8 +23,17 @@ _MEGATRONS: dict[str, tuple[Value, str]] = {
 """Keys of a role that only Megatron reads: the neutral value, and a hint."""
 
 
+_OVERLAP: dict[str, Value] = {
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+    "ddp_bucket_size": None,
+}
+"""Keys of `megatron_training` that only Megatron reads, and their neutral values."""
+
+
 def engine_findings(config: RunConfig) -> Iterator[Finding]:
     """Yield what the engine of each role does not support."""
+    yield from _overlap(config)
     for role in config.roles:
         if config.training_backend(role) == "fsdp":
             yield from _fully_sharded(config, role)
@@ -69,6 +78,11 @@ def _megatron_only_keys(config: RunConfig, role: _Learner) -> Iterator[Finding]:
             yield broken(
                 field, value, f"is a Megatron option; with {_named(config, role)} {hint}", off
             )
+    for name, off in _OVERLAP.items():
+        field = f"megatron_training.{name}"
+        if (value := config.value_of(field)) != off:
+            need = f"is a Megatron option; {_named(config, role)} overlaps by itself"
+            yield broken(field, value, need, off)
     field = "megatron_training.use_distributed_optimizer"
     if not config.value_of(field):
         need = (
@@ -76,6 +90,20 @@ def _megatron_only_keys(config: RunConfig, role: _Learner) -> Iterator[Finding]:
             f"{role}_config.archon.fsdp_size=1 to keep it whole"
         )
         yield broken(field, False, need, True)
+
+
+def _overlap(config: RunConfig) -> Iterator[Finding]:
+    """Check what is reduced and gathered during passes."""
+    training, section = config.megatron_training, "megatron_training"
+    reduces = f"{section}.overlap_grad_reduce"
+    if training.overlap_param_gather:
+        for key in (reduces, f"{section}.use_distributed_optimizer"):
+            if not config.value_of(key):
+                need = f"needs {key}=true, found false"
+                yield broken(f"{section}.overlap_param_gather", True, need, False)
+    if training.ddp_bucket_size is not None and not training.overlap_grad_reduce:
+        need = f"needs {reduces}=true, found false: otherwise there is one bucket"
+        yield broken(f"{section}.ddp_bucket_size", training.ddp_bucket_size, need, None)
 
 
 def _pipeline(config: RunConfig, role: _Learner) -> Iterator[Finding]:

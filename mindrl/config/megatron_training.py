@@ -64,6 +64,16 @@ class MegatronTrainingConfig:
     """True trains in bfloat16 with float32 main weights; False trains in float32."""
     use_distributed_optimizer: bool = True
     """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
+    overlap_grad_reduce: bool = False
+    """Reduce gradients over the data-parallel ranks while the last micro-batch's backward pass
+    still computes others, a bucket at a time. For Megatron, in every trained role."""
+    overlap_param_gather: bool = False
+    """Gather updated weights while the next update's forward pass runs; what remains is gathered
+    before another phase of the device begins. Needs `overlap_grad_reduce` and
+    `use_distributed_optimizer`."""
+    ddp_bucket_size: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
+    """Parameters in a bucket of `overlap_grad_reduce`, or more. None uses 40 million, or a million
+    for each data-parallel rank if that is more. Stages after the first have a single bucket."""
     sequence_parallel: bool = False
     """Split activations along the sequence between the tensor-parallel regions, in every role with
     a tensor-parallel size above 1."""
@@ -115,6 +125,12 @@ class MegatronTrainingConfig:
     """What to do on NaN or Inf. `skip`: all ranks skip the affected update; it is counted, and the
     run continues until all updates of a model were skipped in 3 steps. `stop`: no further update is
     made, and the run ends with that step, after writing checkpoint and model."""
+
+    def bucket_size(self, replicas: int) -> int | None:
+        """Return the parameters in a gradient bucket of Megatron's; None for a single bucket."""
+        if not self.overlap_grad_reduce:
+            return None
+        return self.ddp_bucket_size or max(40_000_000, 1_000_000 * replicas)
 
     @property
     def takes_plain_text(self) -> bool:

@@ -21,6 +21,9 @@ class MegatronTrainingKeys(TypedDict, total=False):
     npu_deterministic: bool
     bf16: bool
     use_distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    ddp_bucket_size: int | None
     sequence_parallel: bool
     own_models: Sequence[str]
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"]

@@ -38,7 +38,7 @@ def _keys(text: str) -> dict[str, range]:
 
 SAME_OF_RUN = _keys("""
     train_iters no_shuffle seed npu_deterministic@2.3 bf16 use_distributed_optimizer
-    tokenizer_name_or_path
+    tokenizer_name_or_path overlap_grad_reduce
 """)
 """Keys of a role that become `megatron_training.<key>`."""
 SAME_OF_ROLE = _keys("""
@@ -64,7 +64,7 @@ PROFILER = _keys("""
 """Keys that mindrl has without `integrated`."""
 _RULED = _keys("""
     load save_interval no_save_optim data_path global_batch_size seq_length sequence_parallel
-    prompt_type stage
+    prompt_type stage ddp_bucket_size overlap_param_gather
     context_parallel_size lr_decay_style recompute_granularity lora_target_modules@new mm_model@2.1
     rl_config: use_integrated_worker reference_resource.num_npus reward_resource.num_npus
     mini_batch_size use_remove_padding@2.1 init_kl_coef verifier_function verifier_weight
@@ -166,8 +166,7 @@ mindrl's engine and kernels decide this; it does not affect results = use_mcore_
     rl_config: async_engine@2.2
     generate_config: num_scheduler_steps torchair_graph@2.1 ascend_scheduler_config_enabled@2.2
     eplb_token_collects@2.2 eplb_token_save_path@2.2 expert_map_path@2.2
-affects only speed = moe_alltoall_overlap_comm overlap_grad_reduce
-    overlap_param_gather ddp_bucket_size use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1
+affects only speed = moe_alltoall_overlap_comm use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1
     coc_mode@2.1 coc_parallel_num@2.1 coc_fused_kernel@2.1 num_workers use_tp_pp_dp_mapping
 affects only memory; check with `mindrl plan memory` that the run fits without it = reuse_fp32_param
     swap_attention recompute_activation_function

@@ -71,6 +71,7 @@ def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     yield from _saving(theirs)
     yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)
+    yield from _overlap(theirs)
     yield from tracker_rules(theirs)
     yield from _profiler(theirs)
 
@@ -163,6 +164,22 @@ def _devices(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
         yield Mapped(place, "derived", {f"megatron_training.{ours}": False}, note)
     else:
         yield from same(theirs, place, f"megatron_training.{ours}")
+
+
+def _overlap(theirs: TheirRun) -> Iterator[Mapped]:
+    """Yield the entries for keys of communication during passes that mindrl would refuse."""
+    actor = theirs.actor
+    size, gathers = "ddp_bucket_size", "overlap_param_gather"
+    if actor.given("overlap_grad_reduce"):
+        yield from same_of_model(actor, size, "megatron_training")
+    elif actor.given(size) is not None:
+        yield Mapped(actor.place(size), "ignored", note="no effect without overlap_grad_reduce")
+    if actor.given(gathers) and not actor.given("use_distributed_optimizer"):
+        note = "was true, which has no effect without use_distributed_optimizer"
+        off = {f"megatron_training.{gathers}": False}
+        yield Mapped(actor.place(gathers), "derived", off, note)
+    else:
+        yield from same_of_model(actor, gathers, "megatron_training")
 
 
 def _longest(theirs: TheirRun) -> int:

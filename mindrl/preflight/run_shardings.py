@@ -234,10 +234,12 @@ class RunShardings:
 
     def trained_bytes(self, role: Role, *, distributed_optimizer: bool) -> tuple[TrainedBytes, ...]:
         """Return the bytes allocated by each rank of a trained role, plus frozen weights."""
-        of_engine = partial(
-            self.plan.planning(role).trained_bytes, distributed_optimizer=distributed_optimizer
-        )
         side, layout = self.training[role], self.plan.layouts[role]
+        of_engine = partial(
+            self.plan.planning(role).trained_bytes,
+            distributed_optimizer=distributed_optimizer,
+            bucket_size=self.plan.config.megatron_training.bucket_size(layout.dp),
+        )
         if role != "actor" or self.adapters is None:
             return of_engine(side, layout)
         pairs = zip(of_engine(self.adapters, layout), side.held_bytes(), strict=True)

@@ -125,6 +125,12 @@ class TrainingEngine(Protocol):
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's weights by their local names, in the shapes of its table."""
 
+    def complete_weights(self) -> None:
+        """Wait until the last update's weights are whole. A collective over all ranks.
+
+        Call it after updates, before anything but the next update reads or moves the weights.
+        """
+
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the state; several may share a storage."""
 

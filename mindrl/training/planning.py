@@ -39,7 +39,12 @@ class Storage:
 
 class _TrainedBytes(Protocol):
     def __call__(
-        self, sharding: Sharding, layout: TrainLayout, *, distributed_optimizer: bool
+        self,
+        sharding: Sharding,
+        layout: TrainLayout,
+        *,
+        distributed_optimizer: bool,
+        bucket_size: int | None = None,
     ) -> tuple[TrainedBytes, ...]: ...
 
 
@@ -104,6 +109,7 @@ def _archon_bytes(
     layout: TrainLayout,  # noqa: ARG001 - the tables contain the sharing
     *,
     distributed_optimizer: bool,  # noqa: ARG001 - always on
+    bucket_size: int | None = None,  # noqa: ARG001 - refused
 ) -> tuple[TrainedBytes, ...]:
     return archon_trained_bytes(sharding)
 

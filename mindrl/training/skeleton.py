@@ -62,6 +62,9 @@ class LearningState(Protocol):
     def restore(self, updates: int) -> None:
         """Set the number of updates taken; the moments keep their values."""
 
+    def complete_weights(self) -> None:
+        """Wait until the last update's weights are whole. A collective over all ranks."""
+
 
 class HeadGroups(NamedTuple):
     """Ranks that read a head together."""
@@ -129,6 +132,11 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         if self.learning is not None:
             return self.learning.state(part)
         return iter(self._weights() if part is StatePart.PARAMETERS else ())
+
+    def complete_weights(self) -> None:
+        """Wait until the last update's weights are whole: see `TrainingEngine`."""
+        if self.learning is not None:
+            self.learning.complete_weights()
 
     def _weights(self) -> Sequence[Tensor]:
         """Return all tensors that hold weights."""

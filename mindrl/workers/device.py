@@ -41,8 +41,9 @@ class WorkerDevice:
             arena = self.arena if is_kept else None
             still = part is StatePart.PARAMETERS and engine.adapters is not None
             unchanging = engine.local_tensors().values() if still else ()
-            tensors = engine.state(part)
-            self.held[name] = StoredRegion(tensors, arena, self.device_type, unchanging)
+            self.held[name] = StoredRegion(
+                engine.state(part), arena, self.device_type, unchanging, engine.complete_weights
+            )
             self.ledger.add(name, self.held[name])
         # Another role is built next.
         for name in ROLE_REGIONS[role]:

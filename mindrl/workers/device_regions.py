@@ -4,7 +4,7 @@ Resizing a storage to zero frees its memory and keeps every view of it valid, on
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Event
 
@@ -47,11 +47,13 @@ class StoredRegion:
         arena: HostArena | None,
         device_type: str,
         unchanging: Iterable[Tensor] = (),
+        complete: Callable[[], None] = lambda: None,
     ) -> None:
         """Manage the storages of `tensors`, all of them on the device.
 
         Their contents are kept in the arena. With None they are dropped, and uninitialised after
-        loading. The storages of `unchanging` are copied to the host once.
+        loading. The storages of `unchanging` are copied to the host once. `complete` waits until
+        the contents are whole after updates.
         """
         still = {tensor.untyped_storage()._cdata for tensor in unchanging}
         storages = {each._cdata: each for each in (tensor.untyped_storage() for tensor in tensors)}
@@ -67,6 +69,7 @@ class StoredRegion:
         }
         self.nbytes = sum(each.nbytes for each in self.stored.values())
         """Total bytes on the device when fully loaded."""
+        self.complete = complete
         self.keeps = arena is not None
         """Whether the contents are kept on the host while offloaded; otherwise they are lost."""
         self.is_clean = False
@@ -189,6 +192,9 @@ class RolloutRegion:
 
     def changed(self) -> None:
         """Do nothing: no copy is kept."""
+
+    def complete(self) -> None:
+        """Do nothing: no update changes it."""
 
 
 DeviceRegion = StoredRegion | RolloutRegion

@@ -68,6 +68,10 @@ class ShardingManager:
             return
         TRACE.mark(f"swap to {phase.value}")
         logger.info("swap to %s begins", phase.value)
+        if self.phase in CHANGED_BY:
+            # With overlap, updated weights may still be on their way from other ranks.
+            for region in CHANGED_BY[self.phase]:
+                self.ledger.regions[region].complete()
         if self.phase is None:
             # First phase, or after a failed switch whose moves are incomplete.
             self.resident = frozenset(filter(self.ledger.is_complete, self.resident))

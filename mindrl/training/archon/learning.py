@@ -95,6 +95,9 @@ class Learning:
             metrics["nonfinite/gradient"] = 1.0
         return metrics
 
+    def complete_weights(self) -> None:
+        """Do nothing: an update changes the parts that FSDP gathers in each pass."""
+
     def restore(self, updates: int) -> None:
         """Set the number of updates taken; the moments keep their values."""
         self.updates = updates

@@ -21,6 +21,7 @@ from mindrl.training.megatron.adapters import ModelAdapters, put_adapters
 from mindrl.training.megatron.model import (
     ModelSettings,
     build_model,
+    head_is_embedding,
     head_weight,
     transformer_config,
 )
@@ -102,7 +103,10 @@ class MegatronEngine(EngineSkeleton[ModelSettings, TrainingState]):
         undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
 
         def summed(pack: Pack[Any], hidden_1SH: Tensor) -> tuple[Tensor, None]:
-            return loss(pack, hidden_1SH, self._head_weight()) * undo_averages, None
+            weight = self._head_weight()
+            if self.head == "vocabulary" and not head_is_embedding(self.chunks[-1]):
+                weight = learning.overlap.watched(weight, hidden_1SH)
+            return loss(pack, hidden_1SH, weight) * undo_averages, None
 
         with self._dropping():
             forward_backward(learning.chunks, packs, summed, forward_only=False)

@@ -106,6 +106,12 @@ def head_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
     return network.output_layer.weight  # type: ignore[no-any-return]
 
 
+def head_is_embedding(last_chunk: torch.nn.Module) -> bool:
+    """Return whether this rank's weight for logits is also that of its embedding."""
+    network: Any = unwrap(last_chunk)
+    return bool(network.share_embeddings_and_output_weights and network.pre_process)
+
+
 def unwrap(network: torch.nn.Module) -> torch.nn.Module:
     """Return the GPT model inside its wrappers."""
     wrapped: Any = network

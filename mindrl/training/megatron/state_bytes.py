@@ -4,7 +4,8 @@ Megatron lays the gradients of each chunk's dense parameters into one flat buffe
 experts into another, in the reverse order of the parameters. With the distributed optimizer the
 parameters are in such buffers too: each starts at a multiple of 64 elements, a bucket ends at a
 multiple of 128 and of the ranks that share it, and a rank optimises its equal part of each bucket.
-The embedding that the first and the last stage both hold has its own bucket. Pure Python and numpy.
+Gradients that are reduced during the backward pass are in several buckets, on the first stage. The
+embedding that the first and the last stage both hold has its own bucket. Pure Python and numpy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +29,16 @@ _SHARED = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def trained_bytes(
-    sharding: Sharding, layout: TrainLayout, *, distributed_optimizer: bool
+    sharding: Sharding,
+    layout: TrainLayout,
+    *,
+    distributed_optimizer: bool,
+    bucket_size: int | None = None,
 ) -> tuple[TrainedBytes, ...]:
     """Return the bytes that each rank allocates to train its part of `sharding`.
 
-    With the distributed optimizer data-parallel ranks share the optimizer's state.
+    With the distributed optimizer data-parallel ranks share the optimizer's state. `bucket_size` is
+    `MegatronTrainingConfig.bucket_size`.
     """
     tables = sharding.distinct_tables()
     shares_embedding = any(
@@ -41,17 +47,18 @@ def trained_bytes(
     main = _MAIN_WEIGHT_BYTES if sharding.dtype == "bfloat16" else 0
 
     @cache
-    def buckets(shard: str, ranks: int) -> list[_Bucket]:
-        return list(_buckets(tables[shard], ranks, shares_embedding))
+    def buckets(shard: str, ranks: int, least: int | None) -> list[_Bucket]:
+        return list(_buckets(tables[shard], ranks, shares_embedding, least))
 
     @cache
-    def of_shard(shard: str, place: int, ranks: int) -> tuple[int, int, int]:
+    def of_shard(shard: str, place: int, ranks: int, least: int | None) -> tuple[int, int, int]:
         sizes = {name: prod(entry.shape) for name, entry in tables[shard].items()}
         kept = sum(sizes[name] for name, entry in tables[shard].items() if _is_kept(entry))
         size = optimized = sum(sizes.values()) - kept
         if distributed_optimizer:
-            size = sum(bucket.size for bucket in buckets(shard, ranks))
-            optimized = sum(bucket.optimized(place, ranks) for bucket in buckets(shard, ranks))
+            found = buckets(shard, ranks, least)
+            size = sum(bucket.size for bucket in found)
+            optimized = sum(bucket.optimized(place, ranks) for bucket in found)
         weights = size * ELEMENT_BYTES[sharding.dtype] + kept * ELEMENT_BYTES["float32"]
         return weights, size * _GRADIENT_BYTES, optimized * (main + _MOMENTS_BYTES)
 
@@ -60,13 +67,16 @@ def trained_bytes(
         layout.dense_order.places_in_groups(("dp", "cp")),
         layout.experts_order.places_in_groups(("dp",)),
     )
-    found = []
+    stages = [coordinate.get("pp", 0) for coordinate in layout.dense_order.coordinates]
+    trained = []
     for rank, held in enumerate(sharding.held_by):
         pairs = zip(held, places, strict=False)
-        parts = [of_shard(sharding.twin_of(shard), *place[rank]) for shard, place in pairs]
+        # Reductions of later stages have time in the pipeline: Megatron gives them one bucket.
+        least = bucket_size if stages[rank] == 0 else None
+        parts = [of_shard(sharding.twin_of(shard), *place[rank], least) for shard, place in pairs]
         weights, gradients, optimizer = map(sum, zip(*parts, strict=True))
-        found.append(TrainedBytes(weights=weights, gradients=gradients, optimizer=optimizer))
-    return tuple(found)
+        trained.append(TrainedBytes(weights=weights, gradients=gradients, optimizer=optimizer))
+    return tuple(trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +95,13 @@ class _Bucket:
         return int(np.maximum(both, 0).sum())
 
 
-def _buckets(table: ShardingTable, ranks: int, shares_embedding: bool) -> Iterator[_Bucket]:
-    """Yield the buckets of a shard, chunk by chunk, shared by `ranks` ranks."""
+def _buckets(
+    table: ShardingTable, ranks: int, shares_embedding: bool, least: int | None
+) -> Iterator[_Bucket]:
+    """Yield the buckets of a shard, chunk by chunk, shared by `ranks` ranks.
+
+    A bucket ends with the parameter with which it has `least` elements, its padding included.
+    """
     chunks: dict[str, list[tuple[str, int]]] = {}
     for name, entry in table.items():
         if not _is_kept(entry):
@@ -97,14 +112,24 @@ def _buckets(table: ShardingTable, ranks: int, shares_embedding: bool) -> Iterat
         for name, size in reversed(sizes):
             if shares_embedding and name in _SHARED:
                 runs += [[size], []]
-            else:
-                runs[-1].append(size)
+                continue
+            runs[-1].append(size)
+            if least is not None and _end(runs[-1]) >= least:
+                runs.append([])
         yield from (_bucket(run, ranks) for run in runs if run)
+
+
+def _end(sizes: Sequence[int]) -> int:
+    return sum(map(_padded, sizes[:-1])) + sizes[-1]
+
+
+def _padded(size: int) -> int:
+    return -(-size // _PARAMETER_MULTIPLE) * _PARAMETER_MULTIPLE
 
 
 def _bucket(sizes: Sequence[int], ranks: int) -> _Bucket:
     counts = np.array(sizes, dtype=np.int64)
-    padded = -(-counts // _PARAMETER_MULTIPLE) * _PARAMETER_MULTIPLE
+    padded = np.array([_padded(size) for size in sizes], dtype=np.int64)
     starts = np.cumsum(padded) - padded
     stops = starts + counts
     divisor = lcm(ranks, _BUCKET_MULTIPLE)

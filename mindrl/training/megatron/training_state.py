@@ -21,6 +21,7 @@ from mindrl.models.placement import ShardingTable
 from mindrl.training.engine import StatePart
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.optimizer_slices import state_slices
+from mindrl.training.megatron.overlap import Overlap
 from mindrl.training.megatron.weights import made_tensors
 from mindrl.training.state_slice import StateSlice
 
@@ -43,17 +44,13 @@ class TrainingState:
         ddp_config = DistributedDataParallelConfig(
             use_distributed_optimizer=training.use_distributed_optimizer,
             grad_reduce_in_fp32=True,
+            overlap_grad_reduce=training.overlap_grad_reduce,
+            overlap_param_gather=training.overlap_param_gather,
+            bucket_size=training.bucket_size(settings.layout.dp),
         )
         self.device_type = settings.device_type
-        reduce_gradients, self.own_gradient = config.finalize_model_grads_func, torch.zeros(())
-
-        def noting_reduce(*given: Any, **named: Any) -> None:
-            # After the reduction a non-finite gradient of one replica is in the gradients of all.
-            self.own_gradient = torch.stack([each.grad_data.sum() for each in self._buffers()])
-            reduce_gradients(*given, **named)
-
-        config.finalize_model_grads_func = noting_reduce
         self.chunks = [DistributedDataParallel(config, ddp_config, chunk) for chunk in chunks]
+        self.overlap = Overlap(config, self.chunks)
         self.optimizer: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
                 **learning.optimizer_options(),
@@ -61,6 +58,7 @@ class TrainingState:
                 bf16=training.bf16,
                 params_dtype=config.params_dtype,
                 use_distributed_optimizer=training.use_distributed_optimizer,
+                overlap_param_gather=training.overlap_param_gather,
             ),
             self.chunks,
         )
@@ -72,6 +70,7 @@ class TrainingState:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self.overlap.begin()
 
     def step(self, losses: Sequence[Tensor]) -> dict[str, float]:
         """Take the optimizer step, or skip it if a loss or the gradient norm is not finite.
@@ -100,9 +99,13 @@ class TrainingState:
         metrics = {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
         if not has_loss:
             metrics["nonfinite/loss"] = 1.0
-        if not finite and not self.own_gradient.isfinite().all():
+        if not finite and not self.overlap.is_finite():
             metrics["nonfinite/gradient"] = 1.0
         return metrics
+
+    def complete_weights(self) -> None:
+        """Wait until the last update's weights are whole. A collective over all ranks."""
+        self.overlap.complete_weights()
 
     def slices(self, table: ShardingTable) -> Iterator[StateSlice]:
         """Yield the optimizer's state on this rank, and weights that no optimizer has.

@@ -112,3 +112,18 @@ def test_ring_attention_is_imported_as_meant_and_a_size_of_1_needs_no_method() -
     assert result.values[ours] == "megatron_cp_algo"
     assert result.values["actor_config.context_parallel_size"] == 2
     assert ours not in imported(ring).values
+
+
+def test_overlap_comes_along_where_megatron_would_use_it() -> None:
+    gathers, sharded = "overlap_param_gather", "use_distributed_optimizer"
+    keys = {"overlap_grad_reduce": True, gathers: True, "ddp_bucket_size": 5, sharded: True}
+    given = {f"actor_config.{key}": value for key, value in keys.items()}
+    found = imported(given).values
+    assert {key: found[f"megatron_training.{key}"] for key in keys} == keys
+    whole = imported(given | {f"actor_config.{sharded}": False}).values
+    assert whole[f"megatron_training.{gathers}"] is False
+    alone = imported(given | {"actor_config.overlap_grad_reduce": False})
+    assert "megatron_training.ddp_bucket_size" not in alone.values
+    assert of(alone, "actor_config.ddp_bucket_size").note == (
+        "no effect without overlap_grad_reduce"
+    )

@@ -51,6 +51,9 @@ class RecordedRegion:
     def changed(self) -> None:
         self.is_clean = False
 
+    def complete(self) -> None:
+        pass
+
 
 class RecordedResharder:
     def __init__(self, calls: list[str]) -> None:

@@ -78,3 +78,19 @@ def test_two_stages_hold_the_embedding_each_in_a_bucket_of_its_own() -> None:
         4 * (EMBEDDING + LAYER),
         4 * (EMBEDDING + LAYER + NORM),
     ]
+
+
+def test_buckets_of_overlap_are_padded_each_on_the_first_stage_alone() -> None:
+    layout = TrainLayout(pp=2, dp=2)
+    sharding = megatron_sharding(TINY, layout, dtype="bfloat16")
+    sizes = {
+        least: trained_bytes(sharding, layout, distributed_optimizer=True, bucket_size=least)
+        for least in (None, 200, 400)
+    }
+    # In reverse: down at 0, gate and up 192 from 128 to 320, which is 200 or more: 384 places. Then
+    # a norm, QKV and output up to 256, the other norm in 128, and the embedding in 128.
+    assert sizes[200][0].gradients == 4 * (384 + 256 + 128 + 128)
+    # With 400 the first bucket also has the norm and QKV, up to 512; then output and norm in 128.
+    assert sizes[400][0].gradients == 4 * (512 + 128 + 128)
+    for least in (200, 400):
+        assert sizes[least][-1] == sizes[None][-1]

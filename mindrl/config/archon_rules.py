@@ -23,12 +23,15 @@ _MEGATRONS: dict[str, tuple[Value, str]] = {
 """Keys of a role that only Megatron reads: the neutral value, and a hint."""
 
 
-_OVERLAP: dict[str, Value] = {
-    "overlap_grad_reduce": False,
-    "overlap_param_gather": False,
-    "ddp_bucket_size": None,
+_OF_RUN: dict[str, tuple[Value, str]] = {
+    "overlap_grad_reduce": (False, "overlaps by itself"),
+    "overlap_param_gather": (False, "overlaps by itself"),
+    "ddp_bucket_size": (None, "has no such buckets"),
+    "use_fused_rmsnorm": (False, "has no fused norm"),
+    "use_fused_swiglu": (False, "has no fused activation"),
+    "use_fused_rotary_pos_emb": (False, "has no fused rotation"),
 }
-"""Keys of `megatron_training` that only Megatron reads, and their neutral values."""
+"""Keys of `megatron_training` that only Megatron reads: the neutral value, and the reason."""
 
 
 def engine_findings(config: RunConfig) -> Iterator[Finding]:
@@ -78,10 +81,10 @@ def _megatron_only_keys(config: RunConfig, role: _Learner) -> Iterator[Finding]:
             yield broken(
                 field, value, f"is a Megatron option; with {_named(config, role)} {hint}", off
             )
-    for name, off in _OVERLAP.items():
+    for name, (off, reason) in _OF_RUN.items():
         field = f"megatron_training.{name}"
         if (value := config.value_of(field)) != off:
-            need = f"is a Megatron option; {_named(config, role)} overlaps by itself"
+            need = f"is a Megatron option; {_named(config, role)} {reason}"
             yield broken(field, value, need, off)
     field = "megatron_training.use_distributed_optimizer"
     if not config.value_of(field):

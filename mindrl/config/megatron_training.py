@@ -77,6 +77,14 @@ class MegatronTrainingConfig:
     sequence_parallel: bool = False
     """Split activations along the sequence between the tensor-parallel regions, in every role with
     a tensor-parallel size above 1."""
+    use_fused_rmsnorm: bool = False
+    """Compute root-mean-square norms by one kernel of an NPU. Like the two keys below it is for
+    Megatron and has no effect on other devices; `mindrl check` notes that."""
+    use_fused_swiglu: bool = False
+    """Compute the gated activation of MLPs by MindSpeed's fused kernel on NPUs."""
+    use_fused_rotary_pos_emb: bool = False
+    """Rotate queries and keys by MindSpeed's fused kernel on NPUs, which MindSpeed compiles when it
+    is first used."""
     own_models: tuple[str, ...] = ()
     """Specs of your own models, trained by `archon:`: `package.module:spec` or
     `path/to/file.py:spec`. Each is used for every role whose config.json has its `model_type`. They

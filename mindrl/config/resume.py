@@ -15,7 +15,7 @@ _FREE = re.compile(
     \w+_config\.(backend|.*_parallel_size|num_layer_list|.*micro_batch_size|offload_\w+|save|sizes)
     |\w+_config\.(recompute_\w+|logprob_chunk_tokens|archon\.\w+)
     |megatron_training\.(save_interval|export_interval|keep_\w+|resume\w*|finetune|no_load_\w+)
-    |megatron_training\.(allow_download|use_distributed_optimizer|sequence_parallel|overlap_\w+|distributed_\w+|on_\w+)
+    |megatron_training\.(allow_download|use_distributed_optimizer|sequence_parallel|overlap_\w+|ddp_bucket_size|distributed_\w+|on_\w+)
     |rl_config\.((actor|critic|reference|reward|teacher|rollout)_resource\..*|use_integrated_worker|device\w*)
     |rl_config\.(allocation_mode|.*packing_token_size|use_dynamic_bsz|share_prompts)
     |rl_config\.(use_remove_padding|blocking|guarantee_order|check_memory|memory_timeline_steps)

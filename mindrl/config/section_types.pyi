@@ -25,6 +25,9 @@ class MegatronTrainingKeys(TypedDict, total=False):
     overlap_param_gather: bool
     ddp_bucket_size: int | None
     sequence_parallel: bool
+    use_fused_rmsnorm: bool
+    use_fused_swiglu: bool
+    use_fused_rotary_pos_emb: bool
     own_models: Sequence[str]
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"]
     distributed_timeout_minutes: int

@@ -231,7 +231,7 @@ def _configure_megatron(
     config: RunConfig, platform: Platform, layouts: Mapping[Role, TrainLayout]
 ) -> None:
     tp = max(layout.tp for layout in layouts.values())
-    learning = (config.actor_config, config.critic_config)
+    learning, training = (config.actor_config, config.critic_config), config.megatron_training
     # The actor's layout, if it is among them.
     layout = next(iter(layouts.values()))
     # mindrl implements context parallelism: the vendor's version must stay off.
@@ -242,8 +242,11 @@ def _configure_megatron(
             "pipeline_model_parallel_size": layout.pp,
             "expert_model_parallel_size": layout.ep,
             "expert_tensor_parallel_size": layout.etp,
-            "sequence_parallel": config.megatron_training.sequence_parallel and tp > 1,
+            "sequence_parallel": training.sequence_parallel and tp > 1,
             "moe_grouped_gemm": any(each.moe_grouped_gemm for each in learning if each),
+            "use_fused_rmsnorm": training.use_fused_rmsnorm,
+            "use_fused_swiglu": training.use_fused_swiglu,
+            "use_fused_rotary_pos_emb": training.use_fused_rotary_pos_emb,
         },
     )
 

@@ -38,7 +38,8 @@ def _keys(text: str) -> dict[str, range]:
 
 SAME_OF_RUN = _keys("""
     train_iters no_shuffle seed npu_deterministic@2.3 bf16 use_distributed_optimizer
-    tokenizer_name_or_path overlap_grad_reduce
+    tokenizer_name_or_path overlap_grad_reduce use_fused_rmsnorm use_fused_swiglu
+    use_fused_rotary_pos_emb
 """)
 """Keys of a role that become `megatron_training.<key>`."""
 SAME_OF_ROLE = _keys("""
@@ -156,10 +157,10 @@ read from the model's config.json = spec use_rotary_position_embeddings rope_sca
     topk_group@-2.2 routed_scaling_factor@-2.2 rope_scaling_beta_fast@-2.2
     rope_scaling_beta_slow@-2.2
 mindrl's engine and kernels decide this; it does not affect results = use_mcore_models
-    use_flash_attn use_fused_rmsnorm use_fused_swiglu shape_order no_bias_dropout_fusion
+    use_flash_attn shape_order no_bias_dropout_fusion
     moe_permutation_async_comm use_fused_moe_token_permute_and_unpermute moe_token_dispatcher_type
     no_masked_softmax_fusion attention_softmax_in_fp32 no_gradient_accumulation_fusion
-    use_fused_rotary_pos_emb gemm_gradient_accumulation_fusion@2.2 transformer_impl@new
+    gemm_gradient_accumulation_fusion@2.2 transformer_impl@new
     ai_framework@2.1 attention_mask_type@2.3 cp_attention_mask_type@2.2-2.2
     accumulate_allreduce_grads_in_fp32 initial_loss_scale do_sample use_kv_cache init_method_std
     use_fused_ring_attention_update@2.2

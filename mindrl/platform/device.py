@@ -159,6 +159,11 @@ def shared_prompts_were_run(kind: DeviceKind, *, bf16: bool, backend: str) -> bo
             return True
 
 
+def has_fused_layers(device_type: str) -> bool:
+    """Return whether Megatron's norm, activation and rotation have fused kernels on a device."""
+    return device_type == "npu"
+
+
 def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     """Return the platform of a configured device kind; `auto` selects the best one present.
 

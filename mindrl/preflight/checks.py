@@ -24,7 +24,7 @@ from mindrl.errors import ConfigError, DataError, MindrlError
 from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
-from mindrl.platform.device import Platform
+from mindrl.platform.device import Platform, has_fused_layers
 from mindrl.preflight.algorithm_checks import part_findings
 from mindrl.preflight.draft_checks import draft_findings
 from mindrl.preflight.hub import hub_hint
@@ -142,7 +142,7 @@ def checked_run(
     specs = [*_own_specs(config)]
     found += [*specs, *(missing if needs_files else [])]
     found += device_findings(config, platform) if here else []
-    warnings = [*learning_warnings(config)]
+    warnings = [*learning_warnings(config), *fused_layer_warnings(config, platform)]
     models, shardings, judges_memory = None, None, False
     if not specs and (needs_files or not unknown_sizes(config)):
         models, unread = describe_models(config, without_weights=absent)
@@ -197,6 +197,15 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
     yield from invariance_findings(config, platform)
     yield from draft_findings(config)
     yield from quantization_findings(config)
+
+
+def fused_layer_warnings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    """Yield the keys of fused kernels that have no effect on these devices."""
+    for name in ("rmsnorm", "swiglu", "rotary_pos_emb"):
+        field = f"megatron_training.use_fused_{name}"
+        if config.value_of(field) and not has_fused_layers(platform.device_type):
+            need = f"has no effect on {platform.kind} devices: the kernel is for NPUs"
+            yield broken(field, True, need, False)
 
 
 def refuse(config: RunConfig, found: Iterable[Finding]) -> None:

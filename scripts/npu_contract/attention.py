@@ -1,4 +1,4 @@
-"""Names of Ascend's fused attention that mindrl uses."""
+"""Names of Ascend's fused attention and norm that mindrl uses."""
 
 from mindrl.platform.npu_versions import TORCH_NPU
 from npu_contract.entry import Entry
@@ -21,6 +21,13 @@ def _described(used_by: str, argument: str, value: str, *, spelled: str) -> Entr
     )
 
 
+NORM = Entry(
+    pin=TORCH_NPU,
+    kind="operator",
+    name="torch_npu.npu_rms_norm",
+    used_by="mindrl/platform/fused_layers.py",
+    arguments=("self", "gamma", "epsilon"),
+)
 ATTENTION = (
     Entry(
         pin=TORCH_NPU,

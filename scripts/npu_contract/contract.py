@@ -20,7 +20,7 @@ from mindrl.platform.npu_versions import (
     VLLM_ASCEND,
     Pin,
 )
-from npu_contract.attention import ATTENTION
+from npu_contract.attention import ATTENTION, NORM
 from npu_contract.entry import Entry
 from npu_contract.int8 import INT8
 from npu_contract.profiler import PROFILER
@@ -87,6 +87,7 @@ _TORCH_NPU = (
         spelled='collective_backend="hccl"',
     ),
     *ATTENTION,
+    NORM,
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu", "Stream", "Event", "stream", "current_stream"),
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu.Stream", "wait_stream"),
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu.Event", "record", "synchronize"),
@@ -356,6 +357,9 @@ _MINDSPEED = (
             "expert_tensor_parallel_size",
             "sequence_parallel",
             "moe_grouped_gemm",
+            "use_fused_rmsnorm",
+            "use_fused_swiglu",
+            "use_fused_rotary_pos_emb",
         )
     ),
     Entry(pin=MINDSPEED, kind="module", name=_GROUPED, used_by=_EXPERTS),

@@ -5,9 +5,11 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mindrl.platform.attention import Packing, attention_kernel
 from mindrl.platform.block_attention import Block, Joined, block_attention
+from mindrl.platform.fused_layers import fused_rms_norm
 
 
 def attended(starts: Sequence[int], heads: list[Tensor], gradient: Tensor) -> list[list[Tensor]]:
@@ -63,6 +65,24 @@ def _packing(starts: Sequence[int], kind: str) -> Packing:
     longest = max(stop - start for start, stop in pairwise(starts))
     cumulative = torch.tensor(starts, dtype=torch.int32, device=kind)
     return Packing(starts=tuple(starts), longest=longest, cumulative=cumulative)
+
+
+def normed(hidden: Tensor, weight: Tensor, gradient: Tensor, epsilon: float) -> list[list[Tensor]]:
+    """Return a norm and its gradients, by torch on the host and by the device's kernel."""
+
+    def of_torch(x: Tensor, w: Tensor) -> Tensor:
+        return functional.rms_norm(x, w.shape, w, epsilon)
+
+    def of_device(x: Tensor, w: Tensor) -> Tensor:
+        return fused_rms_norm(x, w, epsilon)
+
+    found = []
+    for kind, norm in (("cpu", of_torch), ("npu", of_device)):
+        leaves = [each.to(kind).detach().requires_grad_() for each in (hidden, weight)]
+        made = norm(*leaves)
+        made.backward(gradient.to(kind))
+        found.append([each.detach().cpu() for each in (made, *(leaf.grad for leaf in leaves))])
+    return found
 
 
 def refusal(starts: Sequence[int], heads: list[Tensor], gradient: Tensor) -> str:

@@ -61,6 +61,20 @@ def test_blocks_of_keys_and_their_gradients_are_torchs_within_float32_rounding(
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
 
 
+def test_the_fused_norm_and_its_gradients_are_torchs_within_float32_rounding(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    generator = torch.Generator().manual_seed(7)
+    hidden, gradient = (torch.randn(5, 1, 24, generator=generator) for _ in range(2))
+    weight = 1 + 0.1 * torch.randn(24, generator=generator)
+    # An epsilon of the size of the numbers, which a kernel without it would show.
+    asked = hidden, weight, gradient, 0.5
+    ((host, device),) = simulated_npus.run("attention_probe:normed", *asked)
+    for ours, theirs in zip(host, device, strict=True):
+        # Sums of 24 products of size 1, in another order.
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=0)
+
+
 def test_a_width_that_the_kernel_refuses_by_its_documents_is_refused(
     simulated_npus: SimulatedNpus,
 ) -> None:

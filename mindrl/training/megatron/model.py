@@ -14,8 +14,9 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import padded_vocab_size
 from mindrl.models.description import ModelDescription
+from mindrl.platform.device import has_fused_layers
 from mindrl.training.megatron.balance import balance_sequences
-from mindrl.training.megatron.modules import HeadInput, block_spec
+from mindrl.training.megatron.modules import FusedRMSNorm, HeadInput, RMSNorm, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import place_rotary, scale_rotary
 from mindrl.training.megatron.traced_timers import TracedTimers
@@ -31,7 +32,7 @@ class ModelSettings(EngineSettings):
 
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
-    """Translate a description into Megatron's configuration, with fused kernels off."""
+    """Translate a description into Megatron's configuration, without kernels of other vendors."""
     training, learning = settings.training, settings.learning
     dtype = torch.bfloat16 if training.bf16 else torch.float32
     # Megatron trains tensor-parallel experts only with sequence parallelism.
@@ -62,6 +63,8 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         perform_initialization=False,
         finalize_model_grads_func=finalize_model_grads,
         timers=TracedTimers(),
+        # MindSpeed replaces Megatron's fused activation by the NPU's.
+        bias_activation_fusion=training.use_fused_swiglu and has_fused_layers(settings.device_type),
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -127,11 +130,13 @@ def _build_chunk(
     vp_stage: int | None,
 ) -> torch.nn.Module:
     is_value = settings.head == "value"
+    is_fused = settings.training.use_fused_rmsnorm and has_fused_layers(settings.device_type)
+    norm = FusedRMSNorm if is_fused else RMSNorm
     place = {"ignore_virtual": False, "vp_stage": vp_stage}
     network: torch.nn.Module = GPTModel(
         config=config,
         transformer_layer_spec=block_spec(
-            config, vp_stage, settings.attention, settings.groups.context
+            config, vp_stage, settings.attention, settings.groups.context, norm
         ),
         vocab_size=padded_vocab_size(model, settings.layout.tp),
         max_sequence_length=settings.training.seq_length,

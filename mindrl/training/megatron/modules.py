@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from mindrl.platform.attention import Kernel
+from mindrl.platform.fused_layers import fused_rms_norm
 from mindrl.training.context import ContextGroups, attend
 from mindrl.training.megatron.passes import PackedSequences
 
@@ -30,6 +31,15 @@ class RMSNorm(nn.RMSNorm):
         # Each rank sees only its part of the sequence: Megatron sums the gradients of
         # parameters that carry this mark over the tensor-parallel ranks.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class FusedRMSNorm(RMSNorm):
+    """The same norm by one kernel of the device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of the last dimension."""
+        assert self.eps is not None
+        return fused_rms_norm(x, self.weight, self.eps)
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
@@ -118,6 +128,7 @@ def block_spec(
     vp_stage: int | None,
     kernel: Kernel,
     context: ContextGroups | None,
+    norm: type[RMSNorm],
 ) -> TransformerBlockSubmodules:
     """Return Megatron's local decoder block with the modules of this file in it.
 
@@ -127,13 +138,13 @@ def block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
     for layer in block.layer_specs:
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
         attention = layer.submodules.self_attention.submodules
         params = {"kernel": kernel, "context": context}
         attention.core_attention = ModuleSpec(module=PackedAttention, params=params)
         if config.multi_latent_attention:
-            attention.q_layernorm = attention.kv_layernorm = RMSNorm
+            attention.q_layernorm = attention.kv_layernorm = norm
         elif config.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = RMSNorm
-    block.layer_norm = RMSNorm
+            attention.q_layernorm = attention.k_layernorm = norm
+    block.layer_norm = norm
     return block

@@ -99,6 +99,24 @@ ACLNN(aclnnConstantPadNd, (const aclTensor* from, const aclIntArray* pad, const 
       [from = from->host(), pad = pad->values, value = value->value, to = to->host()] {
         to.copy_(at::constant_pad_nd(from, pad, value));
       })
+// The reciprocal of the root is kept for the gradient, float32.
+ACLNN(aclnnRmsNorm, (const aclTensor* x, const aclTensor* gamma, double epsilon, aclTensor* y, aclTensor* rstd),
+      [x = x->host(), gamma = gamma->host(), epsilon, y = y->host(), rstd = rstd->host()] {
+        auto wide = x.to(at::kFloat);
+        rstd.copy_(at::rsqrt(wide.pow(2).mean(-1, true) + epsilon).view_as(rstd));
+        y.copy_(wide * rstd.view(wide.sizes().slice(0, wide.dim() - 1)).unsqueeze(-1) * gamma);
+      })
+ACLNN(aclnnRmsNormGrad,
+      (const aclTensor* dy, const aclTensor* x, const aclTensor* rstd, const aclTensor* gamma, aclTensor* dx,
+       aclTensor* dgamma),
+      [dy = dy->host(), x = x->host(), rstd = rstd->host(), gamma = gamma->host(), dx = dx->host(),
+       dgamma = dgamma->host()] {
+        auto scale = rstd.view(x.sizes().slice(0, x.dim() - 1)).unsqueeze(-1);
+        auto unit = x.to(at::kFloat) * scale;
+        auto grad = dy.to(at::kFloat) * gamma;
+        dx.copy_((grad - unit * (grad * unit).mean(-1, true)) * scale);
+        dgamma.copy_((dy.to(at::kFloat) * unit).view({-1, x.size(-1)}).sum(0).view_as(dgamma));
+      })
 ACLNN(aclnnCat, (const aclTensorList* from, int64_t dim, aclTensor* to),
       [from = hosts(from), dim, to = to->host()] { to.copy_(at::cat(from, dim)); })
 }

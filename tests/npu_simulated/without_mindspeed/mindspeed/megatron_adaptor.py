@@ -15,6 +15,7 @@ _TOLD = frozenset(
         *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
         *("expert_model_parallel_size", "expert_tensor_parallel_size"),
         *("sequence_parallel", "moe_grouped_gemm", "fp8"),
+        *("use_fused_rmsnorm", "use_fused_swiglu", "use_fused_rotary_pos_emb"),
     }
 )
 """What MindSpeed reads, of what mindrl tells it."""

@@ -120,8 +120,8 @@ def build_model(
         case "qwen3_5_text":
             model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shared, **_GATED_DELTA_NETS))
         case "qwen3_5_moe_text":
-            more = {**_GATED_DELTA_NETS, "shared_expert_intermediate_size": 128}
-            model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**shared, **_EXPERTS, **more))
+            shared |= {**_GATED_DELTA_NETS, "shared_expert_intermediate_size": 128}
+            model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**shared, **_EXPERTS))
         case _:
             assert_never(family)
     model.generation_config = GenerationConfig(

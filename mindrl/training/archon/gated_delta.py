@@ -129,7 +129,7 @@ class LinearAttention(nn.Module):
         step_SM = functional.softplus(step_SM.float() + local(self.dt_bias))
         decay_SM = -local(self.A_log).float().exp() * step_SM
         made_SMV = self._mixed(mixed_SC, rate_SM, decay_SM, chunks)
-        normed_SMV = self.norm(made_SMV, gate_SC.unflatten(-1, (-1, self.delta.value_width)))
+        normed_SMV = self.norm(made_SMV, gate_SC.reshape(len(gate_SC), -1, self.delta.value_width))
         return self.parallel.leave(self.out_proj(normed_SMV.flatten(1))[None])
 
     def _projected(self, read_SH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

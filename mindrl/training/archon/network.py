@@ -154,7 +154,8 @@ class SharedMixture(Mixture):
     ) -> Tensor:
         """Return the new hidden states: see `Mixture`."""
         shared_1SH: Tensor = self.shared_expert_gate(hidden_1SH) * self.shared_expert(hidden_1SH)
-        return super().forward(hidden_1SH, spans, routes) + shared_1SH
+        routed_1SH: Tensor = super().forward(hidden_1SH, spans, routes)
+        return routed_1SH + shared_1SH
 
 
 class Layer(nn.Module):

@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mindrl.errors import ModelError
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.training.archon.collectives import Collective, gathered_by_all, own_part
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
@@ -80,7 +80,7 @@ class HuggingFaceNetwork(GivenNetwork):
                 f"{type(network).__name__}; the first difference is {differing[0]}"
             )
         self.folder: str = folder
-        self.moe = model.moe
+        self.moe: MoeDescription | None = model.moe
         self.going: _Pass = _Pass(settings=settings)
         for module in network.modules():
             module.mindrl_pass = self.going

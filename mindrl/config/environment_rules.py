@@ -53,9 +53,6 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
     if rl.has_baseline:
         need = f"answers each prompt greedily once, which {_SECTION} does not; another estimator"
         yield broken("rl_config.adv_estimator", rl.adv_estimator, need, "group_norm")
-    if config.spool_config.job is not None:
-        need = f"has no environments yet; remove {_SECTION} or run one job"
-        yield broken("spool_config.job", config.spool_config.job, need, None)
     if config.is_apart and config.environment_config and config.environment_config.lock_step:
         need = "needs engines on the training devices; replicas of their own do not wait for others"
         yield broken(f"{_SECTION}.lock_step", True, need, False)

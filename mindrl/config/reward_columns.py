@@ -76,16 +76,22 @@ def made_reward(
         ) from error
 
 
+def reads_turns(config: "RunConfig") -> bool:
+    """Return whether a run has conversations; those of a train job are held by rollout jobs."""
+    has_some = config.rolls_out or config.spool_config.job is not None
+    return config.environment_config is not None and has_some
+
+
 def reward_columns(config: "RunConfig") -> RewardColumns:
     """Return the columns that the reward functions of a run may use; environments get all.
 
     Raises:
         ConfigError: A function cannot be imported, or is not a reward function.
     """
+    if reads_turns(config):
+        return RewardColumns(names=None, takes_chat=True)
     if not config.rolls_out:
         return RewardColumns()
-    if config.environment_config is not None:
-        return RewardColumns(names=None, takes_chat=True)
     signatures = [signature for _, _, signature in own_rewards(config)]
     sets = [signature.columns for signature in signatures]
     return RewardColumns(

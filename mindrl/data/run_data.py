@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from mindrl.batch.prompts import Demonstration
 from mindrl.config.data import DataPath, EvalSet, TrainSet
 from mindrl.config.finding import Finding, broken, did_you_mean
-from mindrl.config.reward_columns import own_rewards, reward_columns
+from mindrl.config.reward_columns import own_rewards, reads_turns, reward_columns
 from mindrl.config.reward_signature import RewardSignature
 from mindrl.config.run import RunConfig
 from mindrl.data.decoding import ResponseDecoder
@@ -146,7 +146,7 @@ def row_tools(config: RunConfig) -> RowTools | None:
         ConfigError: The user's tools cannot be imported, or are not documented.
     """
     section = config.environment_config
-    return None if section is None or not config.rolls_out else tools_of_rows(section)
+    return tools_of_rows(section) if section is not None and reads_turns(config) else None
 
 
 def turn_template(config: RunConfig, data: RunData) -> TurnTemplate:

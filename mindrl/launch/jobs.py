@@ -46,6 +46,11 @@ _AGREED = (
     "rl_config.verifier_kwargs",
     *("generate_config.sampling_config", "data_config.order", "data_config.rewards"),
     *("spool_config.publish_every", "spool_config.prompts_per_record"),
+    *("environment_config.environment", "environment_config.environments"),
+    *("environment_config.arguments", "environment_config.tools", "environment_config.agent"),
+    *("environment_config.tool_format", "environment_config.history"),
+    *("environment_config.max_turns", "environment_config.max_turn_tokens"),
+    "environment_config.max_result_tokens",
 )
 """Keys that must be equal in both jobs."""
 

@@ -45,6 +45,10 @@ class Record:
     gap: Mapping[str, float] = field(default_factory=dict)
     """Log-prob gap of the rollout job's engines after loading these weights, as metrics; empty if
     not measured."""
+    conversations: tuple[Mapping[str, Any], ...] = ()
+    """Turns of each response as JSON values; empty without environments."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Number of conversations that failed, by reason."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Records:
             "ids": record.ids,
             "prompts": str(record.prompts),
             "gap": dict(record.gap),
+            "conversations": record.conversations,
+            "failures": dict(record.failures),
         }
         line = json.dumps(known).encode("ascii") + b"\n"
         return write_new(self.root / str(record.prompts), sealed(line + record.content))
@@ -92,6 +98,8 @@ class Records:
             ids=ids,
             content=content,
             gap=known.get("gap", {}),
+            conversations=tuple(known.get("conversations", ())),
+            failures=known.get("failures", {}),
         )
 
     def set_aside(self, prompts: PromptRange) -> Path:

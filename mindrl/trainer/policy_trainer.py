@@ -40,6 +40,7 @@ from mindrl.trainer.source.agent_turns import AgentTurns
 from mindrl.trainer.source.choice import source_of
 from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.interface import Answering, Gathered
+from mindrl.trainer.source.received_turns import ReceivedTurns
 from mindrl.trainer.source.turns import ConversationTurns
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.weight_probe import probed_gap, with_probe
@@ -105,9 +106,8 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
     def turns(self, owner: str) -> ConversationTurns | None:
         """Return what answers the turns of an owner's conversations; None if each has one."""
         section, host = self.config.environment_config, self.rewards.sources.environments
-        if section is None or host is None:
+        if section is None or self.data.turns is None:
             return None
-        assert self.data.turns is not None, "read with the data"
         shared: dict[str, Any] = {
             "owner": owner,
             "config": section,
@@ -117,6 +117,8 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             "longest_prompt": self.rl.max_prompt_length,
             "warn": self.run_log.warn,
         }
+        if host is None:
+            return ReceivedTurns(**shared)
         if isinstance(host, AgentHost):
             return AgentTurns(host=host, **shared)
         return EnvironmentTurns(host=host, **shared)

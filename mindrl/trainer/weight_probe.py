@@ -103,10 +103,11 @@ def probed_gap(workers: WorkerHandle, probed: Rollouts | None) -> Metrics:
 def known_logprobs(workers: WorkerHandle, rollouts: Rollouts) -> KnownLogprobs:
     """Return the log-probs of one token of some responses under the trainer's current weights."""
     taken_B = torch.arange(len(rollouts))[:: -(-len(rollouts) // _KNOWN_ROWS)]
-    lengths_B = rollouts.response_mask_BT.sum(dim=1)[taken_B]
+    mask_BT = rollouts.response_mask_BT[taken_B]
     # The first token of the first response, the second of the second, and so on.
-    places_B = torch.arange(len(taken_B)) % lengths_B
-    ends_B = rollouts.lengths_B[taken_B] - lengths_B + places_B
+    places_B = torch.arange(len(taken_B)) % mask_BT.sum(dim=1)
+    is_place_BT = mask_BT & (mask_BT.cumsum(dim=1) == places_B[:, None] + 1)
+    ends_B = is_place_BT.int().argmax(dim=1)
     sequences = Sequences(
         tokens_BT=rollouts.tokens_BT[taken_B],
         lengths_B=ends_B + 1,

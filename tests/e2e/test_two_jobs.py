@@ -15,6 +15,7 @@ import pytest
 from program import CHECKOUT, start_program, workers_below
 
 from mindrl.checkpoint.commits import checksum_of
+from mindrl.programs.tiny import made_tool_user
 from mindrl.spool.folder import Spool
 
 pytestmark = pytest.mark.e2e
@@ -28,6 +29,8 @@ ASKED = (
     "rl_config.actor_resource.num_npus=1",
     "rl_config.test_freq=0",
 )
+TOOLS = ("--config-name", "grpo_tools_tiny_cpu")
+"""Of a policy that calls a calculator in several turns."""
 
 
 @dataclass
@@ -202,3 +205,43 @@ def test_in_turns_with_no_staleness_it_is_the_run_of_one_job(
         )
         assert ours.equals(theirs)
     assert found.weights() == checksum_of(whole.folder / "model/model.safetensors")
+
+
+@pytest.mark.nightly
+def test_jobs_with_tools_train_each_sampled_token_once_as_one_job_does(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A rollout job and a train job are killed; without staleness it is the run of one job."""
+    model = made_tool_user(tiny_model.parent, 1)
+    found = two_jobs(tmp_path / "found", model, 3, "rl_config.max_staleness=0")
+    found.start(*TOOLS)
+    found.wait_until(lambda spool: bool(spool.records.answered()))
+    assert found.kill("rollout")
+    found.wait_until(lambda spool: spool.progress().confirmed > 0)
+    assert found.kill("train")
+    found.finish()
+    keeps = ("megatron_training.train_iters=3", "megatron_training.keep_rollouts=3")
+    asked = [*TOOLS, f"actor_config.load={model}", *ASKED, *keeps]
+    whole = start_program(tmp_path / "whole", asked)
+    assert whole.process.wait(timeout=600) == 0, whole.text()
+    for step in (1, 2, 3):
+        name = f"rollouts/step-0000000{step}.parquet"
+        # How long a tool took is in the texts for people alone.
+        ours, theirs = (
+            pq.read_table(each / name).drop_columns("conversation")
+            for each in (found.folder / "train", whole.folder)
+        )
+        assert ours.column_names == theirs.column_names
+        different = {each for each in ours.column_names if ours[each] != theirs[each]}
+        assert different <= {"rollout_logprobs"}
+        # When tools answer decides which sequences share an engine step: some last bits differ.
+        logprobs = [
+            [each for row in table["rollout_logprobs"].to_pylist() for each in row]
+            for table in (ours, theirs)
+        ]
+        assert logprobs[0] == pytest.approx(logprobs[1], rel=0, abs=1e-6)
+        # The calculator's tokens are there, and are left out of losses.
+        written = [each for row in ours["written"].to_pylist() for each in row]
+        assert 0 < written.count(False) < written.count(True)
+    assert found.weights() == checksum_of(whole.folder / "model/model.safetensors")
+    assert found.spool.records.answered() == []

@@ -54,6 +54,11 @@ class OpenSequence:
             return self.conversation.ending is not None
         return self.finished or len(self.tokens_N) == longest
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is a conversation whose environment has failed."""
+        return self.conversation is not None and self.conversation.ending == "failed"
+
     def with_more(self, tokens_N: Tensor, logprobs_N: Tensor, *, step: int, finished: bool) -> Self:
         """Append tokens sampled in a step."""
         return replace(
@@ -193,15 +198,16 @@ def _of_json(values: Mapping[str, Any]) -> OpenSequence:
     }
     known = {name: value for name, value in values.items() if name not in _COLUMNS}
     if (turns := known.get("conversation")) is not None:
-        known["conversation"] = _dialogue(turns)
+        known["conversation"] = dialogue_of_json(turns)
     return OpenSequence(**known, **columns)
 
 
-def _dialogue(values: dict[str, Any]) -> Dialogue:
+def dialogue_of_json(values: Mapping[str, Any]) -> Dialogue:
+    """Restore the turns of a response from `asdict` as JSON values."""
     turns, restarts = values["turns"], values["restarts"]
     messages = [tuple(map(tuple, turn["messages"])) for turn in turns]
     return Dialogue(
-        **values
+        **{**values}
         | {
             "prompt_ids": tuple(values["prompt_ids"]),
             "turns": tuple(

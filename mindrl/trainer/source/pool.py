@@ -72,8 +72,7 @@ class GroupPool:
         uids = [self.answering.prompts[each].uid for each in every for _ in range(self.samples)]
         samples = iter(sample_numbers(uids)[len(self._started) * self.samples :])
         for index in indices:
-            open_ = None if self.turns is None else Dialogue()
-            sequences = [OpenSequence.started(next(samples), open_) for _ in range(self.samples)]
+            sequences = [self.new_sequence(next(samples)) for _ in range(self.samples)]
             group = next(self._numbers)
             self.groups[group] = OpenGroup(
                 prompt=index, start_step=step, sequences=tuple(sequences)
@@ -82,6 +81,15 @@ class GroupPool:
                 self._begin(ResponseNumber(group, response))
         self.next_prompt += number
         self._started = every
+
+    def new_sequence(self, sample: int) -> OpenSequence:
+        """Return a response without tokens, and without turns if it is a conversation."""
+        return OpenSequence.started(sample, None if self.turns is None else Dialogue())
+
+    def skip(self, step: int, start: int, number: int) -> None:
+        """Leave prompts from an index to other pools, which start their groups in this step."""
+        self._started_in, self._started = step, [*self.answering.order.indices(start, number)]
+        self.next_prompt = start + number
 
     def used_prompts(self) -> list[Prompt]:
         """Return the prompts that the current step started and took; nothing older is open."""
@@ -289,5 +297,5 @@ def _rows(groups: Sequence[OpenGroup], *, with_failed: bool) -> list[tuple[int, 
         (place, each)
         for place, group in enumerate(groups)
         for each in group.sequences
-        if with_failed or each.conversation is None or each.conversation.ending != "failed"
+        if with_failed or not each.has_failed
     ]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
+from mindrl.batch.conversations import Dialogue
 from mindrl.batch.prompts import Prompt, sample_numbers
+from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.halves import prompts_per_record, published_version
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError, SpoolError
@@ -19,7 +21,7 @@ from mindrl.spool.requests import SpoolRequest
 from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.rollout_files import unpacked
 from mindrl.trainer.source.generation import Generation, IsEnough, Measured
-from mindrl.trainer.source.group import OpenGroup, OpenSequence
+from mindrl.trainer.source.group import OpenGroup, OpenSequence, dialogue_of_json
 from mindrl.trainer.source.interface import Answering
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.weight_probe import known_logprobs, worst_gap
@@ -151,7 +153,7 @@ class SpoolGeneration(Generation):
         """
         pool, spool = self.pool, self.reader.spool
         for number, group in pool.groups.items():
-            fresh = tuple(OpenSequence.started(each.sample) for each in group.sequences)
+            fresh = tuple(pool.new_sequence(each.sample) for each in group.sequences)
             pool.groups[number] = replace(group, sequences=fresh)
         self.requests = spool.requests.all()
         self._drop_used_requests()
@@ -172,10 +174,14 @@ class SpoolGeneration(Generation):
     def rewarded(self, groups: Sequence[OpenGroup]) -> Callable[[], Rewarded]:
         """Return the scores of complete groups, which are used now."""
         parts, samples = [], self.pool.samples
-        used = (self.received.pop(group) for group in groups)
-        for record, each in groupby(used, key=lambda pair: pair[0]):
-            starts = [index * samples for _, index in each]
-            rows = [row for start in starts for row in range(start, start + samples)]
+        used = ((*self.received.pop(group), group) for group in groups)
+        for record, each in groupby(used, key=lambda found: found[0]):
+            rows = [
+                index * samples + place
+                for _, index, group in each
+                for place, sequence in enumerate(group.sequences)
+                if not sequence.has_failed
+            ]
             parts.append(record.rows(rows))
         joined = Rewarded.joined(parts)
         return lambda: joined
@@ -207,16 +213,21 @@ class SpoolGeneration(Generation):
         batch = unpacked(record.content)
         received = _Received(batch.rewarded)
         self.gaps.append(dict(record.gap))
-        responses = [*batch.rollouts.responses().each()]
-        finished = batch.rollouts.finished_B.tolist()
+        if pool.turns is not None:
+            pool.turns.failures.update(record.failures)
+        whole, talks = _whole_responses(batch.rollouts), record.conversations
+        responses, finished = whole.each(), whole.finished_B.tolist()
         used = max(0, pool.first_open - request.prompts.first)
         for index, (number, group) in enumerate(self._groups_of(request).items(), used):
             rows = range(index * pool.samples, (index + 1) * pool.samples)
-            sequences = tuple(
+            sequences = [
                 each.with_more(*responses[row], step=request.version + 1, finished=finished[row])
                 for each, row in zip(group.sequences, rows, strict=True)
-            )
-            pool.groups[number] = replace(group, sequences=sequences)
+            ]
+            if talks:
+                turns = [dialogue_of_json(talks[row]) for row in rows]
+                sequences = [*map(_with_turns, sequences, turns)]
+            pool.groups[number] = replace(group, sequences=tuple(sequences))
             self.received[pool.groups[number]] = received, index
 
     def _groups_of(self, request: SpoolRequest) -> dict[int, OpenGroup]:
@@ -232,6 +243,19 @@ class SpoolGeneration(Generation):
     def _export(self, folder: Path) -> None:
         # No date and no commit, so that equal weights give equal files.
         self.pool.answering.workers.export("actor", folder, {})
+
+
+def _whole_responses(rollouts: Rollouts) -> Responses:
+    """Return the response of each conversation, with all of its tokens after its prompts."""
+    parts, talks = rollouts.responses(), rollouts.conversations()
+    finished_C = talks.last(parts.finished_B)
+    lengths_C = torch.zeros(len(finished_C), dtype=torch.int64)
+    lengths_C.index_add_(0, talks.index(), parts.lengths_B)
+    return replace(parts, lengths_B=lengths_C, finished_B=finished_C)
+
+
+def _with_turns(sequence: OpenSequence, turns: Dialogue) -> OpenSequence:
+    return replace(sequence, conversation=turns)
 
 
 def requested_prompts(

@@ -76,9 +76,17 @@ class ConversationTurns(ABC):
         Raises:
             EnvironmentFailedError: Too many have failed.
         """
-        reasons, self.failures = self.failures, Counter()
-        for line in check_failures(groups, reasons, self.config.max_failed_fraction):
+        for line in check_failures(groups, self.taken_failures(), self.config.max_failed_fraction):
             self.warn(line)
+        return self.metrics(groups)
+
+    def taken_failures(self) -> dict[str, int]:
+        """Return the number of failed conversations since the last look, by reason."""
+        reasons, self.failures = self.failures, Counter()
+        return dict(reasons)
+
+    def metrics(self, groups: Sequence[OpenGroup]) -> Metrics:
+        """Return metrics about finished groups, and about processes since the last look."""
         idle, self.idle_seconds = self.idle_seconds, 0.0
         return {
             **conversation_metrics(groups),

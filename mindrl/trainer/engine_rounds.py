@@ -11,7 +11,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mindrl.batch.rollouts import Responses
-from mindrl.layouts.layout import even_bounds
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engines import Engines, ReplicaCalls
 from mindrl.trainer.ranks import Pending
@@ -57,15 +56,17 @@ class EngineRounds:
     sampling: Sampling
     round_steps: int
     requests: list[Request]
-    assigned: Sequence[Sequence[int]] | None = None
-    """Indices of the requests of each replica, in the order in which they begin. None: the started
-    ones in turn, then equal numbers of new ones."""
+    assigned: Sequence[Sequence[int]]
+    """Indices of the requests of each replica, in the order in which they begin."""
     whole: set[int] = field(default_factory=set, init=False)
     """Indices of completed requests."""
+    first: list[int] = field(init=False)
+    """Index of the request that each one follows, directly or not; its own if it follows none."""
 
     def __post_init__(self) -> None:
         """Assign the requests to the replicas."""
-        whole, most = self.assigned or self._shares(), 2 * self.rows
+        whole, most = self.assigned, 2 * self.rows
+        self.first = [*range(len(self.requests))]
         self.waiting = deque(sorted(place for share in whole for place in share[most:]))
         self.shares = [[*share[:most]] for share in whole]
 
@@ -148,6 +149,9 @@ class EngineRounds:
             replica = self._replica_for(follow.place)
             self.shares[replica].append(len(self.requests))
             more[replica].append(len(self.requests))
+            self.first.append(
+                self.first[follow.place] if follow.place is not None else len(self.first)
+            )
             self.requests.append(follow.request)
 
     def _advance(self, more: Sequence[Sequence[int]], until: int | None) -> dict[int, Completed]:
@@ -198,13 +202,3 @@ class EngineRounds:
         if place is None:
             return min(range(len(self.shares)), key=self._counts().__getitem__)
         return next(at for at, share in enumerate(self.shares) if place in share)
-
-    def _shares(self) -> list[list[int]]:
-        """Assign started requests round-robin, since they tend to be long; new ones in order."""
-        count, requests = self.engines.replicas, self.requests
-        started = [place for place, request in enumerate(requests) if request.drawn]
-        new = [place for place, request in enumerate(requests) if not request.drawn]
-        return [
-            started[replica::count] + new[start:end]
-            for replica, (start, end) in enumerate(even_bounds(len(new), count))
-        ]

@@ -143,7 +143,7 @@ class WorkerHandle:
         ends with the first completed request of each engine.
         """
         rounds = self._rounds(requests, sampling, round_steps)
-        return rounds.run(is_enough, next_turns, on_completed)
+        return self._learned(rounds, rounds.run(is_enough, next_turns, on_completed))
 
     def generate_turns(
         self,
@@ -160,8 +160,18 @@ class WorkerHandle:
         """
         rounds, calls = self._rounds(requests, sampling, round_steps), self.engines.one_by_one()
         if calls is None:
-            return rounds.run(is_enough, next_turns)
-        return rounds.run_one_by_one(calls, is_enough, next_turns)
+            responses = rounds.run(is_enough, next_turns)
+        else:
+            responses = rounds.run_one_by_one(calls, is_enough, next_turns)
+        return self._learned(rounds, responses)
+
+    def _learned(self, rounds: EngineRounds, responses: Responses) -> Responses:
+        """Return the responses, and remember the lengths of new ones with all that followed."""
+        lengths = [0] * len(rounds.requests)
+        for first, length in zip(rounds.first, responses.lengths_B.tolist(), strict=True):
+            lengths[first] += length
+        self.prompt_shares.learn_requests(rounds.requests, lengths)
+        return responses
 
     def _rounds(
         self,
@@ -170,13 +180,14 @@ class WorkerHandle:
         round_steps: int,
         assigned: Sequence[Sequence[int]] | None = None,
     ) -> EngineRounds:
+        replicas = self.engines.replicas
         return EngineRounds(
             engines=self.engines,
             rows=self.engine_rows,
             sampling=sampling,
             round_steps=round_steps,
             requests=[*requests],
-            assigned=assigned,
+            assigned=assigned or self.prompt_shares.deal_requests(requests, replicas),
         )
 
     def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:

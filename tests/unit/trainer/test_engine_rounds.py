@@ -30,9 +30,9 @@ def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in
     found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
 
     first, *_ = group.given
-    # 0, 2 and 6 go on: in turn. 1, 3, 4 and 5 begin: halves.
+    # 0, 2 and 6 go on, and 1, 3, 4 and 5 begin: both in turn.
     dealt = [[request.token_ids[1] for request in first[rank][0]] for rank in range(4)]
-    assert dealt == [[0, 6, 1, 3]] * 2 + [[2, 4, 5]] * 2
+    assert dealt == [[0, 6, 1, 4]] * 2 + [[2, 3, 5]] * 2
     # What is left of them is 5, 2, 3, 3, 1, 6 and 4 long.
     assert seen == [[1, 4], [1, 2, 3, 4, 6]]
     assert found.lengths_B.tolist() == [4, 2, 3, 3, 1, 4, 4]
@@ -56,12 +56,12 @@ def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
     found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
 
     started, *rounds, _ = group.given
-    assert [[each.token_ids[1] for each in started[rank][0]] for rank in (0, 2)] == [[0, 1], [4, 5]]
-    # Of those that wait, 2, 3, 6 and 7, the second replica gets all: the first is still at 0.
+    assert [[each.token_ids[1] for each in started[rank][0]] for rank in (0, 2)] == [[0, 2], [1, 3]]
+    # Of those that wait, 4 to 7, the second replica gets all: the first is still at 0.
     more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
-    assert more == [[[], []], [[], [2, 3]], [[], [6, 7]]]
-    assert seen == [[4, 5], [2, 3, 4, 5], [2, 3, 4, 5, 6]]
-    assert found.lengths_B.tolist() == [6, 0, 1, 1, 1, 1, 1, 1]
+    assert more == [[[], []], [[], [4, 5]], [[], [6, 7]]]
+    assert seen == [[1, 3], [1, 3, 4, 5], [1, 3, 4, 5, 6]]
+    assert found.lengths_B.tolist() == [6, 1, 0, 1, 1, 1, 1, 1]
 
 
 def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_it_can() -> None:
@@ -82,10 +82,10 @@ def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_
     )
 
     # The rounds end with the first completed request of each engine, not after 9 steps.
-    assert seen == [([0, 2], 2), ([1, 3, 4], 0), ([5], 0)]
+    assert seen == [([0, 1], 2), ([4, 5], 2), ([2, 3], 0)]
     _, *rounds, _ = group.given
     more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
-    assert more == [[[], []], [[9], []], [[8], []]]
+    assert more == [[[], []], [[9], [8]], [[], []]]
     assert found.lengths_B.tolist() == [2, 3, 4, 5, 1, 1]
 
 
@@ -225,3 +225,32 @@ def test_rounds_that_end_in_any_order_leave_each_turn_answered_once(enough: int)
         if enough == 30:
             assert sorted(talks) == [*range(30)]
             assert drawn == expected
+
+
+def test_a_prompt_stays_on_one_replica_and_the_longest_of_an_earlier_epoch_begin_first() -> None:
+    """Four prompts of two samples; a turn that follows counts for the request before it."""
+    group = DrawingGroup()
+    actor = dealing_actor(group, train=1, rollout=2)
+    lengths = [1, 1, 6, 6, 1, 1, 2, 2]
+    requests = [
+        Request(token_ids=(5, row // 2), drawn=0, seed=length) for row, length in enumerate(lengths)
+    ]
+
+    def next_turns(new: Mapping[int, Completed], left: int) -> list[FollowUp]:
+        del left
+        turn = Request(token_ids=(5, 9), drawn=1, seed=9)
+        return [FollowUp(place, turn) for place in (0, 1) if place in new]
+
+    def dealt() -> list[list[int]]:
+        group.given.clear()
+        actor.generate_until(
+            requests, SAMPLING, lambda whole: len(whole) == 10, round_steps=9, next_turns=next_turns
+        )
+        return [[each.token_ids[1] for each in group.given[0][rank][0]] for rank in (0, 2)]
+
+    assert dealt() == [[0, 0, 2, 2], [1, 1, 3, 3]]
+    # Tokens of a sample, with those of turns that follow: 9, 6, 1 and 2.
+    assert dealt() == [[0, 0], [1, 1, 3, 3, 2, 2]]
+    assert [*actor.prompt_shares.tokens.values()] == [9.0, 6.0, 1.0, 2.0]
+    actor.prompt_shares.learn_requests(requests, [1, 1, 6, 6, 7, 7, 2, 2])
+    assert dealt() == [[2, 2, 0, 0], [1, 1, 3, 3]]

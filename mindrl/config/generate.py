@@ -19,6 +19,9 @@ from mindrl.config.section import (
     inherited_values,
 )
 
+GraphMode = Literal["FULL_DECODE_ONLY", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE"]
+"""Names of vLLM's `CUDAGraphMode`, which Ascend's plugin reads too."""
+
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Truncation:
@@ -134,6 +137,15 @@ class GenerateConfig:
     enforce_eager: bool | None = None
     """Run the engine without graph capture. None captures on GPUs, but not on CPUs and NPUs;
     [why](../how-to/faster-rollouts.md#graphs)."""
+    cudagraph_mode: GraphMode | None = None
+    """What graphs contain, in vLLM's words, on GPUs and NPUs: whole decode steps
+    (`FULL_DECODE_ONLY`), the parts between attention of every step (`PIECEWISE`), whole steps
+    (`FULL`), or decode steps whole and others in parts. None is the engine's default. Needs
+    graphs."""
+    cudagraph_capture_sizes: tuple[SequenceCount, ...] | None = None
+    """Sizes of batches with a graph of their own, in tokens of a step: other batches are padded to
+    the next size, or run without graphs above the largest. Fewer sizes take less memory and start
+    sooner. None is the engine's default. Needs graphs."""
     batch_invariant: bool = False
     """Make the log-probs of a token independent of the other tokens of a batch, in the engine and,
     as far as it uses the same kernels, in the trainer; slower;

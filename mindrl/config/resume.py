@@ -26,7 +26,7 @@ _FREE = re.compile(
     |environment_config\.(sandbox|processes|memory_mib|\w+_timeout_seconds|max_failed_fraction)
     |profiler_config\.\w+
     |spool_config\.(folder|job|max_records_mib|lease_seconds|poll_seconds|waits)
-    |generate_config\.(max_num_\w+|max_model_len|gpu_memory_utilization|kv_cache_mib|enforce_eager)
+    |generate_config\.(max_num_\w+|max_model_len|gpu_memory_utilization|kv_cache_mib|enforce_eager|cudagraph_\w+)
     |generate_config\.(enable_prefix_caching|kv_block_tokens|trust_remote_code|rank_map|reshard_\w+|verify_weights)
     |generate_config\.server(s|_\w+|s_\w+)
     """,

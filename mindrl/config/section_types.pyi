@@ -321,6 +321,8 @@ class GenerateKeys(TypedDict, total=False):
     gpu_memory_utilization: float
     kv_cache_mib: int | None
     enforce_eager: bool | None
+    cudagraph_mode: Literal["FULL_DECODE_ONLY", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE"] | None
+    cudagraph_capture_sizes: Sequence[int] | None
     batch_invariant: bool
     kv_block_tokens: int | None
     enable_prefix_caching: bool

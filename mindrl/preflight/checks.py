@@ -27,6 +27,7 @@ from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform, has_fused_layers
 from mindrl.preflight.algorithm_checks import part_findings
 from mindrl.preflight.draft_checks import draft_findings
+from mindrl.preflight.graph_checks import graph_findings
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.invariance_checks import (
     invariance_findings,
@@ -196,6 +197,7 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
     yield from invariance_findings(config, platform)
     yield from draft_findings(config)
+    yield from graph_findings(config, platform)
     yield from quantization_findings(config)
 
 

@@ -22,6 +22,7 @@ from mindrl.platform.npu_versions import (
 )
 from npu_contract.attention import ATTENTION, NORM
 from npu_contract.entry import Entry
+from npu_contract.graphs import GRAPHS
 from npu_contract.int8 import INT8
 from npu_contract.profiler import PROFILER
 
@@ -237,6 +238,7 @@ _VLLM = (
             "gpu_memory_utilization",
             "kv_cache_memory_bytes",
             "enforce_eager",
+            "compilation_config",
             "enable_prefix_caching",
             "block_size",
             "trust_remote_code",
@@ -249,6 +251,7 @@ _VLLM = (
             "enable_sleep_mode",
         ),
     ),
+    *GRAPHS,
     _callable(
         VLLM,
         _ENGINE,

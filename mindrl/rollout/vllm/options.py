@@ -36,6 +36,7 @@ def rollout_options(
         "max_model_len": generate.max_model_len,
         "max_num_batched_tokens": generate.max_num_batched_tokens,
         "enforce_eager": platform.is_eager(generate.enforce_eager),
+        "compilation_config": _graphs(generate),
         "enable_prefix_caching": generate.enable_prefix_caching,
         "block_size": generate.kv_block_tokens,
         "speculative_config": _drafts(generate.speculative_config),
@@ -44,6 +45,16 @@ def rollout_options(
         # Log-probs of the sampled distribution: after temperature and truncation.
         "logprobs_mode": "processed_logprobs",
     }
+
+
+def _graphs(generate: GenerateConfig) -> dict[str, Any] | None:
+    """Return vLLM's options of graphs; None leaves them to the engine."""
+    sizes = generate.cudagraph_capture_sizes
+    given = {
+        "cudagraph_mode": generate.cudagraph_mode,
+        "cudagraph_capture_sizes": None if sizes is None else list(sizes),
+    }
+    return {key: value for key, value in given.items() if value is not None} or None
 
 
 def _drafts(config: SpeculativeConfig) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Gradients reduced during the backward pass, and weights gathered during the forward pass.
 
-Megatron's hooks start both, a bucket at a time. Two things are outside of them: the head's weight,
-whose gradient does not come from autograd, and the phases of the device, which need whole weights.
+Megatron's hooks start both, a bucket at a time. Two things are outside of them: the gradient of the
+head's weight, which does not come from autograd, and the device's phases, which need whole weights.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Overlap:
         return all(bool(each.isfinite()) for each in self.sums)
 
     def watched(self, weight: Tensor, hidden: Tensor) -> Tensor:
-        """Return the head's weight for one pack, whose gradient goes directly to `main_grad`.
+        """Return the head's weight for one pack; its gradient goes directly to `main_grad`.
 
         With overlap it is an alias outside of autograd: the bucket learns that the gradient is
         complete when that of the hidden states is, on the thread of the backward pass. Autograd

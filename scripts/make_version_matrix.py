@@ -48,6 +48,7 @@ SHOWN = """\
 
 vLLM {cpu} is the engine of the CPU row, and that of all tests without NPUs. The NPU rows are two
 series of vllm-ascend, each with the vLLM that it requires: {older} is pinned, {newer} is newer.
+For vLLM {cpu} the package index had no vllm-ascend in November 2026, so no NPU row has it.
 Over the simulated CANN their Python files run with torch {torch}, torch-npu {torch_npu} and
 transformers {transformers}, not with the versions of their rows.
 

@@ -1,6 +1,8 @@
 """What the tests of memory that leaves a simulated device call in its process."""
 
+import time
 from dataclasses import dataclass
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -56,6 +58,41 @@ def swaps() -> Swapped:
     return Swapped(
         values=values, copied_bytes=copied, stayed_bytes=account.allocated, pinned=pinned
     )
+
+
+def back_before_it_left() -> list[Tensor]:
+    """Bring a region back while parts of it still leave, as after a reshard that failed."""
+    torch.manual_seed(1)
+    tensors = [torch.randn(size * MIB // 4).to("npu") for size in SIZES_MIB]
+    region = StoredRegion(tensors, HostArena(sum(SIZES_MIB) * MIB, device_type="npu"), "npu")
+    for tensor in tensors[:2]:
+        region.offload_storage_of(tensor)
+    region.onload()
+    return [tensor.add(1.0).cpu() for tensor in tensors]
+
+
+def read_while_it_leaves_again() -> tuple[float, float]:
+    """Read the host's copy slowly while its region changes and leaves; returns its bounds."""
+    tensor = torch.full((MIB,), 1.0, device="npu")
+    region = StoredRegion([tensor], HostArena(4 * MIB, device_type="npu"), "npu")
+    region.offload()
+    copy = region.host_copy(tensor)
+    region.hold()
+    region.onload()
+    tensor.add_(1.0)
+    region.changed()
+    read: list[float] = []
+
+    def checkpoint() -> None:
+        time.sleep(0.5)
+        read.extend((float(copy.min()), float(copy.max())))
+        region.let_go()
+
+    reader = Thread(target=checkpoint)
+    reader.start()
+    region.offload()
+    reader.join()
+    return read[0], read[1]
 
 
 def copies_of_what_is_computed() -> int:

@@ -33,6 +33,20 @@ def _check_the_account(found: Swapped) -> None:
     assert found.stayed_bytes == 0
 
 
+def test_a_region_that_comes_back_while_it_leaves_is_whole(simulated_npus: SimulatedNpus) -> None:
+    (found,) = simulated_npus.run("regions_probe:back_before_it_left", machine=LATE)
+    torch.manual_seed(1)
+    for tensor, size in zip(found, SIZES_MIB, strict=True):
+        assert torch.equal(tensor, torch.randn(size * MIB // 4) + 1.0)
+
+
+def test_a_copy_on_the_host_is_not_written_while_a_checkpoint_reads_it(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    bounds = simulated_npus.run("regions_probe:read_while_it_leaves_again", machine=LATE)
+    assert bounds == [(1.0, 1.0)]
+
+
 def test_a_copy_waits_for_what_the_device_computes(simulated_npus: SimulatedNpus) -> None:
     assert simulated_npus.run("regions_probe:copies_of_what_is_computed", machine=LATE) == [0]
 

@@ -34,7 +34,7 @@ def kept_route_bytes(plan: RunPlan) -> RankBytes | None:
     if kind == "R2":
         found[devices] += tokens // layout.dp * route_bytes_per_token(model, layout)
         return found
-    keepers = devices if config.is_apart else [*plan.rollout.leaders]
+    keepers = [*plan.rollout.leaders] if config.devices == config.world_size else devices
     nbytes = tokens * (1 + config.max_staleness) * route_bytes_per_token(model, TrainLayout())
     found[keepers] += -(-nbytes // len(keepers))
     return found

@@ -37,14 +37,8 @@ class Router(nn.Module):
         return functional.linear(read_SH.float(), weight_EH.float()).softmax(-1)
 
 
-class SharedGate(nn.Module):
-    """Computes how much of the shared expert's output each token uses."""
-
-    def __init__(self, hidden: int, parallel: TensorParallel) -> None:
-        """Build the gate on the meta device; tensor-parallel ranks must have different tokens."""
-        super().__init__()
-        self.weight = parallel.parameter(1, hidden)
-        self.sums = parallel.size > 1
+class SharedGate(Router):
+    """Computes how much of the shared expert's output each token uses: its only expert."""
 
     def forward(self, read_1SH: Tensor) -> Tensor:
         """Return numbers from 0 to 1, [1, S, 1]."""

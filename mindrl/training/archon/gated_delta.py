@@ -132,13 +132,12 @@ class LinearAttention(nn.Module):
         normed_SMV = self.norm(made_SMV, gate_SC.reshape(len(gate_SC), -1, self.delta.value_width))
         return self.parallel.leave(self.out_proj(normed_SMV.flatten(1))[None])
 
-    def _projected(self, read_SH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _projected(self, read_SH: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values in one tensor, the gate, the rate and the decay."""
         delta = self.delta
         if not delta.interleaved:
             parts = self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
-            mixed_SC, gate_SC, rate_SM, step_SM = (part(read_SH) for part in parts)
-            return mixed_SC, gate_SC, rate_SM, step_SM
+            return tuple(part(read_SH) for part in parts)
         heads, values = delta.key_heads // self.parallel.size, delta.value_rows // delta.key_heads
         by_head = self.in_proj_qkvz(read_SH).unflatten(-1, (heads, -1))
         widths = [delta.key_width, delta.key_width, values, values]

@@ -145,9 +145,9 @@ class SharedMixture(Mixture):
         assert moe is not None
         assert settings.experts is not None
         super().__init__(model, parallel, settings.experts, settings.balance)
-        hidden = model.hidden_size
-        self.shared_expert = FeedForward(hidden, moe.shared_intermediate_size, parallel)
-        self.shared_expert_gate = SharedGate(hidden, parallel)
+        inner = moe.shared_intermediate_size
+        self.shared_expert = FeedForward(model.hidden_size, inner, parallel)
+        self.shared_expert_gate = SharedGate(model, 1, parallel)
 
     def forward(
         self, hidden_1SH: Tensor, spans: Spans | None, routes: PackRoutes | None = None

@@ -3,6 +3,7 @@
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.fsdp.network import HuggingFaceNetwork
+from mindrl.training.fsdp.routers import follow_packs
 from mindrl.training.fsdp.vision import VisionNetwork
 from mindrl.training.state_slice import ReadState
 
@@ -19,11 +20,9 @@ class FsdpEngine(ArchonEngine):
         return HuggingFaceNetwork(self.folder, self.description, part, settings)
 
     def _follow_routes(self) -> list[int]:
-        layers: list[int] = []
-        for network in self.networks.values():
-            assert isinstance(network, HuggingFaceNetwork)
-            layers += network.follow_routes()
-        return layers
+        assert self.description.moe is not None, "validated: a mixture of a known family"
+        (network,) = self.networks.values()
+        return follow_packs(network, self.description.moe)
 
     def restore(self, updates: int, read: ReadState) -> None:
         """Load weights and moments: see `TrainingEngine`."""

@@ -23,13 +23,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mindrl.errors import ModelError
-from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.models.description import ModelDescription
 from mindrl.training.archon.collectives import Collective, gathered_by_all, own_part
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
 from mindrl.training.fsdp.experts import experts_of_layers, stack_name, stacked_shapes
 from mindrl.training.fsdp.gated_delta import gated_delta_nets, separate_sequences
-from mindrl.training.fsdp.routers import follow_packs
 from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves, reads_directly
 from mindrl.training.packs import Pack
 
@@ -80,7 +79,6 @@ class HuggingFaceNetwork(GivenNetwork):
                 f"{type(network).__name__}; the first difference is {differing[0]}"
             )
         self.folder: str = folder
-        self.moe: MoeDescription | None = model.moe
         self.going: _Pass = _Pass(settings=settings)
         for module in network.modules():
             module.mindrl_pass = self.going
@@ -121,11 +119,6 @@ class HuggingFaceNetwork(GivenNetwork):
         for experts in experts_of_layers(self.network):
             assert self.settings.experts is not None, "validated: the family is known"
             yield experts, self.settings.experts.data, self.parallel.size
-
-    def follow_routes(self) -> list[int]:
-        """Let the routers read and write the routes of packs; return their layers, from 0."""
-        assert self.moe is not None, "validated: a mixture of a known family"
-        return follow_packs(self.network, self.moe)
 
     def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Return the decoder's output for tokens [1, S]."""

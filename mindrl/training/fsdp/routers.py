@@ -3,7 +3,6 @@
 Shapes: S tokens of the pack, E experts, K experts of a token.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,14 +27,8 @@ def follow_packs(network: nn.Module, moe: MoeDescription) -> list[int]:
     return layers
 
 
-def _route(
-    module: Any,
-    forward: Callable[[Tensor], _Routed],
-    moe: MoeDescription,
-    layer: int,
-    hidden_states: Tensor,
-) -> _Routed:
-    logits_SE, weights_SK, own_SK = forward(hidden_states)
+def _route(module: Any, forward: Any, moe: MoeDescription, layer: int, hidden: Tensor) -> _Routed:
+    logits_SE, weights_SK, own_SK = forward(hidden)
     routes = module.mindrl_pass.pack.routes
     if routes is None:
         return logits_SE, weights_SK, own_SK

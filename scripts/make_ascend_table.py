@@ -13,7 +13,8 @@ from mindrl.allocation.meaning import layout_string
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import MoveKind
-from mindrl.preflight.memory_plan import activation_estimates, memory_plan
+from mindrl.preflight.activation_estimates import activation_estimates
+from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.config_files import run_names

@@ -72,12 +72,12 @@ def update_estimate(model: ModelDescription, passes: Passes) -> int:
     for stage in range(passes.layout.pp):
         layers = max(len(chunks[at]) for at in passes.layout.chunks_of(stage))
         kept = _chunks_in_flight(passes, stage)
-        whole, again, run = _of_a_chunk(learning, layers)
+        whole, again, run = kept_layers(learning, layers)
         sizes.append(kept * (whole * layer + again * left) + (run + 1) * layer)
     return max(sizes) + passes.tokens_of_rank * passes.candidates * _LEARNED_BYTES
 
 
-def _of_a_chunk(learning: LearningConfig, layers: int) -> tuple[int, int, int]:
+def kept_layers(learning: LearningConfig, layers: int) -> tuple[int, int, int]:
     """Return the layers of a chunk that keep all activations, its recomputed runs, their length.
 
     A run keeps only its input, and its layers are recomputed together. Activations that a compiler

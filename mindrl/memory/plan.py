@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindrl.config.layout_keys import Role
+from mindrl.memory.pictures import PictureBytes
 from mindrl.memory.schedule import (
     DEAD_AFTER_USE,
     NEEDS,
@@ -62,6 +63,8 @@ class MemoryPlan:
     such models."""
     routes: RankBytes | None = None
     """Bytes of each rank on the host of a mixture's routes, at most. None without replay."""
+    pictures: PictureBytes = field(default_factory=PictureBytes)
+    """Bytes of pictures on each device during a rollout, and on the host outside the arena."""
     side: Side = "both"
     """Side of the run on these devices; "rollout" is one rollout replica on its own devices."""
     places: tuple[tuple[Role, ...], ...] = ()
@@ -183,10 +186,12 @@ class MemoryPlan:
     def host_bytes_of_node(self, ranks_per_node: int) -> int:
         """Return the host bytes of all ranks of a machine, the maximum over machines.
 
-        With the routes of a mixture, which are not in the arena.
+        With pictures and the routes of a mixture, which are not in the arena.
         """
         first = range(0, self.world_size, ranks_per_node)
-        whole = self.host_bytes if self.routes is None else self.host_bytes + self.routes
+        whole = self.host_bytes + self.pictures.host
+        if self.routes is not None:
+            whole = whole + self.routes
         return int(np.add.reduceat(whole, first).max())
 
     @property
@@ -269,8 +274,11 @@ def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
 
 
 def rollout_bytes(plan: MemoryPlan) -> int:
-    """Return the maximum bytes on any device without the KV cache during rollout."""
-    return int(plan.sum(rollout_regions(plan)).max())
+    """Return the maximum bytes on any device without the KV cache during rollout.
+
+    Features of pictures are included.
+    """
+    return int(plan.sum(rollout_regions(plan)).max()) + plan.pictures.engine
 
 
 def kv_cache_left(share: int, others: int) -> int:

@@ -13,7 +13,6 @@ from mindrl.config.finding import Finding, Value, broken
 from mindrl.config.role_places import places
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
-from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.memory.plan import (
     MemoryPlan,
     RankBytes,
@@ -23,11 +22,13 @@ from mindrl.memory.plan import (
     rollout_side,
     with_kv_cache,
 )
-from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
+from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
-from mindrl.preflight.route_memory import kept_route_bytes, replayed_bytes
-from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
+from mindrl.preflight.activation_estimates import activation_estimates
+from mindrl.preflight.picture_memory import picture_bytes
+from mindrl.preflight.route_memory import kept_route_bytes
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.planning import CacheSizes
 
 _PAGE = "docs/how-to/plan-a-run.md#plan-the-memory"
@@ -107,7 +108,8 @@ def plan_without_kv_cache(
     config, layers = models.plan.config, models.plan.rollout_layers
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
     if not config.learns:
-        return rollout_side(capacity_bytes, np.array(models.rollout.held_bytes()), none, layers)
+        side = rollout_side(capacity_bytes, np.array(models.rollout.held_bytes()), none, layers)
+        return replace(side, pictures=picture_bytes(models.plan))
     shares = config.megatron_training.use_distributed_optimizer
     known = staging if config.rolls_out else none
     messages = models.staging if known is None else known
@@ -129,6 +131,7 @@ def plan_without_kv_cache(
         host_rounding=models.storages * _STORAGES_PER_TENSOR * rounded(1),
         waiting=models.waiting,
         routes=kept_route_bytes(models.plan),
+        pictures=picture_bytes(models.plan),
         places=places(config),
         side="training" if trains_alone else "both",
         rollout_layers=() if trains_alone else models.plan.rollout_layers,
@@ -183,41 +186,6 @@ def offload_keys(config: RunConfig) -> dict[Region, str]:
             names = zip(regions, parts, strict=True)
             keys |= {region: f"{section}.offload_{part}" for region, part in names}
     return keys
-
-
-def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
-    """Estimate the bytes that each phase of the training side needs in addition to its regions.
-
-    Counts a micro-batch of the longest sequences on the rank that needs most, without the rollout.
-    """
-    config, training = plan.config, plan.config.megatron_training
-    longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
-    found: dict[Phase, int] = {}
-    for phase, role in PHASE_ROLES.items():
-        if role not in config.roles:
-            continue
-        model, layout = plan.models[role], plan.layouts[role]
-        cut = config.micro_batching(role, learns=phase in UPDATES)
-        passes = Passes(
-            layout=layout,
-            dtype=plan.train_dtype,
-            sequence_parallel=layout.tp > 1
-            and (training.sequence_parallel or model.is_routed_by_own_tokens),
-            tokens=cut.tokens or cut.sequences * min(training.seq_length, longest),
-            copies=plan.planning(role).copies,
-            learning=config.learning(role),
-            candidates=plan.likely_tokens(role, learns=phase in UPDATES),
-        )
-        found[phase] = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)
-        if phase is Phase.TRAIN:
-            found[phase] += replayed_bytes(plan)
-        found[phase] += plan.planning(role).borrowed_bytes(
-            model, layout, plan.train_dtype, head=role_head(config, role), learns=phase in UPDATES
-        )
-        if role_head(config, role) == "vocabulary":
-            chunk = config.actor_config.logprob_chunk_tokens
-            found[phase] += logits_estimate(model, layout.tp, chunk)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Predicted memory of a rollout replica on its own devices. Needs no torch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from mindrl.config.finding import Finding
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, RankBytes, rollout_side
 from mindrl.preflight.memory_plan import Capacity, too_small, with_own_kv_cache
+from mindrl.preflight.picture_memory import picture_bytes
 from mindrl.preflight.run_shardings import RunShardings
 
 _PAGE = "docs/how-to/plan-a-run.md#plan-the-memory"
@@ -25,7 +27,7 @@ def rollout_memory_plan(
     ranks = slice(config.world_size, None)
     weights = np.array(models.rollout.held_bytes())[ranks]
     side = rollout_side(capacity_bytes, weights, messages[ranks], models.plan.rollout_layers)
-    return with_own_kv_cache(models, side)
+    return with_own_kv_cache(models, replace(side, pictures=picture_bytes(models.plan)))
 
 
 def rollout_memory_findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:

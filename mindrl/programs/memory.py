@@ -14,9 +14,9 @@ from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.timeline import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
 from mindrl.platform.garbage import planning
+from mindrl.preflight.activation_estimates import activation_estimates
 from mindrl.preflight.memory_plan import (
     Advice,
-    activation_estimates,
     advice_on,
     memory_plan,
     plan_without_kv_cache,
@@ -129,6 +129,9 @@ def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -
         # The worker that stores, or copies in one step, most.
         "host_bytes": int(plan.host_bytes.max()),
         "host_route_bytes": 0 if plan.routes is None else int(plan.routes.max()),
+        # The most of each device during rollout, and of each worker; in neither value above.
+        "picture_bytes": plan.pictures.engine,
+        "host_picture_bytes": plan.pictures.host,
         "copied_to_host": [region.value for region in out],
         "copied_to_host_bytes": int(out_bytes.max()),
         "copied_to_device": [region.value for region in back],
@@ -213,6 +216,11 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
         cache = f"{spell(plan.kv_cache_bytes)} for {tokens:,} tokens"
     if plan.side != "training":
         yield "KV cache", cache
+    kept = {
+        "features of pictures in the engine": plan.pictures.engine,
+        "pictures on the host, per worker": plan.pictures.host,
+    }
+    yield from ((name, f"at most {spell(nbytes)}") for name, nbytes in kept.items() if nbytes)
     if plan.side == "rollout":
         return
     yield "host, per worker", spell(int(plan.host_bytes.max()))

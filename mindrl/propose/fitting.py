@@ -23,7 +23,8 @@ from mindrl.memory.plan import (
 )
 from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
 from mindrl.models.decoder import ELEMENT_BYTES
-from mindrl.preflight.memory_plan import activation_estimates, plan_without_kv_cache
+from mindrl.preflight.activation_estimates import activation_estimates
+from mindrl.preflight.memory_plan import plan_without_kv_cache
 from mindrl.preflight.run_shardings import RunShardings, unordered_plan
 from mindrl.propose.candidates import (
     MICRO_BATCHES,
@@ -268,7 +269,7 @@ def _fit(
 def _host_bytes(task: Task, plan: MemoryPlan) -> int:
     """Return the host bytes of the fullest node; for a bound by stages, of a mean node."""
     if plan.world_size != task.devices:
-        return int(plan.host_bytes.mean() * task.ranks_per_node)
+        return int((plan.host_bytes + plan.pictures.host).mean() * task.ranks_per_node)
     return plan.host_bytes_of_node(task.ranks_per_node)
 
 

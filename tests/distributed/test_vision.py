@@ -29,9 +29,11 @@ from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import WeightedSequences
 from mindrl.batch.rollouts import Responses
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.images import ImageConfig
 from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.pictures import feature_bytes
 from mindrl.rollout.engine import Sampling
 
 pytestmark = pytest.mark.distributed
@@ -239,6 +241,11 @@ def test_the_engine_samples_what_transformers_computes_after_each_load(
     )
     assert life.towers == [3, 3, 3]
     assert "expanded a prompt" in life.refused
+    other = read_any_description(str(this.folder)).other
+    assert other is not None
+    assert other.vision is not None
+    tokens = sum(image.tokens for row in (rows[0], rows[3]) for image in row.images)
+    assert life.cached_bytes == tokens * feature_bytes(other.vision.sizes, "float32")
     for folder, responses in ((this.folder, life.first), (later, life.later), (later, life.awoken)):
         asked = [replace(row, token_ids=row.token_ids[: row.asked]) for row in rows]
         assert gap_to_transformers(this, folder, asked, responses) <= GAP_BOUND

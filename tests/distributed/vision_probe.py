@@ -31,6 +31,8 @@ class EngineLife:
     """To the same prompts as requests, whose first tokens were drawn before."""
     towers: list[int]
     """Pictures that the tower has encoded, for each of the first three."""
+    cached_bytes: int
+    """Bytes of the features that the engine kept of the first."""
     refused: str
     """Error of a prompt that the engine expands otherwise."""
 
@@ -66,6 +68,7 @@ def life_of_an_engine(
 
     _load(engine, first)
     of_first = answers()
+    cached_bytes = _cached_bytes(engine)
     engine.forget()
     _load(engine, later)
     of_later = answers()
@@ -74,11 +77,7 @@ def life_of_an_engine(
     _load(engine, later)
     engine.onload("kv_cache")
     awoken = answers()
-    requests = [
-        Request(token_ids=tuple(row.token_ids), drawn=0, seed=at, images=tuple(row.images))
-        for at, row in enumerate(rows)
-    ]
-    engine.begin(requests, sampling)
+    engine.begin([*map(_request, rows, range(len(rows)))], sampling)
     engine.advance(1000)
     in_rounds = engine.take_back()
     wrong = [each._replace(tokens=each.tokens - 1) for each in rows[0].images]
@@ -93,8 +92,19 @@ def life_of_an_engine(
         awoken=awoken,
         in_rounds=in_rounds,
         towers=towers,
+        cached_bytes=cached_bytes,
         refused=refused,
     )
+
+
+def _request(row: Shown, seed: int) -> Request:
+    return Request(token_ids=tuple(row.token_ids), drawn=0, seed=seed, images=tuple(row.images))
+
+
+def _cached_bytes(engine: VllmEngine) -> int:
+    """Return the bytes of the features that the engine keeps."""
+    cache: dict[str, torch.Tensor] = engine._worker.model_runner.encoder_cache
+    return sum(each.nbytes for each in cache.values())
 
 
 def _counted(engine: VllmEngine) -> list[Any]:
@@ -114,7 +124,8 @@ def _counted(engine: VllmEngine) -> list[Any]:
 @torch.no_grad()
 def _load(engine: VllmEngine, folder: Path) -> None:
     sink = engine.weight_sink()
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        sink.open(name).copy_(tensor)
-        sink.close(name)
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            sink.open(name).copy_(tensor)
+            sink.close(name)
     sink.finish()

@@ -76,12 +76,23 @@ def _of_stage(
 
 
 def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTable) -> Counter[str]:
-    """Return the elements of each layer, its experts whole; the empty name has all others."""
+    """Return the elements of each layer, its experts whole; the empty name has all others.
+
+    The layers of a vision tower are among them.
+    """
     sizes: Counter[str] = Counter()
     for name, entry in table.items():
-        layer = layer_of(name)
         rows, *others = entry.shape
         if model.moe and ".mlp.experts." in name:
             rows = model.moe.num_experts // layout.ep
-        sizes["" if layer is None else str(layer)] += rows * prod(others)
+        sizes[_unit_of(model, name)] += rows * prod(others)
     return sizes
+
+
+def _unit_of(model: ModelDescription, name: str) -> str:
+    """Return the layer of a tensor, of the decoder or of a vision tower; empty if it is in none."""
+    vision = None if model.other is None else model.other.vision
+    if vision is not None and name.startswith(blocks := f"{vision.tower}blocks."):
+        return f"tower {name.removeprefix(blocks).partition('.')[0]}"
+    layer = layer_of(name)
+    return "" if layer is None else str(layer)

@@ -8,8 +8,13 @@ import pytest
 
 from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.run import RunConfig
+from mindrl.memory.pictures import PictureBytes
+from mindrl.memory.plan import rollout_bytes, rollout_regions
+from mindrl.memory.schedule import Phase
+from mindrl.preflight.activation_estimates import activation_estimates
+from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.model_checks import describe_models, model_findings
-from mindrl.preflight.run_shardings import RunShardings, unordered_plan
+from mindrl.preflight.run_shardings import RunShardings, unordered_plan, unordered_shardings
 from mindrl.preflight.vision_checks import vision_findings
 from mindrl.tiny.vision.model import build_vision_model, build_vision_tokenizer
 
@@ -82,3 +87,38 @@ def test_a_frozen_tower_has_no_gradients_in_the_plan_and_has_to_exist(
     assert planned[True].optimizer == planned[False].optimizer - 2 * tower
     (found_one,) = found(run_config(random_model_of("stablelm"), frozen))
     assert found_one.startswith("actor_config.freeze_vision_tower=true needs a vision tower")
+
+
+def test_pictures_are_planned_on_the_host_in_the_engine_and_in_the_tower(
+    seeing: Path, run_config: MakeConfig
+) -> None:
+    """The tower: 2 layers of 64, 128 inside; patches of 14 pixels, four a token; features of 128.
+
+    Prompts have 32 tokens of 48, micro-batches four sequences; all those tokens may be pictures.
+    """
+    images = {"data_config.images.cache_mib": 3, "data_config.images.features_mib": 5}
+    reference = {"rl_config.init_kl_coef": 0.1}
+    found = {}
+    for frozen in (False, True):
+        keys = FSDP | images | reference | {"actor_config.freeze_vision_tower": frozen}
+        config = run_config(seeing, keys)
+        shardings = RunShardings(plan=unordered_plan(config, describe_models(config)[0]))
+        found[frozen] = memory_plan(shardings, None), activation_estimates(shardings.plan)
+    (plan, learned), (of_frozen, kept) = found[False], found[True]
+    # Actor, reference and engine have opened pictures; only a frozen tower has kept features.
+    assert (plan.pictures.host, of_frozen.pictures.host) == (9 << 20, 14 << 20)
+    assert plan.host_bytes_of_node(1) == int(plan.host_bytes[0]) + (9 << 20)
+    assert plan.pictures.engine == 16_384 * 128 * 4
+    assert rollout_bytes(plan) - 16_384 * 128 * 4 == int(plan.sum(rollout_regions(plan)).max())
+    tokens, layer = 4 * 32, (9 * 64 + 4 * 128) * 4 + 4 * 64 * 4
+    # Two layers, the merger, and pixels in uint8 and float32; the features are kept of both.
+    of_tower = 4 * tokens * (2 * layer + 4 * 64 * 4 + 3 * 2 * 14**2 * 5)
+    assert learned[Phase.TRAIN] - kept[Phase.TRAIN] == of_tower
+    assert learned[Phase.FORWARD] == kept[Phase.FORWARD]
+
+
+def test_runs_without_a_tower_plan_no_pictures(
+    run_config: MakeConfig, random_model_of: Callable[..., Path]
+) -> None:
+    shardings = unordered_shardings(run_config(random_model_of("stablelm"), FSDP))
+    assert memory_plan(shardings, None).pictures == PictureBytes()

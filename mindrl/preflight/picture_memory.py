@@ -1,0 +1,64 @@
+"""Predicted memory of a run's pictures, on devices and on the host. Needs no torch."""
+
+from mindrl.config.layout_keys import Role
+from mindrl.memory.pictures import (
+    LARGEST_TOKENS,
+    PictureBytes,
+    TowerBytes,
+    feature_bytes,
+    tower_bytes,
+)
+from mindrl.models.other_family import VisionPart
+from mindrl.observability.units import MIB
+from mindrl.preflight.run_shardings import RunPlan
+
+
+def picture_bytes(plan: RunPlan) -> PictureBytes:
+    """Return the most bytes that the run keeps of pictures; 0 without a vision tower.
+
+    The engine's features fill at most as many tokens as it computes at a time, or those of one
+    picture. Each tower of a worker, and its engine, has pictures of its own on the host.
+    """
+    config, part = plan.config, _tower_of(plan, "actor")
+    if part is None:
+        return PictureBytes()
+    generate, images = config.generate_config, config.data_config.images
+    tokens = max(generate.max_num_batched_tokens or 0, LARGEST_TOKENS)
+    towers = sum(_tower_of(plan, role) is not None for role in config.roles)
+    mib = (towers + config.rolls_out) * images.cache_mib + part.is_frozen * images.features_mib
+    engine = tokens * feature_bytes(part.sizes, generate.dtype) if config.rolls_out else 0
+    return PictureBytes(engine=engine, host=mib * MIB)
+
+
+def tower_estimate(plan: RunPlan, role: Role, tokens: int, *, learns: bool) -> TowerBytes:
+    """Estimate the bytes of a role's tower in a micro-batch of `tokens` tokens.
+
+    Its sequences have as many pictures, of different prompts, as a prompt may have.
+    """
+    part = _tower_of(plan, role)
+    if part is None:
+        return TowerBytes(kept=0, most=0)
+    learning = plan.config.learning(role) if learns and not part.is_frozen else None
+    shown = tokens * min(1.0, picture_tokens(plan, part) / _longest(plan))
+    return tower_bytes(part.sizes, round(shown), plan.train_dtype, learning)
+
+
+def picture_tokens(plan: RunPlan, part: VisionPart) -> int:
+    """Return the most tokens of pictures in a sequence."""
+    images, side = plan.config.data_config.images, part.sizes.patch * part.sizes.merge
+    of_pictures = images.max_per_prompt * -(-images.max_pixels // side**2)
+    rl, training = plan.config.rl_config, plan.config.megatron_training
+    # Rows with answers are as long as a sequence may be.
+    longest = rl.max_prompt_length if plan.config.rolls_out else training.seq_length
+    return min(of_pictures, longest)
+
+
+def _longest(plan: RunPlan) -> int:
+    config = plan.config
+    longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
+    return min(config.megatron_training.seq_length, longest)
+
+
+def _tower_of(plan: RunPlan, role: Role) -> VisionPart | None:
+    other = plan.models[role].other if role in plan.models else None
+    return None if other is None else other.vision

@@ -27,6 +27,7 @@ from mindrl.errors import (
 from mindrl.observability.console import COLUMNS
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.pictures.thumbnails import Thumbnails
+from mindrl.report.stored_rows import MOST_TOKEN_ROWS
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.estimation import Estimation
@@ -34,7 +35,7 @@ from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSources
-from mindrl.trainer.rollout_files import RolloutFiles
+from mindrl.trainer.rollout_files import RolloutFiles, stored_pictures
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.source.agent_turns import AgentTurns
 from mindrl.trainer.source.choice import source_of
@@ -217,6 +218,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         if kept:
             files = RolloutFiles(self.run_log.folder.rollouts)
             self.run_log.keep(files, lambda: files.write(step, result, kept))
+            self.run_log.keep_thumbnails(stored_pictures(rollouts, MOST_TOKEN_ROWS))
 
     def learn(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
         """Run the optimizer steps of a step: the critic's on all minibatches, then the policy's.

@@ -81,6 +81,14 @@ class RolloutFiles:
             raise DataError(f"cannot read the responses of a step from {path}: {error}") from error
 
 
+def stored_pictures(rollouts: Rollouts, rows: int) -> list[str]:
+    """Return the names of the pictures of the first `rows` responses, each once."""
+    if rollouts.image_numbers_BI is None:
+        return []
+    numbers = {*rollouts.image_numbers_BI[:rows].flatten().tolist()}
+    return [f"{number:016x}" for number in sorted(numbers) if number > 0]
+
+
 def packed(step: int, batch: RatedBatch) -> bytes:
     """Return the responses of a step as the bytes of a Parquet file."""
     return checked_parquet(_table(step, batch))

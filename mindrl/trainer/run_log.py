@@ -304,10 +304,12 @@ class RunLog:
         shown = "  ".join(f"{what} {value:.4g}" for what, value in found.items())
         self.console.measured(step, f"{label} {shown}")
 
-    def _show_pictures(self, samples: Sequence[Sample]) -> None:
-        """Write the thumbnails of samples."""
-        names = [name for sample in samples for name in sample.pictures]
+    def keep_thumbnails(self, names: Sequence[str]) -> None:
+        """Write the thumbnails of pictures, given their names."""
         self.keep("thumbnails", lambda: self.show_pictures(names))
+
+    def _show_pictures(self, samples: Sequence[Sample]) -> None:
+        self.keep_thumbnails([name for sample in samples for name in sample.pictures])
 
     def _answers_to(self, name: str) -> SampleLog:
         if name not in self.eval_sets:

@@ -1,6 +1,7 @@
 """Responses of the last steps in Parquet files: back to the bit, no more of them than asked for."""
 
 import errno
+import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,13 +13,14 @@ import pytest
 import torch
 from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 
+from mindrl.batch.prompts import PlacedImage
 from mindrl.batch.rollouts import Responses, Rollouts, Turns
 from mindrl.errors import DataError, OutputError
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RatedBatch, Rewarded
-from mindrl.trainer.rollout_files import RolloutFiles, unpacked
+from mindrl.trainer.rollout_files import RolloutFiles, stored_pictures, unpacked
 
 SMALLEST = math.ulp(0.0)
 LOGPROBS = [[-1 / 3, -1e-45], [-0.0], [math.nan], [-7.25, -math.inf, -2.0]]
@@ -203,6 +205,22 @@ def test_a_run_keeps_what_was_asked_for_and_else_nothing(tmp_path: Path) -> None
     files = RolloutFiles(tmp_path / "two/rollouts")
     assert files.steps() == [3, 4]
     assert files.read(4).rewarded.responses == ["20 30", "20 31", "20 30", "20 31"]
+
+
+def test_each_stored_response_that_a_report_shows_has_thumbnails(tmp_path: Path) -> None:
+    trainer, stored = trained(tmp_path, keep_rollouts=1), batch()
+    shown: list[str] = []
+    trainer.run_log.show_pictures = shown.extend
+    first, second = (PlacedImage(number, 0, 1) for number in (0xAB, 7))
+    rollouts = stored.rollouts.with_images([[first], [], [second], [first, second]])
+    metrics = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    del metrics["step"]
+    # No response is a logged sample.
+    trainer.rl = replace(trainer.rl, log_samples=0)
+    trainer.record(5, metrics, replace(stored, rollouts=rollouts))
+    assert shown == [f"{7:016x}", f"{0xAB:016x}"]
+    assert stored_pictures(rollouts, 2) == [f"{0xAB:016x}"]
+    assert stored_pictures(stored.rollouts, 2) == []
 
 
 def test_a_disk_that_is_full_is_told_of_once_and_the_run_goes_on(

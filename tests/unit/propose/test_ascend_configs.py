@@ -21,6 +21,8 @@ HOST_GIB = {8: 1024, 16: 2048}
 MODELS = (
     "qwen25_7b",
     "qwen3_8b",
+    "qwen25_vl_7b",
+    "qwen3_vl_8b",
     "qwen25_32b",
     "qwen3_30b_a3b",
     "qwen35_35b_a3b",
@@ -47,7 +49,7 @@ def runs(script: ModuleType) -> dict[str, RunConfig]:
     return found
 
 
-def test_each_of_eight_models_has_a_run_on_nodes_of_8_and_one_on_nodes_of_16(
+def test_each_of_ten_models_has_a_run_on_nodes_of_8_and_one_on_nodes_of_16(
     runs: dict[str, RunConfig],
 ) -> None:
     of_a2 = {f"grpo_{model}" for model in MODELS}

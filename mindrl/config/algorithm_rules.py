@@ -1,9 +1,11 @@
 """Rules about what an algorithm requires of a run. Imports no torch."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.run import RunConfig
+from mindrl.config.server_address import unfit_server
 from mindrl.config.teacher import TeacherConfig
 
 _OLD = "rl_config.old_log_probs"
@@ -131,14 +133,43 @@ def _teacher(config: RunConfig) -> Iterator[Finding]:
         need = "gives the teacher no effect; use a weight above 0, or remove the section"
         yield broken(f"teacher_config.{used}", 0.0, need, 1.0)
     yield from _teachers(section)
+    yield from _served_teacher(section, config.generate_config.sampling_config.temperature)
     unused = ("advantage_coef",) if section.candidates else ("divergence", "divergence_coef")
     what = "a term of the loss" if section.candidates else "an advantage"
-    form, unset = f"teacher_config.candidates={section.candidates}", TeacherConfig(load="unused")
+    form, unset = f"teacher_config.candidates={section.candidates}", TeacherConfig()
     for key in unused:
         value, default = getattr(section, key), getattr(unset, key)
         if value != default:
             need = f"has no effect: with {form} the signal is {what}"
             yield broken(f"teacher_config.{key}", value, need, default)
+
+
+_OF_ANY_TEACHER = frozenset(
+    ("url", "token_file", "advantage_coef", "candidates", "divergence", "divergence_coef")
+)
+"""Keys of a teacher that also a server has; the others describe a model on the run's devices."""
+
+
+def _served_teacher(section: TeacherConfig, temperature: float) -> Iterator[Finding]:
+    """A teacher is a model folder, or a server that returns log-probs at temperature 1."""
+    key, url, unset = "teacher_config.url", section.url, TeacherConfig()
+    if url is None:
+        if section.load is None:
+            load = "teacher_config.load"
+            yield Finding(f"{load} is missing: name a model folder, or a server by {key}", load)
+        if (file := section.token_file) is not None:
+            yield broken("teacher_config.token_file", file, f"has no effect without {key}", None)
+        return
+    if why := unfit_server(url, allow_remote=True):
+        yield broken(key, url, why, "http://127.0.0.1:8000")
+    for name in (each.name for each in fields(TeacherConfig) if each.name not in _OF_ANY_TEACHER):
+        value, default = getattr(section, name), getattr(unset, name)
+        if value != default:
+            need = f"has no effect with {key}: the server runs the teacher"
+            yield broken(f"teacher_config.{name}", value, need, default)
+    if temperature != 1:
+        need = f"must be 1 with {key}: a server returns the log-probs of that temperature"
+        yield broken("generate_config.sampling_config.temperature", temperature, need, 1.0)
 
 
 def _teachers(section: TeacherConfig) -> Iterator[Finding]:

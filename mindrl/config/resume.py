@@ -29,6 +29,7 @@ _FREE = re.compile(
     |generate_config\.(max_num_\w+|max_model_len|gpu_memory_utilization|kv_cache_mib|enforce_eager|cudagraph_\w+)
     |generate_config\.(enable_prefix_caching|kv_block_tokens|trust_remote_code|rank_map|reshard_\w+|verify_weights)
     |generate_config\.server(s|_\w+|s_\w+)
+    |teacher_config\.(url|token_file)
     """,
     re.VERBOSE,
 )

@@ -50,7 +50,7 @@ class RunConfig:
     reward_config: RewardConfig | None = None
     """The neural reward model: model folder, weight, layout. None without one."""
     teacher_config: TeacherConfig | None = None
-    """The teacher of a distillation: model folder, weight, layout. None without one."""
+    """The teacher of a distillation: model folder or server, weight, layout. None without one."""
     rl_config: RLConfig
     """The algorithm, its rewards, the devices, and monitoring."""
     generate_config: GenerateConfig
@@ -134,7 +134,7 @@ class RunConfig:
             "ref": self.uses_reference and not self.reference_is_base,
             "critic": self.critic_config is not None,
             "reward": self.reward_config is not None,
-            "teacher": self.teacher_config is not None,
+            "teacher": self.teacher_config is not None and self.teacher_config.url is None,
         }
         return tuple(role for role in get_args(Role) if there.get(role, True))
 

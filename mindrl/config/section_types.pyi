@@ -145,7 +145,9 @@ class SourceTeacherKeys(TypedDict, total=False):
     load: str
 
 class TeacherKeys(RoleLayoutKeys, total=False):
-    load: str
+    load: str | None
+    url: str | None
+    token_file: str | None
     models: Sequence[SourceTeacherKeys]
     advantage_coef: float
     candidates: int

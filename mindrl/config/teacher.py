@@ -36,8 +36,13 @@ class SourceTeacher:
 class TeacherConfig(RoleLayoutConfig):
     """The model that the policy imitates on its own responses. Left out by default."""
 
-    load: PathText
-    """Folder of a language model of any size with the actor's tokenizer."""
+    load: PathText | None = None
+    """Folder of a language model of any size with the actor's tokenizer. None with `url`."""
+    url: str | None = None
+    """Address of a vLLM server with the teacher, such as http://127.0.0.1:8000, in place of `load`.
+    It numbers tokens as the actor's tokenizer."""
+    token_file: PathText | None = None
+    """File that contains only the token of that server. None for a server without one."""
     models: tuple[SourceTeacher, ...] = ()
     """Teachers by `data_source`, of the same sizes, which take turns on the devices. If there are
     any, each `data_source` of the training rows needs an entry; `load` teaches rows without one."""
@@ -60,9 +65,10 @@ class TeacherConfig(RoleLayoutConfig):
     @property
     def folders(self) -> tuple[str, ...]:
         """Folders of all teachers, each once, in the order in which workers number them."""
-        return tuple(dict.fromkeys((self.load, *(each.load for each in self.models))))
+        given = (self.load, *(each.load for each in self.models))
+        return tuple(dict.fromkeys(each for each in given if each is not None))
 
     def number(self, source: str) -> int:
         """Return the number of the teacher of a `data_source`: its index in `folders`."""
         own = {each.data_source: each.load for each in self.models}
-        return self.folders.index(own.get(source, self.load))
+        return self.folders.index(own.get(source) or self.folders[0])

@@ -83,12 +83,21 @@ def server_token(config: RunConfig) -> str:
     Raises:
         ConfigError: There is none.
     """
-    field, path = "generate_config.server_token_file", config.generate_config.server_token_file
+    key, path = "generate_config.server_token_file", config.generate_config.server_token_file
     assert path is not None, "validated: servers have a token"
+    return token_in(key, path)
+
+
+def token_in(key: str, path: str) -> str:
+    """Return the token in the file that a key names.
+
+    Raises:
+        ConfigError: There is none.
+    """
     try:
         token = read_regular_text(Path(path)).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{field}={path} cannot be read: {error}") from error
+        raise ConfigError(f"{key}={path} cannot be read: {error}") from error
     if not token:
-        raise ConfigError(f"{field}={path} is empty")
+        raise ConfigError(f"{key}={path} is empty")
     return token

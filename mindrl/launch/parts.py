@@ -10,6 +10,7 @@ from mindrl.batch.balance import sequence_costs
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost
+from mindrl.launch.served_teacher import served_teacher
 from mindrl.models.decoder import forward_cost
 from mindrl.platform.device import DeviceKind
 from mindrl.preflight.derived_numbers import logprob_gap_limit
@@ -111,4 +112,5 @@ def worker_handle(
         costs=costs,
         shares_prompts=shares,
         engine_rows=plan.config.generate_config.max_num_seqs,
+        teacher=served_teacher(plan),
     )

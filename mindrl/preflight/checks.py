@@ -340,7 +340,11 @@ def _files(config: RunConfig) -> Iterator[Finding]:
     template = training.chat_template
     if template is not None and not (training.takes_plain_text or Path(template).is_file()):
         yield broken("megatron_training.chat_template", template, ": no such file", PLAIN, None)
-    for key in ("generate_config.server_token_file", "generate_config.servers_file"):
+    for key in (
+        "generate_config.server_token_file",
+        "generate_config.servers_file",
+        "teacher_config.token_file",
+    ):
         yield from _missing_file(config, key)
     folder = training.tokenizer_name_or_path
     if folder is not None and not Path(folder).is_dir():

@@ -63,9 +63,11 @@ def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:
 
 def teacher_findings(config: RunConfig) -> Iterator[Finding]:
     """Yield a finding for each teacher that reads the policy's tokens as other text."""
-    if config.teacher_config is None:
+    section = config.teacher_config
+    if section is None or section.load is None:
+        # A server is compared when the run starts.
         return
-    first = {config.teacher_config.load: "teacher_config.load"}
+    first = {section.load: "teacher_config.load"}
     folders = first | further_models(config, "teacher")
     for path, key in folders.items():
         if why := other_token(path, config.tokenizer_path):

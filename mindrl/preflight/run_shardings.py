@@ -226,7 +226,7 @@ class RunShardings:
     def waiting(self) -> RankBytes | None:
         """Host bytes of all teachers but the one on the device; None with one or none."""
         teacher = self.plan.config.teacher_config
-        if teacher is None or len(teacher.folders) == 1:
+        if teacher is None or len(teacher.folders) < 2:
             return None
         side = self.training["teacher"]
         each = np.array(side.held_bytes()) + np.array(side.storages()) * rounded(1)

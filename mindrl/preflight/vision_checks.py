@@ -34,6 +34,9 @@ def _sections(config: RunConfig) -> Iterator[Finding]:
     if config.spool_config.job is not None:
         need = "must be null with a model that reads pictures: records carry none"
         yield broken("spool_config.job", config.spool_config.job, need, None)
+    if (url := config.value_of("teacher_config.url")) is not None:
+        need = "must be null with a model that reads pictures: servers get none"
+        yield broken("teacher_config.url", url, need, None)
     if config.generate_config.is_served:
         need = f"must be {ROLLOUT_BACKEND} with a model that reads pictures: servers get none"
         yield broken(

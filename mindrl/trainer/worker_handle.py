@@ -64,6 +64,8 @@ class WorkerHandle:
     """Whether sequences with the same prompt go to the same replica, as far as that is balanced."""
     engine_rows: int = field(kw_only=True)
     """Number of sequences that an engine processes in one step."""
+    teacher: Callable[[Sequences], Logprobs] | None = field(default=None, kw_only=True)
+    """Returns the log-probs of a teacher on a server. None if a role of the workers has it."""
     prompt_shares: PromptShares = field(default_factory=PromptShares, init=False)
     started: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
         default_factory=lambda: defaultdict(deque), init=False
@@ -219,6 +221,8 @@ class WorkerHandle:
 
     def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs:
         """Compute log-probs with the teacher of each sequence, one teacher after another."""
+        if self.teacher is not None:
+            return self.teacher(sequences)
         dealt, name = sequences.by_teacher(), "compute_teacher_log_prob"
         found = [self._forward(name, "teacher", sequences.rows(rows), Logprobs) for rows in dealt]
         return _joined_columns(Logprobs, found, dealt, sequences.tokens_BT.shape)

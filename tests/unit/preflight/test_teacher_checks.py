@@ -6,6 +6,7 @@ from typing import Any
 
 from checked_runs import CPU, DEVICES, MakeConfig, model_folder, overrides, refused
 
+from mindrl.config.algorithm_rules import algorithm_findings
 from mindrl.config.run import RunConfig
 from mindrl.memory.schedule import PHASE_ROLES, UPDATES, Phase, Region
 from mindrl.preflight.checks import check
@@ -234,3 +235,57 @@ def test_the_memory_of_a_device_counts_one_teacher_and_that_of_the_host_all(
     more = int((all_of_them.host_bytes - one.host_bytes)[0])
     # Two more, each storage rounded up to 512 bytes at most.
     assert 2 * weights <= more <= 2 * (weights + 512 * 20)
+
+
+SERVER = {"teacher_config.url": "http://127.0.0.1:8000", "rl_config.adv_estimator": "teacher"}
+
+
+def test_a_teacher_on_a_server_takes_no_device_of_the_run(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy")
+    plan = check(run_config(policy, overrides(tmp_path) | SERVER), CPU)
+    assert "teacher" not in plan.layouts
+    assert unordered_shardings(plan.config).waiting is None
+    more = SERVER | {"teacher_config.candidates": 8}
+    plan = check(run_config(policy, overrides(tmp_path) | more), CPU)
+    assert plan.candidates("teacher") == (8, 96)
+    assert plan.likely_tokens("actor", learns=True) == 8
+
+
+SERVED_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "both": (
+        {"teacher_config.load": "models/a"},
+        "teacher_config.load=models/a has no effect with teacher_config.url: ",
+    ),
+    "a layout": (
+        {"teacher_config.tensor_model_parallel_size": 2},
+        "teacher_config.tensor_model_parallel_size=2 has no effect with teacher_config.url: ",
+    ),
+    "no address": (
+        {"teacher_config.url": "127.0.0.1:8000"},
+        "teacher_config.url=127.0.0.1:8000 must be a URL such as http://127.0.0.1:8000",
+    ),
+    "another temperature": (
+        {"generate_config.sampling_config.temperature": 0.7},
+        "generate_config.sampling_config.temperature=0.7 must be 1 with teacher_config.url: ",
+    ),
+    "neither": (
+        {"teacher_config.url": None, "teacher_config.divergence": "reverse"},
+        "teacher_config.load is missing: name a model folder, or a server by teacher_config.url",
+    ),
+    "a token for no server": (
+        {"teacher_config.url": None, "teacher_config.load": ".", "teacher_config.token_file": "t"},
+        "teacher_config.token_file=t has no effect without teacher_config.url",
+    ),
+}
+
+
+def test_what_a_served_teacher_cannot_have_is_refused_by_key(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy")
+    for name, (more, words) in SERVED_MISTAKES.items():
+        config = run_config(policy, overrides(tmp_path) | SERVER | more)
+        (found,) = map(str, algorithm_findings(config))
+        assert found.startswith(words), name

@@ -1,0 +1,148 @@
+"""A teacher on vLLM's server, which returns the log-probs of tokens that others have sampled.
+
+Written for the completions route of vLLM 0.32. The prompt's log-probs are those of temperature 1.
+
+Shapes: B sequences, T positions, K candidates.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass as plain_dataclass
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.batch.sequences import Logprobs, Sequences
+from mindrl.config.teacher import Candidates
+from mindrl.errors import AnswerError
+from mindrl.observability.progress import tick
+from mindrl.rollout.http.answers import STRICT, Logprob
+from mindrl.rollout.http.client import ServerClient
+
+_COMPLETIONS, _DETOKENIZE = "/v1/completions", "/detokenize"
+_OPEN_REQUESTS = 64
+"""Number of sequences that the server reads at the same time."""
+
+
+@plain_dataclass(frozen=True, kw_only=True)
+class ServedTeacher:
+    """Client of a teacher's server."""
+
+    client: ServerClient
+    candidates: Candidates | None
+    """Which tokens it returns besides the sampled ones. None for no others."""
+    seconds: float
+    """Longest wait for the answer to one sequence."""
+
+    def __call__(self, sequences: Sequences) -> Logprobs:
+        """Return the log-probs of each sequence, with entropies of 0.
+
+        Raises:
+            AnswerError: An answer is not valid.
+            WorkerDiedError: The server does not answer in time, or refuses a sequence.
+        """
+        assert sequences.image_numbers_BI is None, "validated: a served teacher reads no pictures"
+        shape, mask_BT = sequences.tokens_BT.shape, sequences.response_mask_BT
+        number = self.candidates.number if self.candidates else 0
+        logprobs_BT, likely_BTK = torch.zeros(shape), torch.zeros(*shape, number)
+        ids_BTK = torch.zeros(*shape, number, dtype=torch.int64)
+        threads = ThreadPoolExecutor(_OPEN_REQUESTS, thread_name_prefix="teacher")
+        try:
+            rows = range(len(sequences))
+            asked = {threads.submit(self._read, sequences, row): row for row in rows}
+            for answer in as_completed(asked):
+                row, found = asked[answer], answer.result()
+                here_T = mask_BT[row]
+                logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in found])
+                if number:
+                    ids_BTK[row, here_T] = torch.tensor([each.likely for each in found])
+                    likely_BTK[row, here_T] = torch.tensor([each.likely_logprobs for each in found])
+                tick()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        return Logprobs(
+            logprobs_BT=logprobs_BT,
+            entropy_BT=torch.zeros(shape),
+            candidates_BTK=ids_BTK if number else None,
+            candidate_logprobs_BTK=likely_BTK if number else None,
+        )
+
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            AnswerError: The server returns something else than text.
+            WorkerDiedError: The server does not answer in time.
+        """
+        body = {"tokens": list(token_ids)}
+        return self.client.request(
+            _Decoded, _DETOKENIZE, body, seconds=self.seconds, again=True
+        ).prompt
+
+    def _read(self, sequences: Sequences, row: int) -> "list[_Found]":
+        """Return what the server found at each position that needs it, in order."""
+        length = int(sequences.lengths_B[row])
+        token_ids: list[int] = sequences.tokens_BT[row, :length].tolist()
+        body = {
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "prompt_logprobs": self.candidates.number if self.candidates else 0,
+        }
+        reply = self.client.request(_Reply, _COMPLETIONS, body, seconds=self.seconds, again=True)
+        (choice,) = reply.choices
+        given = choice.prompt_logprobs
+        if len(given) != length:
+            raise self._garbage(f"{len(given)} log-probs of {length} tokens")
+        places: list[int] = torch.nonzero(sequences.response_mask_BT[row])[:, 0].tolist()
+        return [self._found(given[place], token_ids[place], place) for place in places]
+
+    def _found(self, given: "dict[str, _Scored] | None", token: int, place: int) -> "_Found":
+        scores = {name: each.logprob for name, each in (given or {}).items()}
+        if str(token) not in scores:
+            raise self._garbage(f"no log-prob of token {token} at position {place}")
+        if (highest := max(scores.values())) > 0:
+            raise self._garbage(f"a log-prob is {highest}, above 0")
+        if self.candidates is None:
+            return _Found(scores[str(token)], [], [])
+        number, below = self.candidates
+        if len(scores) < number:
+            raise self._garbage(f"{len(scores)} of {number} candidates at position {place}")
+        likely = sorted(scores, key=lambda name: -scores[name])[:number]
+        ids = [int(name) for name in likely]
+        if max(ids) >= below:
+            outside = f"candidate {max(ids)} is outside the policy's vocabulary of {below} tokens"
+            raise self._garbage(outside)
+        return _Found(scores[str(token)], ids, [scores[name] for name in likely])
+
+    def _garbage(self, what: str) -> AnswerError:
+        return self.client.garbage(_COMPLETIONS, what)
+
+
+class _Found(NamedTuple):
+    """Log-probs at a position."""
+
+    logprob: float
+    likely: list[int]
+    likely_logprobs: list[float]
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Decoded:
+    prompt: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Scored:
+    logprob: Logprob
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Choice:
+    prompt_logprobs: list[dict[str, _Scored] | None]
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Reply:
+    choices: list[_Choice] = Field(min_length=1, max_length=1)

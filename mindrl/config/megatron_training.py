@@ -66,7 +66,7 @@ class MegatronTrainingConfig:
     """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
     overlap_grad_reduce: bool = False
     """Reduce gradients over the data-parallel ranks while the last micro-batch's backward pass
-    still computes others, a bucket at a time. For Megatron, in every trained role."""
+    still computes others, a bucket at a time. For `megatron:` backends, in every trained role."""
     overlap_param_gather: bool = False
     """Gather updated weights while the next update's forward pass runs; what remains is gathered
     before another phase of the device begins. Needs `overlap_grad_reduce` and
@@ -79,7 +79,7 @@ class MegatronTrainingConfig:
     a tensor-parallel size above 1."""
     use_fused_rmsnorm: bool = False
     """Compute root-mean-square norms by one kernel of an NPU. Like the two keys below it is for
-    Megatron and has no effect on other devices; `mindrl check` notes that."""
+    `megatron:` backends and has no effect on other devices; `mindrl check` notes that."""
     use_fused_swiglu: bool = False
     """Compute the gated activation of MLPs by MindSpeed's fused kernel on NPUs."""
     use_fused_rotary_pos_emb: bool = False
@@ -135,7 +135,7 @@ class MegatronTrainingConfig:
     made, and the run ends with that step, after writing checkpoint and model."""
 
     def bucket_size(self, replicas: int) -> int | None:
-        """Return the parameters in a gradient bucket of Megatron's; None for a single bucket."""
+        """Return the parameters in a gradient bucket; None for a single bucket."""
         if not self.overlap_grad_reduce:
             return None
         return self.ddp_bucket_size or max(40_000_000, 1_000_000 * replicas)

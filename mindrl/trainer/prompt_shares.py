@@ -85,5 +85,5 @@ class PromptShares:
         return [[row for part in share for row in parts[part][1]] for share in dealt]
 
 
-def _key(asked: Prompt | Request) -> int:
-    return hash((asked.token_ids, asked.images))
+def _key(prompt: Prompt | Request) -> int:
+    return hash((prompt.token_ids, prompt.images))

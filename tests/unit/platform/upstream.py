@@ -236,7 +236,9 @@ def attention_by_token() -> dict[str, float]:
     """Compare the last token of a long prompt, and the attention that trainers use, by its size."""
     draw = torch.Generator().manual_seed(1)
     heads = tuple(torch.randn(900, each, 64, generator=draw) for each in (4, 2, 2))
-    whole = prompt_by_engine(heads)
+    # Processors with larger caches cut shorter prompts as they cut a single token.
+    longer = tuple(torch.randn(4000, each, 64, generator=draw) for each in (4, 2, 2))
+    whole = prompt_by_engine(longer)
     starts = (0, 500, 900)
     packing = Packing(starts=starts, longest=500, cumulative=torch.tensor(starts).int())
     leaves = [each.clone().requires_grad_() for each in heads]
@@ -251,7 +253,7 @@ def attention_by_token() -> dict[str, float]:
     gradients = (torch.autograd.grad(each.sum(), leaves) for each in (pack, usual))
     pairs = zip(*gradients, strict=True)
     return {
-        "token in a prompt": _apart(whole[-1:], engine_attention(*heads, _one(900), None)[-1:]),
+        "token in a prompt": _apart(whole[-1:], engine_attention(*longer, _one(4000), None)[-1:]),
         "sequence in a pack": _apart(pack, alone),
         "torch's kernel": _apart(pack, usual),
         "gradients": max(_apart(ours, theirs) for ours, theirs in pairs),
@@ -296,10 +298,11 @@ def packed_for_a_bfloat16_layer() -> dict[str, object]:
     asked: list[torch.dtype] = []
     create = int8_kernel.ops.create_onednn_scaled_mm
     layer = torch.nn.Module()
-    layer.params_dtype, layer.logical_widths = torch.bfloat16, [32]
+    layer.params_dtype, layer.logical_widths = torch.bfloat16, [24]
     layer.register_parameter("azp_adj", None)
     layer.register_parameter("input_scale", None)
-    numbers_NK, scale_N1 = torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 1)
+    # A processor with AMX would pack a matrix of 32 rows for another kernel.
+    numbers_NK, scale_N1 = torch.ones(24, 24, dtype=torch.int8), torch.ones(24, 1)
     for name, values in (("weight", numbers_NK), ("weight_scale", scale_N1)):
         layer.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
     names = ("weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj")

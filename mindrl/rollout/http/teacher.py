@@ -8,7 +8,7 @@ Shapes: B sequences, T positions, K candidates.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass as plain_dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,6 +24,9 @@ from mindrl.rollout.http.client import ServerClient
 _COMPLETIONS, _DETOKENIZE = "/v1/completions", "/detokenize"
 _OPEN_REQUESTS = 64
 """Number of sequences that the server reads at the same time."""
+
+_TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+"""A token id as a name in JSON."""
 
 
 @plain_dataclass(frozen=True, kw_only=True)
@@ -140,7 +143,7 @@ class _Scored:
 
 @dataclass(frozen=True, config=STRICT)
 class _Choice:
-    prompt_logprobs: list[dict[str, _Scored] | None]
+    prompt_logprobs: list[dict[_TokenName, _Scored] | None]
 
 
 @dataclass(frozen=True, config=STRICT)

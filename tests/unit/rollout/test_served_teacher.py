@@ -113,6 +113,7 @@ REFUSED = {
     "text": (Teaching(changes={"7": "-1"}), 0, "7.logprob: Input should be a valid number"),
     "too few positions": (Teaching(cuts=1), 0, "log-probs of [35] tokens"),
     "too few candidates": (Teaching(changes={"0": None}), 11, "1[01] of 11 candidates at position"),
+    "a name that is no token": (Teaching(changes={"x": -0.1}), 0, "should match pattern"),
     "a token outside": (Teaching(changes={"90": -0.1}), 3, "candidate 90 is outside .* 12 tokens"),
 }
 

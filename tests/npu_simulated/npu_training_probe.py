@@ -24,4 +24,7 @@ def _settings(case: Case) -> dict[str, object]:
         "expert_tensor_parallel_size": layout.etp,
         "sequence_parallel": case.sequence_parallel,
         "moe_grouped_gemm": False,
+        "use_fused_rmsnorm": False,
+        "use_fused_swiglu": False,
+        "use_fused_rotary_pos_emb": False,
     }

@@ -166,8 +166,8 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
     ended = started(tmp_path, "--config-name", "grpo_qwen25_7", "--dry-run")
     assert ended.returncode == 2
     assert (
-        "has no configuration grpo_qwen25_7; did you mean grpo_qwen25_7b, grpo_qwen25_7b_a3 or "
-        "grpo_qwen25_32b? known: " in ended.stderr
+        "has no configuration grpo_qwen25_7; did you mean grpo_qwen25_7b, grpo_qwen25_vl_7b or "
+        "grpo_qwen25_7b_a3? known: " in ended.stderr
     )
     assert "grpo_qwen25_7b, grpo_qwen25_7b_a3, " in ended.stderr
     assert "grpo_tiny_cpu" in ended.stderr

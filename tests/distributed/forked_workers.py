@@ -6,19 +6,21 @@ are tested the same way, by a function that is called in forked processes.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, Pipe
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 from zygote import Order, receive, send
 
 from mindrl.platform.device import PLATFORMS, DeviceKind
-from mindrl.platform.rendezvous import listen
 from mindrl.preflight.run_shardings import RunPlan
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -81,11 +83,9 @@ class ForkedWorkers:
         if not self.ready:
             self.ready = receive(self.orders) == "ready"
         with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/calls") as listener:
-            with listen("127.0.0.1") as free:
-                port = free.getsockname()[1]
             order = Order(
                 caller=str(listener.address),
-                port=port,
+                port=_free_port(),
                 ranks=ranks,
                 function=function,
                 arguments=arguments,
@@ -103,6 +103,15 @@ class ForkedWorkers:
         """End the zygote."""
         send(self.orders, None)
         self.process.wait(timeout=30)
+
+
+def _free_port() -> int:
+    """Return a port below those that systems give to connections, which none takes meanwhile."""
+    draw = SystemRandom()
+    while True:
+        port = draw.randrange(16_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @dataclass(frozen=True)

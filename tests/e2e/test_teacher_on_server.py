@@ -33,7 +33,8 @@ def address(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (folder / "token").write_text(TOKEN)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    given = (tiny_model, "--port", port, "--token-file", folder / "token")
+    options = ("--port", port, "--token-file", folder / "token")
+    given = (tiny_model, *options, "--", "--dtype", "float32")
     with (folder / "said.txt").open("w") as said:
         command = [sys.executable, "cli/serve.py", *map(str, given)]
         server = subprocess.Popen(command, cwd=CHECKOUT, stdout=said, stderr=said)
@@ -62,7 +63,7 @@ def is_up(url: str) -> bool:
 def test_its_log_probs_are_those_of_the_model(number: int, address: str, tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     generator = torch.Generator().manual_seed(3)
-    tokens_BT = torch.randint(0, 250, (3, 40), generator=generator)
+    tokens_BT = torch.randint(0, model.config.vocab_size, (3, 40), generator=generator)
     lengths_B = torch.tensor([40, 17, 30])
     places_T = torch.arange(40)
     batch = Sequences(

@@ -103,6 +103,9 @@ def test_a_model_with_a_score_keeps_it_and_scores_the_same(
     assert scores.abs().min() > 0
     assert torch.equal(again, scores)
     assert "score.weight" in load_file(before / "model.safetensors")
+    configs = (json.loads((folder / "config.json").read_text()) for folder in (source, before))
+    old, new = (config["architectures"] for config in configs)
+    assert new == old
 
 
 def test_bfloat16_and_the_size_of_the_files_are_as_asked(

@@ -114,6 +114,12 @@ def number_of(pool: GroupPool, response: int) -> str:
     return TOKENIZER.decode(sequence.tokens_N).split("no")[-1].split("pe")[-1].split("<")[0].strip()
 
 
+def test_samples_that_another_pool_starts_of_a_prompt_come_first(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.skip(1, 0, 1)
+    assert [each.sample for each in next(iter(begun(pool).groups.values())).sequences] == [2, 3]
+
+
 def test_what_the_policy_wrote_is_masked_in_and_all_else_is_kept(make_pool: MakePool) -> None:
     pool = begun(make_pool())
     first = pool.request(pool.incomplete()[0])

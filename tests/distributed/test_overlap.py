@@ -60,7 +60,11 @@ def assert_equal_metrics(ours: dict[str, float], theirs: dict[str, float]) -> No
 def updates(random_model: Callable[[bool], Path]) -> Course:
     batches = minibatches(hugging_face(random_model(True)))
     return Course(
-        minibatches=[batches[index % len(batches)] for index in range(3)],
+        # The second has twice as many micro-batches as the first.
+        minibatches=[
+            batch.rows(torch.arange(len(batch)).repeat(1 + index % 2))
+            for index, batch in enumerate([*batches, *batches][:3])
+        ],
         loss=LOSS,
         # Without clipping, which multiplies by the rounded norm.
         optimizer=OPTIMIZER | {"clip_grad": 0.0},

@@ -98,7 +98,12 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     sharding = megatron_sharding(description, TrainLayout(), dtype="float32")
     model = MegatronEngine(folder, settings, (description, sharding))
     tokens_BT = torch.arange(8)[None]
-    errors["forward pass"] = error_of(lambda: model.chunks[0](tokens_BT, tokens_BT, None))
+    pack = SimpleNamespace(
+        positions=None, qkv_format="thd", cp_group=None, max_seqlen_q=8, max_seqlen_kv=8
+    )
+    errors["forward pass"] = error_of(
+        lambda: model.chunks[0](tokens_BT, tokens_BT, None, packed_seq_params=pack)
+    )
     errors["gradients"] = error_of(
         lambda: TrainingState(model.chunks, model.config, settings, updates=1)
     )

@@ -30,7 +30,7 @@ class EngineMemory:
     packed_layers: int
     """Linear layers that hold their weights in the order that the kernels like."""
     tensors: int
-    """Bytes of all tensors of the process, whoever holds them."""
+    """Bytes of all tensors of the process, of the engine and of others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,8 @@ from forked_workers import ForkedWorkers
 from nightly import at_night_but
 from replay_messages import Replayed
 from safetensors.torch import save_file
-from test_router_replay import Forced, differing
+from test_router_replay import Forced, differing, logprob_gap
 from test_training_layouts import LOSS, OPTIMIZER, minibatches
-from torch import nn
 from training_messages import Case, Course
 
 from mindrl.batch.balance import MicroBatching
@@ -108,14 +107,8 @@ def test_a_second_update_uses_the_experts_of_the_pass_before_the_first(
         "replay_probe:replayed", cases, course, ranks=2
     )
     for name, case, *found in zip(names, cases, *replies, strict=True):
-        heads = [each for each in found if each.logprobs]
-        parts = heads if case.layout.dp > 1 else heads[:1]
-        for update, wanted_BT in enumerate(alone.logprobs):
-            parts_BT = [part.logprobs[update] for part in parts]
-            joined_BT = torch.cat(
-                [nn.functional.pad(p, (0, wanted_BT.size(1) - p.size(1))) for p in parts_BT]
-            )
-            gap = (joined_BT - wanted_BT).abs().max().item()
+        for update in range(len(alone.logprobs)):
+            gap = logprob_gap(found, alone, case, update)
             # Log-probs of size 5 to 20 in float32.
             assert gap < 1e-4, f"{name}: {gap} in update {update}"
             for each in found:

@@ -160,6 +160,18 @@ def test_a_second_update_uses_the_experts_of_the_pass_before_the_first(
     assert alone.metrics[1]["differing_routes"] == pytest.approx(share, abs=1e-9)
 
 
+def logprob_gap(found: Sequence[Replayed], alone: Replayed, case: Case, update: int) -> float:
+    """Return the largest difference between the log-probs of the ranks and of one process."""
+    heads = [each for each in found if each.logprobs]
+    parts = heads if case.layout.dp > 1 else heads[:1]
+    wanted_BT = alone.logprobs[update]
+    parts_BT = [part.logprobs[update] for part in parts]
+    joined_BT = torch.cat(
+        [nn.functional.pad(p, (0, wanted_BT.size(1) - p.size(1))) for p in parts_BT]
+    )
+    return (joined_BT - wanted_BT).abs().max().item()
+
+
 @pytest.mark.parametrize("names", [EVERY_CHANGE, pytest.param(AT_NIGHT, marks=pytest.mark.nightly)])
 def test_each_layout_replays_as_one_process(
     names: list[str],
@@ -181,15 +193,8 @@ def test_each_layout_replays_as_one_process(
     )
     for name, case, index in zip(names, cases, count()):
         found = [reply[index] for reply in replies]
-        heads = [each for each in found if each.logprobs]
-        parts = heads if case.layout.dp > 1 else heads[:1]
         for update in range(2):
-            wanted_BT = alone.logprobs[update]
-            parts_BT = [part.logprobs[update] for part in parts]
-            joined_BT = torch.cat(
-                [nn.functional.pad(p, (0, wanted_BT.size(1) - p.size(1))) for p in parts_BT]
-            )
-            gap = (joined_BT - wanted_BT).abs().max().item()
+            gap = logprob_gap(found, alone, case, update)
             # Log-probs of size 20 in float32, after an update.
             assert gap < 5e-4, f"{name}: {gap} in update {update}"
             for each in found:

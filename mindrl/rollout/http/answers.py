@@ -1,9 +1,10 @@
 """Strict parsing of server answers: missing fields and wrong types are errors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 Ending = Literal["stop", "length", "abort"]
 STRICT = ConfigDict(strict=True)
@@ -12,7 +13,14 @@ Logprob = Annotated[float, Field(allow_inf_nan=False)]
 _Form = TypeVar("_Form")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, config=STRICT)
+class Scored:
+    """A token's log-prob, as vLLM's server writes it."""
+
+    logprob: Logprob
+
+
+@plain_dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """A response, or the part of it that exists."""
 

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ReshardError
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.rollout.http.answers import STRICT, Answer, Ending, Logprob, TokenId
+from mindrl.rollout.http.answers import STRICT, Answer, Ending, Scored, TokenId
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.parameters import vllm_parameters
 
@@ -90,13 +90,8 @@ class _Results:
 
 
 @dataclass(frozen=True, config=STRICT)
-class _Logprob:
-    logprob: Logprob
-
-
-@dataclass(frozen=True, config=STRICT)
 class _Logprobs:
-    content: list[_Logprob]
+    content: list[Scored]
 
 
 @dataclass(frozen=True, config=STRICT)

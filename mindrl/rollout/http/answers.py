@@ -14,8 +14,8 @@ _Form = TypeVar("_Form")
 
 
 @dataclass(frozen=True, config=STRICT)
-class Scored:
-    """A token's log-prob, as vLLM's server writes it."""
+class ScoredToken:
+    """The log-prob of a token, as a server writes it."""
 
     logprob: Logprob
 

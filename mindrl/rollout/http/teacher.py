@@ -18,7 +18,7 @@ from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.config.teacher import Candidates
 from mindrl.errors import AnswerError
 from mindrl.observability.progress import tick
-from mindrl.rollout.http.answers import STRICT, Scored
+from mindrl.rollout.http.answers import STRICT, ScoredToken
 from mindrl.rollout.http.client import ServerClient
 
 _COMPLETIONS, _DETOKENIZE = "/v1/completions", "/detokenize"
@@ -101,7 +101,7 @@ class ServedTeacher:
         places: list[int] = torch.nonzero(sequences.response_mask_BT[row])[:, 0].tolist()
         return [self._found(given[place], token_ids[place], place) for place in places]
 
-    def _found(self, given: "dict[str, Scored] | None", token: int, place: int) -> "_Found":
+    def _found(self, given: "dict[str, ScoredToken] | None", token: int, place: int) -> "_Found":
         scores = {name: each.logprob for name, each in (given or {}).items()}
         if str(token) not in scores:
             raise self._garbage(f"no log-prob of token {token} at position {place}")
@@ -138,7 +138,7 @@ class _Decoded:
 
 @dataclass(frozen=True, config=STRICT)
 class _Choice:
-    prompt_logprobs: list[dict[_TokenName, Scored] | None]
+    prompt_logprobs: list[dict[_TokenName, ScoredToken] | None]
 
 
 @dataclass(frozen=True, config=STRICT)

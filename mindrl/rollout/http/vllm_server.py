@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ReshardError
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.rollout.http.answers import STRICT, Answer, Ending, Scored, TokenId
+from mindrl.rollout.http.answers import STRICT, Answer, Ending, ScoredToken, TokenId
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.parameters import vllm_parameters
 
@@ -91,7 +91,7 @@ class _Results:
 
 @dataclass(frozen=True, config=STRICT)
 class _Logprobs:
-    content: list[Scored]
+    content: list[ScoredToken]
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -29,7 +29,6 @@ def fill_engines(
 
     `ordinary` names the engines of a case that load a folder themselves.
     """
-    gc.freeze()  # what was imported is looked through in vain
     return [_fill_engine(case, prompts, ordinary) for case in cases]
 
 
@@ -112,7 +111,7 @@ def _fill_engine(case: Case, prompts: Prompts, ordinary: Collection[str]) -> Fil
     engine = engine_of(case)
     shapes = engine.weight_sink().shapes()
     engine.onload("weights")
-    memory["allocated"], before = _memory(engine.llm), _addresses(engine.llm)
+    before = _addresses(engine.llm)
     shards = engine.weight_sink()
     load_one_by_one(shards, case.folder, table)
     memory["loaded"], after = _memory(engine.llm), _addresses(engine.llm)
@@ -196,7 +195,9 @@ def _addresses(llm: LLM) -> dict[str, int]:
 def _memory(llm: LLM) -> EngineMemory:
     gc.unfreeze()  # the engine has frozen all that was there when it was ready
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
+    # By type: `isinstance` would make a module that is imported late import all of itself.
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    gc.freeze()  # what was imported is looked through in vain
     return EngineMemory(
         parameters=storage_bytes(_model(llm).parameters()),
         packed_layers=sum(

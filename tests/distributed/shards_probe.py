@@ -195,9 +195,9 @@ def _addresses(llm: LLM) -> dict[str, int]:
 def _memory(llm: LLM) -> EngineMemory:
     gc.unfreeze()  # the engine has frozen all that was there when it was ready
     gc.collect()
-    # By type: `isinstance` would make a module that is imported late import all of itself.
+    # `isinstance` reads `__class__`, for which a lazy module of openai imports itself.
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    gc.freeze()  # what was imported is looked through in vain
+    gc.freeze()  # later collections skip what exists now
     return EngineMemory(
         parameters=storage_bytes(_model(llm).parameters()),
         packed_layers=sum(

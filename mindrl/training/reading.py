@@ -47,7 +47,8 @@ class HeadReader:
         entropies precede the log-probs of each candidate of the pack, or the ids of the most
         probable tokens and their log-probs; float32 holds every id below 2^24.
         """
-        hidden_NH = hidden_1SH[0, pack.predicting_N]
+        # Indexing adds gradients of a token that is read several times in the order of threads.
+        hidden_NH = hidden_1SH[0].index_select(0, pack.predicting_N)
         if self.head == "value":
             return (pack.spread(functional.linear(hidden_NH.float(), weight.float())[:, 0]),)
         return tuple(pack.spread(each_N) for each_N in self._of_vocabulary(pack, hidden_NH, weight))

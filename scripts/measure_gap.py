@@ -63,7 +63,7 @@ class Engine:
             "gpu_memory_utilization": 0.01,
         }
         special = engine_options(CPU, batch_invariant=generate.batch_invariant)
-        self.llm = LLM(**options, **special)
+        self.llm = LLM(**{**options, **special})
         self.recorded: dict[str, list[Tensor]] = defaultdict(list)
 
     def respond(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], list[float]]:

@@ -65,6 +65,9 @@ def invariance_needs(platform: Platform) -> InvarianceNeeds:
 def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapping[str, object]:
     """Return the arguments of a run's engine that depend on the device and its plugin."""
     options = platform.engine_options
+    if platform.kind == "cpu" and batch_invariant:
+        # Its kernel rounds once where torch rounds twice, on processors with AVX-512.
+        return {**options, "compilation_config": {"custom_ops": ["-rotary_embedding"]}}
     if platform.kind != "npu" or not _knows_of_training():
         return options
     # Without it the engine casts weights to a layout that cannot be written in place, and raises at

@@ -4,8 +4,9 @@ With them, and the engine's attention computed token by token (`patches/vllm_cpu
 trainer and engine call the same kernels on the same numbers, and no result of a token depends on
 other tokens of the call. Gradients are those of torch's kernels.
 
-Checked with vllm-cpu 0.32 and torch 2.13.0 on x86-64 with AVX2. torch's own matrix product (MKL)
-adds in another order for long rows, and in a third one for calls of fewer than 4 rows.
+Checked with vllm-cpu 0.32 and torch 2.13.0 on x86-64 with AVX2 and with AVX-512. torch's own matrix
+product (MKL) adds in another order for long rows, and in a third one for calls of fewer than 4
+rows.
 """
 
 from functools import cache

@@ -53,6 +53,12 @@ def test_batch_invariant_kernels_are_both_switches_and_whole_prompts(
     assert (options["enable_chunked_prefill"], options["block_size"]) == (False, 128)
 
 
+def test_a_batch_invariant_engine_on_cpu_rotates_as_the_trainer() -> None:
+    """Its own kernel rounds differently on some processors: tests/e2e/test_zero_gap.py."""
+    options = engine_options(PLATFORMS["cpu"], batch_invariant=True)
+    assert options["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
+
+
 @pytest.mark.parametrize(
     ("release", "lacks"),
     [("0.23.0.post1", ["vllm-ascend 0.30 or later"]), ("0.30.0rc2", [])],

@@ -6,7 +6,11 @@ from mindrl.platform.device import Platform
 from mindrl.platform.environment import ray_address
 
 _WORKER = ("mindrl.launch.worker",)
-_TRAINS = {"megatron": ("mindrl.training.megatron.parallel", "mindrl.training.megatron.engine")}
+_TRAINS = {
+    "megatron": ("mindrl.training.megatron.parallel", "mindrl.training.megatron.engine"),
+    "archon": ("mindrl.training.archon.engine",),
+    "fsdp": ("mindrl.training.fsdp.engine",),
+}
 _ROLLS_OUT = ("mindrl.rollout.vllm.engine",)
 
 
@@ -18,7 +22,7 @@ def start_prefork(config: RunConfig, platform: Platform) -> PreforkServer | None
     if not platform.forks_workers or ray_address() is not None:
         return None
     backends = {config.training_backend(role) for role in config.roles}
-    modules = [*_WORKER, *(name for each in sorted(backends) for name in _TRAINS.get(each, ()))]
+    modules = [*_WORKER, *(name for each in sorted(backends) for name in _TRAINS[each])]
     if config.rolls_out:
         modules += _ROLLS_OUT
         if own := platform.engine_options.get("worker_cls"):

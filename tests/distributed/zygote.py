@@ -91,10 +91,20 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())
 
 
+_MODULES = (
+    "mindrl.launch.worker",
+    "mindrl.training.megatron.engine",
+    "mindrl.training.archon.engine",
+    "mindrl.training.fsdp.engine",
+    "mindrl.rollout.vllm.engine",
+)
+"""What forked processes need; each would import it for itself otherwise."""
+
+
 def _prepare() -> None:
     prepare_process(PLATFORMS["cpu"])
-    import_module("mindrl.launch.worker")  # only now: the process is prepared
-    import_module("mindrl.training.megatron.engine")
+    for name in _MODULES:
+        import_module(name)  # only now: the process is prepared
     import_module("no_doubles").install()
     _replace_kernels()
 

@@ -19,6 +19,8 @@ export PATH="$PWD/.venv/bin:$PATH"
 # Nothing is downloaded and nothing is reported to anyone.
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+# Each worker of the tests, and each program that they start, would compile what another has compiled.
+unset PYTHONDONTWRITEBYTECODE
 # Several processes share few cores here; threads of their own make them slower.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
 
@@ -112,7 +114,7 @@ else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     # First the files that wait longest, then the others in order: alone at the end they would wait
     # for nothing else.
-    niceness=10 pytest_beside unit -n 4 --dist loadfile --no-loadscope-reorder \
+    niceness=10 pytest_beside unit -n 3 --dist loadfile --no-loadscope-reorder \
         tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer tests/unit
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'

@@ -97,8 +97,9 @@ def _ends(tensors: Mapping[str, Shape], matrix: tuple[Any, Any]) -> tuple[str, s
 def _other(
     values: Mapping[str, Any], tensors: Mapping[str, Shape], embedding: str, head: str
 ) -> OtherFamily:
-    # No plan of transformers covers a vision tower.
-    plan = None if has_tower(values) else installed_plan(str(values.get("model_type")))
+    # A plan of transformers covers the decoder; each rank has the whole tower.
+    family = f"{values.get('model_type')}{'_text' if has_tower(values) else ''}"
+    plan = installed_plan(family)
     styles = shared_modules(tensors, plan)
     return OtherFamily(
         architecture=values["architectures"][0],

@@ -22,6 +22,8 @@ _CUTS: Mapping[str, int | None] = {
     "replicated_with_grad_allreduce": None,
 }
 """Supported styles, and the dimension of a matrix that each cuts."""
+_DECODER = "language_model."
+"""Prefix of the decoder inside a vision-language model."""
 
 
 @cache
@@ -79,7 +81,8 @@ def cuts_of(tensors: Mapping[str, Shape], styles: Mapping[str, str]) -> tuple[in
 
 
 def _path_after_model(path: str) -> str:
-    return re.sub(r"\.\d+(?=\.|$)", ".*", path).partition(".")[2]
+    after = re.sub(r"\.\d+(?=\.|$)", ".*", path).partition(".")[2]
+    return after.removeprefix(_DECODER)
 
 
 def _literals(body: Iterable[ast.stmt]) -> Iterable[tuple[str, object]]:

@@ -42,6 +42,11 @@ class GivenNetwork(Network):
             self.score = Linear(model.hidden_size, 1, self.parallel, cut=None)
 
     @property
+    def in_modules(self) -> OtherFamily:
+        """The family, with the names of this network's modules in place of those of the files."""
+        return self.other
+
+    @property
     def layers(self) -> list[Any]:
         """Layers of this stage."""
         return self._layers
@@ -50,7 +55,7 @@ class GivenNetwork(Network):
         """Return this rank's weight for logits or values: see `Network`."""
         if self.is_value:
             return local(self.score.weight)
-        holder, name = holder_of(self.network, self.other.head)
+        holder, name = holder_of(self.network, self.in_modules.head)
         return local(getattr(holder, name))
 
     def twins(self) -> dict[str, dist.ProcessGroup]:

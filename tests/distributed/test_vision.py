@@ -1,6 +1,6 @@
 """Vision-language networks of transformers on FSDP2, next to transformers' own forward pass."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ from mindrl.rollout.engine import Sampling
 pytestmark = pytest.mark.distributed
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+ALONE, TWO, CUT = TrainLayout(), TrainLayout(dp=2), TrainLayout(cp=2)
+LAYOUTS: Mapping[str, Sequence[tuple[TrainLayout, tuple[int, ...] | None]]] = {
+    "qwen2_5_vl": [(TrainLayout(tp=2), None), (CUT, None)],
+    "qwen3_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None)],
+}
+"""Layouts, and the sequences of each data-parallel rank. transformers cuts only one of them."""
 UPDATES = 5
 OPTIMIZER: Mapping[str, Any] = {
     "lr": 1e-3,
@@ -119,7 +125,7 @@ def test_packs_with_pictures_read_as_transformers_reads_each_sequence(
             assert gap <= LOGPROB_BOUND
 
 
-@pytest.mark.parametrize("family", at_night_but(["qwen3_vl"], [*FAMILIES]))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_updates_are_those_of_a_loop_over_transformers_on_any_rank_count(
     family: str, seen: Mapping[str, Seen], forked_workers: ForkedWorkers
 ) -> None:
@@ -129,7 +135,7 @@ def test_updates_are_those_of_a_loop_over_transformers_on_any_rank_count(
     course = this.course(MicroBatching(sequences=3), rows)
     batch = sequences_of(rows)
     wanted, weights = hugging_face_course(this, rows)
-    for layout, shares in ((TrainLayout(), None), (TrainLayout(dp=2), (4, 2))):
+    for layout, shares in LAYOUTS[family]:
         case = replace(this.case(layout), shares=shares)
         replies = forked_workers.run(
             "archon_probe:lives", [(case, course)], batch, ranks=layout.world_size
@@ -182,18 +188,22 @@ def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
     before = load_file(this.folder / "model.safetensors")
     # Of two ranks the second has one picture, in its first pack; in the third it sends a blank one
     # through the tower for the first, which has two new ones.
-    for dp, cut, pictures in ((1, 3, [[3]]), (2, 1, [[1, 2], [1, 1]])):
+    if family == "qwen3_vl":
+        cases = [(ALONE, 3, [[3]]), (TWO, 1, [[1, 2], [1, 1]])]
+    else:
+        cases = [(ALONE, 3, [[3]]), (TrainLayout(tp=2), 3, [[3], [3]]), (CUT, 3, [[3], [3]])]
+    for layout, cut, pictures in cases:
         course = this.course(MicroBatching(sequences=cut), rows)
-        case = replace(this.case(TrainLayout(dp=dp)), freezes_tower=True)
+        case = replace(this.case(layout), freezes_tower=True)
         replies = forked_workers.run(
-            "tower_probe:counted_life", case, course, sequences_of(rows), ranks=dp
+            "tower_probe:counted_life", case, course, sequences_of(rows), ranks=layout.world_size
         )
         assert [each.pictures for each in replies] == pictures
         assert [each.state_bytes for each in replies] == [each.planned_bytes for each in replies]
         for ours, (loss, norm) in zip(replies[0].life.metrics, wanted, strict=True):
             assert abs(ours["answer_loss"] - loss) <= 2e-6
             assert abs(ours["grad_norm"] / norm - 1) <= 1e-5
-        if dp == 1:
+        if layout == ALONE:
             learned = {name: each for name, each in before.items() if "visual." not in name}
             size = 4 * sum(each.numel() for each in learned.values())
             assert replies[0].state_bytes[1:] == (size, 2 * size)

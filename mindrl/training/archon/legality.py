@@ -79,11 +79,10 @@ def _own_network(
 
 
 def _vision(other: OtherFamily, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    """Refuse to cut the sequences or the layers of a model with a vision tower."""
-    for name in ("cp", "pp"):
-        if (size := getattr(layout, name)) > 1:
-            need = f"must be 1 for {other.architecture}: mindrl does not cut its pictures"
-            yield broken(keys[name], size, need, 1)
+    """Refuse to cut the layers of a model with a vision tower."""
+    if layout.pp > 1:
+        need = f"must be 1 for {other.architecture}: mindrl does not cut its layers"
+        yield broken(keys["pp"], layout.pp, need, 1)
 
 
 def _whole_experts(other: OtherFamily, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:

@@ -152,10 +152,11 @@ class HuggingFaceNetwork(GivenNetwork):
 
     def _share(self) -> None:
         """Cut the model over the tensor-parallel ranks by transformers' plan."""
-        parallel, styles = self.parallel, dict(self.other.styles)
+        parallel, other = self.parallel, self.in_modules
+        styles = dict(other.styles)
         assert not parallel.sequence, "validated: an engine without sequence parallelism"
         deal_out(
-            self.network, self.other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS
+            self.network, other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS
         )
         for module in gated_delta_nets(self.network):
             reads_directly(module, module.conv1d)

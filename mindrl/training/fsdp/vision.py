@@ -4,11 +4,15 @@ Sequences name pictures by number; this rank opens their files. A picture's feat
 embeddings of its tokens, which are known by their place in the prompt: the token itself may also be
 sampled. So the decoder is called with embeddings, and transformers' own forward is not used.
 
+Tensor-parallel ranks cut the decoder, context-parallel ranks the tokens; each has the whole tower
+and reads all pictures of the pack.
+
 Shapes: S tokens of a pack, H hidden size, F features (tokens of all pictures of a pack).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,16 +24,14 @@ from transformers import AutoModelForImageTextToText
 from mindrl.config.images import ImageConfig
 from mindrl.errors import DataError
 from mindrl.models.description import ModelDescription
-from mindrl.models.other_family import VisionPart
+from mindrl.models.other_family import OtherFamily, VisionPart
 from mindrl.models.vision import file_name, module_name
 from mindrl.pictures.folder import PictureFolder
 from mindrl.pictures.patches import Patches, PatchMaker
 from mindrl.training.archon.network import NetworkSettings, StagePart
-from mindrl.training.archon.tensor import local
 from mindrl.training.fsdp.kept_features import Features, KeptFeatures
 from mindrl.training.fsdp.network import ATTENTION, HuggingFaceNetwork, built_on_meta
 from mindrl.training.fsdp.positions import TokenGrid, grid_positions
-from mindrl.training.given_network import holder_of
 from mindrl.training.packs import Pack
 
 
@@ -44,9 +46,9 @@ class _Seen:
     kept: dict[int, Features]
     positions_31S: Tensor
     tokens_F: Tensor
-    """Place in the pack of each token of a picture."""
+    """Place among this rank's tokens of each token of a picture, in ascending order."""
     features_F: Tensor
-    """Index of its feature among those of all pictures."""
+    """Index of its feature among those of all pictures of the pack."""
 
 
 class VisionNetwork(HuggingFaceNetwork):
@@ -82,12 +84,17 @@ class VisionNetwork(HuggingFaceNetwork):
         for name, parameter in super().named_parameters("", recurse, remove_duplicate):
             yield begin + file_name(part, name), parameter
 
-    def head_weight(self) -> Tensor:
-        """Return this rank's weight for logits or values: see `Network`."""
-        if self.is_value:
-            return super().head_weight()
-        holder, name = holder_of(self.network, module_name(self._part_names, self.other.head))
-        return local(getattr(holder, name))
+    @property
+    def in_modules(self) -> OtherFamily:
+        """The family with transformers' names, which differ from those of older folders."""
+        here, other = partial(module_name, self._part_names), self.other
+        return replace(
+            other,
+            tensors=tuple((here(name), shape) for name, shape in other.tensors),
+            embedding=here(other.embedding),
+            head=here(other.head),
+            styles=tuple((here(path), style) for path, style in other.styles),
+        )
 
     def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Return the decoder's output for tokens [1, S] and the pictures of their sequences."""
@@ -103,13 +110,12 @@ class VisionNetwork(HuggingFaceNetwork):
             if inner:
                 is_image_1S = torch.zeros_like(given, dtype=torch.bool)
                 is_image_1S[:, tokens_F] = True
-                order = features_F[tokens_F.argsort()]
                 more = {
                     "visual_pos_masks": is_image_1S,
-                    "deepstack_visual_embeds": [each[order] for each in inner],
+                    "deepstack_visual_embeds": [each[features_F] for each in inner],
                 }
         elif not self._part_names.is_frozen:
-            # Other ranks use their tower in this pass: FSDP2 gathers its weights from all.
+            # Others use their tower in this pass: FSDP2 gathers its weights from all ranks.
             for each in (features_FH, *inner):
                 embedded_1SH = embedded_1SH + 0.0 * each.sum()
         hidden_1SH: Tensor = self.network.model.language_model(
@@ -162,7 +168,7 @@ class VisionNetwork(HuggingFaceNetwork):
     def _seen(self, pack: Pack[Any]) -> _Seen:
         """Open the pictures of a pack, and place their tokens."""
         assert pack.attending.shared is None, "validated: prompts are not shared"
-        source, starts = pack.source, pack.packing.starts
+        source = pack.source
         images, merge = source.images(), self._vision[1].processor.merge_size
         numbers = [*dict.fromkeys(number for row in images for number, _ in row)]
         kept = {number: known for number in numbers if (known := self.kept.of(number))}
@@ -171,23 +177,27 @@ class VisionNetwork(HuggingFaceNetwork):
         sizes |= {number: each.grids_N3 for number, each in patches.items()}
         counts = [self._tokens(sizes[number]) for number in numbers]
         offsets = dict(zip(numbers, accumulate(counts, initial=0), strict=False))
-        positions_3S = torch.zeros(3, starts[-1], dtype=torch.int64)
-        tokens, features = [_NONE], [_NONE]
+        positions_3BT = torch.zeros(3, *source.tokens_BT.shape, dtype=torch.int64)
+        features_BT = torch.full(source.tokens_BT.shape, _NO_FEATURE)
         for row, placed in enumerate(images):
-            length, start = int(source.lengths_B[row]), starts[row]
+            length = int(source.lengths_B[row])
             grids = [_token_grid(first, sizes[number], merge) for number, first in placed]
             self._check(source.tokens_BT[row], grids)
-            positions_3S[:, start : start + length] = grid_positions(length, grids)
+            positions_3BT[:, row, :length] = grid_positions(length, grids)
             for (number, _), grid in zip(placed, grids, strict=True):
-                tokens.append(start + grid.first + torch.arange(grid.tokens))
-                features.append(offsets[number] + torch.arange(grid.tokens))
+                features = offsets[number] + torch.arange(grid.tokens)
+                features_BT[row, grid.first : grid.first + grid.tokens] = features
+        # Padding has the positions of some token, and no feature.
+        places_S, is_inside_S = pack.place_S.clamp(min=0), pack.place_S >= 0
+        features_S = torch.where(is_inside_S, features_BT.flatten()[places_S], _NO_FEATURE)
+        tokens_F = torch.nonzero(features_S != _NO_FEATURE)[:, 0]
         return _Seen(
             numbers=numbers,
             patches=patches,
             kept=kept,
-            positions_31S=positions_3S[:, None],
-            tokens_F=torch.cat(tokens),
-            features_F=torch.cat(features),
+            positions_31S=positions_3BT.flatten(1)[:, None, places_S],
+            tokens_F=tokens_F,
+            features_F=features_S[tokens_F],
         )
 
     def _tokens(self, grids_N3: Tensor) -> int:
@@ -208,7 +218,7 @@ class VisionNetwork(HuggingFaceNetwork):
                 )
 
 
-_NONE = torch.zeros(0, dtype=torch.int64)
+_NO_FEATURE = -1
 
 
 def _token_grid(first: int, grids_13: Tensor, merge: int) -> TokenGrid:

@@ -63,8 +63,6 @@ def test_sizes_are_those_of_the_decoder_wherever_they_stand() -> None:
         assert (model.hidden_size, model.head_dim) == (8, 4)
         assert not model.tie_word_embeddings
         assert model.reads_images
-        assert model.other is not None
-        assert model.other.cuts is None
     assert text_values(NEW)["tie_word_embeddings"] is False
     assert text_values(OLD) == OLD
 
@@ -85,17 +83,34 @@ def test_tensors_have_one_name_in_files_and_one_in_modules() -> None:
         assert [module_name(part, name) for name in tensors] == modules
 
 
-def test_only_fsdp_trains_a_tower_and_only_whole(tmp_path: Path) -> None:
+def test_tensor_parallel_ranks_cut_the_decoder_of_the_family_that_has_a_plan() -> None:
+    for names in (OLD_TENSORS, NEW_TENSORS):
+        other = any_description(FILE, OLD, names).other
+        assert other is not None
+        assert other.cuts == (None, None, None, 0, 0, None)
+        assert [path.rpartition(".")[2] for path, _ in other.styles] == ["up_proj"] * 2
+    other = any_description(FILE, NEW, NEW_TENSORS).other
+    assert other is not None
+    assert other.cuts is None
+
+
+def test_only_fsdp_trains_a_tower(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(OLD))
     with pytest.raises(ModelError, match=r"has a vision tower.*actor_config\.backend=fsdp:d2"):
         read_description(str(tmp_path))
     assert image_token(str(tmp_path)) == 4
-    model = any_description(FILE, OLD, OLD_TENSORS)
+    text = {**TEXT, "num_key_value_heads": 2}
+    model = any_description(FILE, OLD | text, OLD_TENSORS)
+    without_plan = any_description(
+        FILE, NEW | {"text_config": NEW["text_config"] | text}, NEW_TENSORS
+    )
     keys = {"tp": "t", "cp": "c", "pp": "p", "model": "m"}
-    for name in ("tp", "cp", "pp"):
-        found = [*archon_findings(model, TrainLayout(**{name: 2}), keys)]
-        assert any(each.legal == (1,) for each in found), name
-    assert not [*archon_findings(model, TrainLayout(dp=2), keys)]
+    for each, name in ((model, "pp"), (without_plan, "pp"), (without_plan, "tp")):
+        (found,) = archon_findings(each, TrainLayout(**{name: 2}), keys)
+        assert found.legal == (1,), name
+    for name in ("dp", "tp", "cp"):
+        assert not [*archon_findings(model, TrainLayout(**{name: 2}), keys)]
+    assert not [*archon_findings(without_plan, TrainLayout(cp=2), keys)]
     # The kernel of the patches has five dimensions, and is no stack of experts.
     assert not [*vllm_findings(model, RolloutLayout(), keys)]
 

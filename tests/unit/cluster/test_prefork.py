@@ -175,8 +175,8 @@ def test_a_server_whose_imports_hang_is_ended(
         assert not started(tmp_path, prefork, "--language=PYTHON")[0]["imported"]
 
 
-@pytest.mark.parametrize("engine", ["megatron", "fsdp"])
-def test_megatron_is_imported_where_it_trains(
+@pytest.mark.parametrize("engine", ["megatron", "archon", "fsdp"])
+def test_the_engine_that_trains_is_imported_and_megatron_only_for_itself(
     engine: str,
     monkeypatch: pytest.MonkeyPatch,
     run_config: Callable[..., RunConfig],
@@ -192,7 +192,23 @@ def test_megatron_is_imported_where_it_trains(
     ((modules, megatron),) = asked
     assert megatron is (engine == "megatron")
     assert any("megatron" in name for name in modules) is megatron
+    assert f"mindrl.training.{engine}.engine" in modules
     assert "mindrl.rollout.vllm.engine" in modules
+
+
+@pytest.mark.nightly
+def test_what_the_other_engines_import_brings_no_megatron() -> None:
+    program = """if True:
+        import sys
+        from importlib import import_module
+        from mindrl.platform.device import PLATFORMS, prepare_process
+        prepare_process(PLATFORMS["cpu"], megatron=False)
+        for name in ("launch.worker", "training.archon.engine", "training.fsdp.engine"):
+            import_module(f"mindrl.{name}")
+        import_module("mindrl.rollout.vllm.engine")
+        assert "megatron.core" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("where", ["on devices", "in a cluster that is joined"])

@@ -155,9 +155,7 @@ class HuggingFaceNetwork(GivenNetwork):
         parallel, other = self.parallel, self.in_modules
         styles = dict(other.styles)
         assert not parallel.sequence, "validated: an engine without sequence parallelism"
-        deal_out(
-            self.network, other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS
-        )
+        deal_out(self.network, other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS)
         for module in gated_delta_nets(self.network):
             reads_directly(module, module.conv1d)
         features = partial(_features, parallel.group)

@@ -10,6 +10,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from house_text import Figure, Sources
@@ -56,7 +57,7 @@ def prose_of(source: str) -> str:
     """
     texts = [
         node.value.value
-        for node in ast.walk(ast.parse(source))
+        for node in _nodes(source)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -71,16 +72,17 @@ def texts_of(source: str) -> str:
 
     An f-string counts without its expressions.
     """
-    tree = ast.parse(source)
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    texts = (_text(node) for node in ast.walk(tree) if id(node) not in prose | parts)
+    nodes = _nodes(source)
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    prose |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    texts = (_text(node) for node in nodes if id(node) not in prose)
     return "\n".join(text for text in texts if words_in([text]) >= FEWEST_WORDS)
+
+
+@lru_cache(maxsize=1)
+def _nodes(source: str) -> list[ast.AST]:
+    """Return the nodes of a source text; those of the last one are kept."""
+    return [*ast.walk(ast.parse(source))]
 
 
 def _text(node: ast.AST) -> str:
@@ -105,19 +107,19 @@ def dialect_counts(text: str, dialect: Mapping[str, str] = DIALECT) -> Counter[s
 
 def mode_lines(sources: Sources) -> list[str]:
     """List the lines of code, as `path:line`, that ask for a mode."""
+    return [line for path, text in sources.items() for line in _mode_lines_of(path, text)]
+
+
+def _mode_lines_of(path: str, source: str) -> list[str]:
     name = re.compile(rf"\b({'|'.join(MODES)})\b")
-    return [
-        f"{path}:{number}"
-        for path, text in sources.items()
-        for number, line in enumerate(_code_of(text), start=1)
-        if name.search(line)
-    ]
+    lines = enumerate(_code_of(source), start=1)
+    return [f"{path}:{number}" for number, line in lines if name.search(line)]
 
 
 def _code_of(source: str) -> list[str]:
     """Return the lines of a source text with its prose blanked out."""
     lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 lines[number - 1] = ""
@@ -131,11 +133,12 @@ def words_in(texts: Iterable[str]) -> int:
 
 def prose_figures(sources: Sources, code: Path) -> Iterator[Figure]:
     """Yield the figures of the prose in `sources`, and of the documents of the checkout `code`."""
-    prose = {path: prose_of(text) for path, text in sources.items()}
+    prose, texts, found = dict[str, str](), dict[str, str](), list[str]()
+    for path, text in sources.items():
+        prose[path], texts[path] = prose_of(text), texts_of(text)
+        found += _mode_lines_of(path, text)
     yield from _dialect_figures("dialect", prose, DIALECT)
-    texts = {path: texts_of(text) for path, text in sources.items()}
     yield from _dialect_figures("dialect in texts", texts, DIALECT_IN_TEXTS)
-    found = mode_lines(sources)
     rooms = Counter(line.split("/")[1] for line in found)
     yield Figure(
         group="modes",

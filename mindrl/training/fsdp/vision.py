@@ -105,14 +105,16 @@ class VisionNetwork(HuggingFaceNetwork):
         more: dict[str, Any] = {}
         if len(seen.tokens_F):
             tokens_F, features_F = seen.tokens_F.to(device), seen.features_F.to(device)
-            chosen_1FH = features_FH[features_F][None].to(embedded_1SH.dtype)
+            # Several sequences show a picture: indexing adds their gradients in no fixed order.
+            chosen_FH, *inner = (each.index_select(0, features_F) for each in (features_FH, *inner))
+            chosen_1FH = chosen_FH[None].to(embedded_1SH.dtype)
             embedded_1SH = embedded_1SH.index_copy(1, tokens_F, chosen_1FH)
             if inner:
                 is_image_1S = torch.zeros_like(given, dtype=torch.bool)
                 is_image_1S[:, tokens_F] = True
                 more = {
                     "visual_pos_masks": is_image_1S,
-                    "deepstack_visual_embeds": [each[features_F] for each in inner],
+                    "deepstack_visual_embeds": inner,
                 }
         elif not self._part_names.is_frozen:
             # Others use their tower in this pass: FSDP2 gathers its weights from all ranks.

@@ -206,11 +206,13 @@ def test_a_program_ends_with_all_its_processes(program: str) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    result = run_python(program, SandboxLimits(seconds=0.7))
+    # The daemon's parent ends by itself, after a start that takes long on a busy machine.
+    ends = "os._exit(0)" in program
+    result = run_python(program, SandboxLimits(seconds=20 if ends else 0.7))
     ended.set()
     watcher.join()
     assert result.output == ""
-    assert result.error == ("" if "os._exit(0)" in program else "error: killed at the time limit")
+    assert result.error == ("" if ends else "error: killed at the time limit")
     assert len(seen) > 1
     _, alive = psutil.wait_procs(seen, timeout=10)
     assert alive == []

@@ -114,7 +114,7 @@ else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     # First the files that wait longest, then the others in order: alone at the end they would wait
     # for nothing else.
-    niceness=10 pytest_beside unit -n 3 --dist loadfile --no-loadscope-reorder \
+    niceness=10 pytest_beside unit -n 4 --dist loadfile --no-loadscope-reorder \
         tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer tests/unit
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'

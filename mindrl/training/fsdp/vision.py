@@ -12,7 +12,7 @@ Shapes: S tokens of a pack, H hidden size, F features (tokens of all pictures of
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -84,7 +84,7 @@ class VisionNetwork(HuggingFaceNetwork):
         for name, parameter in super().named_parameters("", recurse, remove_duplicate):
             yield begin + file_name(part, name), parameter
 
-    @property
+    @cached_property
     def in_modules(self) -> OtherFamily:
         """The family with transformers' names, which differ from those of older folders."""
         here, other = partial(module_name, self._part_names), self.other

@@ -98,8 +98,8 @@ def _other(
     values: Mapping[str, Any], tensors: Mapping[str, Shape], embedding: str, head: str
 ) -> OtherFamily:
     # A plan of transformers covers the decoder; each rank has the whole tower.
-    family = f"{values.get('model_type')}{'_text' if has_tower(values) else ''}"
-    plan = installed_plan(family)
+    family = str(values.get("model_type"))
+    plan = installed_plan(f"{family}_text" if has_tower(values) else family)
     styles = shared_modules(tensors, plan)
     return OtherFamily(
         architecture=values["architectures"][0],

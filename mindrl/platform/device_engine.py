@@ -66,7 +66,8 @@ def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapp
     """Return the arguments of a run's engine that depend on the device and its plugin."""
     options = platform.engine_options
     if platform.kind == "cpu" and batch_invariant:
-        # Its kernel rounds once where torch rounds twice, on processors with AVX-512.
+        # On processors with AVX-512 the engine's rotary kernel rounds once. The trainer calls
+        # torch's operators, which round twice.
         return {**options, "compilation_config": {"custom_ops": ["-rotary_embedding"]}}
     if platform.kind != "npu" or not _knows_of_training():
         return options

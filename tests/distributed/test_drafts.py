@@ -20,7 +20,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import SamplingConfig
 from mindrl.rollout.engine import Sampling
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
 REPEATED: Tokens = (49, 50, 51, 52) * 5
 PROMPTS: tuple[Tokens, ...] = (REPEATED, (7, 8) * 6, (5, 9, 40), tuple(range(20, 41)))

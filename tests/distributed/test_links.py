@@ -170,6 +170,7 @@ def test_a_replica_that_dies_takes_no_other_along_and_another_comes_in_its_place
     assert two.publish(4, [0])[0] == [{}, {}]
 
 
+@pytest.mark.nightly
 def test_a_replica_that_is_frozen_is_told_within_the_limit_and_the_next_gets_its_weights(
     two: LinkedGroups,
 ) -> None:

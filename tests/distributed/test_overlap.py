@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from overlap_messages import Overlapped
 from test_offload_exact import TWO_RANKS, run_of
 from test_training import LOSS, OPTIMIZER, hugging_face, minibatches
@@ -73,8 +75,10 @@ def updates(random_model: Callable[[bool], Path]) -> Course:
     )
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("tied", "bf16"),
+    at_night_but([(True, True)], [*product((False, True), repeat=2)]),
+)
 def test_updates_with_overlap_over_two_replicas_are_those_without_it_to_the_bit(
     tied: bool,
     bf16: bool,
@@ -135,6 +139,7 @@ def test_experts_and_stages_overlap_to_the_same_bits(
         assert rank.early[1:] == [rank.buckets] * 2
 
 
+@pytest.mark.nightly
 def test_a_skipped_update_leaves_whole_weights_with_overlap(
     updates: Course, forked_workers: ForkedWorkers, random_model: Callable[[bool], Path]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from assembly import assembled
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_training_layouts import LENGTHS, LOSS, OPTIMIZER, minibatches
 from torch import Tensor
 from training_messages import Case, Course, Weights
@@ -34,6 +35,7 @@ COURSE = Course(
     | {"use_distributed_optimizer": False},
     micro_batching=MicroBatching(sequences=1),
 )
+STAGES = TrainLayout(pp=2, vpp=2)
 CUTS = [
     MicroBatching(sequences=1),
     MicroBatching(sequences=2),
@@ -62,7 +64,7 @@ def check_equal(found: Found, expected: tuple[dict[str, float], Weights]) -> Non
             assert gap <= largest * 1e-5, f"{name}: {gap:.1e} of {largest:.1e}"
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", at_night_but(["qwen3_moe"], ["qwen3", "qwen3_moe"]))
 def test_packed_or_padded_by_sequences_or_by_tokens_the_gradient_is_the_same(
     family: str, forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
@@ -75,7 +77,7 @@ def test_packed_or_padded_by_sequences_or_by_tokens_the_gradient_is_the_same(
     check_equal(packed_found[1:] + padded_found, packed_found[0])
 
 
-@pytest.mark.parametrize("chunk", [1, 7])
+@pytest.mark.parametrize("chunk", at_night_but([7], [1, 7]))
 def test_logits_of_a_few_tokens_at_a_time_give_the_same_gradient(
     chunk: int, forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
@@ -88,7 +90,7 @@ def test_logits_of_a_few_tokens_at_a_time_give_the_same_gradient(
     check_equal(found, expected)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", at_night_but(["qwen3"], ["qwen3", "qwen3_moe"]))
 def test_recomputed_activations_give_the_same_bits(
     family: str, forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
@@ -136,7 +138,7 @@ def balance_gradients(folder: Path) -> tuple[float, dict[str, Tensor]]:
 
 @pytest.mark.parametrize(
     "layout",
-    [TrainLayout(), TrainLayout(dp=2, ep=2), TrainLayout(pp=2, vpp=2)],
+    at_night_but([STAGES], [TrainLayout(), TrainLayout(dp=2, ep=2), STAGES]),
     ids=["alone", "EP2", "PP2+VPP2"],
 )
 def test_the_loss_that_balances_experts_moves_the_router_as_its_definition_says(
@@ -194,7 +196,7 @@ def test_within_a_sequence_experts_are_balanced_alike_however_the_sequences_are_
 @pytest.mark.parametrize(
     "layout",
     [
-        TrainLayout(cp=2),
+        pytest.param(TrainLayout(cp=2), marks=pytest.mark.nightly),
         pytest.param(TrainLayout(tp=2), marks=pytest.mark.nightly),
         pytest.param(TrainLayout(dp=2, ep=2), marks=pytest.mark.nightly),
     ],

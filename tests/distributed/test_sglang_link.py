@@ -33,7 +33,7 @@ from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.http.replica import HttpReplica
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
 MakeModel = Callable[..., Path]
 STAND_IN = Path(__file__).parents[1] / "unit/rollout/sglang_like_server.py"

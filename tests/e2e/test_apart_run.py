@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 from clusters import ray_cluster
-from nightly import at_night_but
 from program import Program, start_program, workers_below
 from safetensors.torch import load_file
 from timelines import check_step
@@ -100,7 +99,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("layouts", "trainers", "engines"), at_night_but(CASES[:1], CASES))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("layouts", "trainers", "engines"), CASES)
 def test_some_that_train_and_others_that_generate_compute_what_those_that_do_both_compute(
     layouts: tuple[str, ...],
     trainers: tuple[str, ...],

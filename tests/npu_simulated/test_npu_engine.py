@@ -68,7 +68,7 @@ def is_right(answers: Responses, expected: list[int]) -> bool:
     [
         ("qwen3", 1, False),
         ("qwen3_moe", 2, True),
-        ("latent", 1, False),
+        pytest.param("latent", 1, False, marks=pytest.mark.nightly),
         pytest.param("latent", 2, False, marks=pytest.mark.nightly),
         pytest.param("qwen3", 2, False, marks=pytest.mark.nightly),
         pytest.param("qwen3_moe", 1, False, marks=pytest.mark.nightly),
@@ -126,7 +126,7 @@ def check(found: EngineLife, tokens: list[int], *, pages: int = 0) -> None:
 @pytest.mark.parametrize(
     ("family", "layout", "case"),
     [
-        ("qwen3", TrainLayout(tp=2), {}),
+        pytest.param("qwen3", TrainLayout(tp=2), {}, marks=pytest.mark.nightly),
         ("qwen3_moe", TrainLayout(dp=2, ep=2), {"tp": 2}),
         pytest.param("qwen3", TrainLayout(pp=2), {"tp": 2}, marks=pytest.mark.nightly),
         pytest.param(

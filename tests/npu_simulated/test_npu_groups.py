@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from nightly import at_night_but
 from simulated import Machine, SimulatedNpus
 from test_transfer import BUCKET_BYTES, DENSE, MOE, R, T, shardings
 
@@ -11,7 +12,9 @@ pytestmark = pytest.mark.npu_simulated
 LATE = Machine(delay_us=200)
 
 
-@pytest.mark.parametrize("machine", [Machine(), LATE], ids=["on time", "late"])
+@pytest.mark.parametrize(
+    "machine", at_night_but([LATE], [Machine(), LATE]), ids=["on time", "late"]
+)
 def test_collectives_give_what_they_should(machine: Machine, simulated_npus: SimulatedNpus) -> None:
     found = simulated_npus.run("groups_probe:collectives", ranks=3, machine=machine)
     for rank, (results, works) in enumerate(found):
@@ -75,7 +78,9 @@ def test_a_process_that_has_no_room_for_a_group_says_so(simulated_npus: Simulate
         assert "HCCL" in said
 
 
-@pytest.mark.parametrize("machine", [Machine(), LATE], ids=["on time", "late"])
+@pytest.mark.parametrize(
+    "machine", at_night_but([LATE], [Machine(), LATE]), ids=["on time", "late"]
+)
 def test_weights_arrive_bit_by_bit_over_hccl(
     machine: Machine, simulated_npus: SimulatedNpus
 ) -> None:

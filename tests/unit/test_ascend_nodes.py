@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ascend_node import ROOT, Node, is_running, ready_node
+from nightly import at_night_but
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def test_one_node_starts_a_head_waits_for_8_npus_trains_and_stops_ray(node: Node
     assert not Path(node.option(ray, "--temp-dir")).exists()
 
 
+@pytest.mark.nightly
 def test_the_exit_code_of_the_program_is_the_scripts_own(node: Node) -> None:
     result = node.run(TRAINING_CODE="5")
 
@@ -56,6 +58,7 @@ def test_the_exit_code_of_the_program_is_the_scripts_own(node: Node) -> None:
     assert "see Ray's logs in /tmp/mindrl-ray." in result.stderr
 
 
+@pytest.mark.nightly
 def test_npus_that_do_not_come_end_the_run_with_exit_code_4(node: Node) -> None:
     result = node.run(WAIT_CODE="1", WAIT_SECONDS="7")
 
@@ -66,7 +69,7 @@ def test_npus_that_do_not_come_end_the_run_with_exit_code_4(node: Node) -> None:
     assert [pid for pid in node.pids if is_running(pid)] == []
 
 
-@pytest.mark.parametrize("stage", ["wait", "training"])
+@pytest.mark.parametrize("stage", at_night_but(["training"], ["wait", "training"]))
 def test_sigterm_stops_what_runs_and_leaves_no_process(node: Node, stage: str) -> None:
     process = node.start(**{f"{stage.upper()}_TAKES": "600"})
     node.wait_for_call("python", number=1 if stage == "wait" else 2)
@@ -84,6 +87,7 @@ def test_sigterm_stops_what_runs_and_leaves_no_process(node: Node, stage: str) -
     assert [pid for pid in node.pids if is_running(pid)] == []
 
 
+@pytest.mark.nightly
 def test_a_ray_process_that_the_script_did_not_start_survives_it(node: Node) -> None:
     other = subprocess.Popen(
         [node.folder / "bin" / "ray", "start", "--head"],
@@ -175,6 +179,7 @@ def test_with_the_real_ray_the_program_sees_8_npus_and_nothing_is_left(node: Nod
     assert [process.info for process in running if process.info["cwd"] == here] == []
 
 
+@pytest.mark.nightly
 def test_nodes_with_the_same_secret_look_for_the_head_at_the_same_port(node: Node) -> None:
     _, address = own_address()
     (file := node.folder / "token").write_text("1" * 32 + "\n")

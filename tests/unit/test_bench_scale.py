@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from nightly import at_night_but
 
 LONGEST = 128
 """Tokens of the longest answer."""
@@ -23,7 +24,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return found
 
 
-@pytest.mark.parametrize("ranks", [64, 256])
+@pytest.mark.parametrize("ranks", at_night_but([64], [64, 256]))
 def test_a_rank_of_a_large_model_has_few_peers_and_small_batches(
     bench: ModuleType, ranks: int
 ) -> None:
@@ -56,6 +57,7 @@ def test_ranks_ask_the_store_for_two_values_each(bench: ModuleType, ranks: int) 
     assert bench.measure_agreement(ranks)["store_gets"] == 2 * ranks
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [64, 256])
 def test_no_rank_and_no_node_writes_the_whole_model(bench: ModuleType, ranks: int) -> None:
     """Rank 0 wrote 1,343 GB. A file has 5 GiB at most; ranks have the same number but for one."""

@@ -94,6 +94,7 @@ def test_a_cancelled_job_waits_for_its_program_and_is_not_requeued(cluster: Clus
     assert cluster.requests() == []
 
 
+@pytest.mark.nightly
 def test_two_npu_nodes_accept_the_command_of_the_batch_file(cluster: Cluster) -> None:
     code, err = cluster.run(
         "npu", "grpo_qwen25_32b", "--dry-run", SLURM_JOB_NUM_NODES="2", PYTHON=sys.executable

@@ -121,6 +121,7 @@ def test_a_file_that_the_driver_cannot_see_is_an_error_that_says_what_is_needed(
     assert commits.steps() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kills", [40, pytest.param(200, marks=pytest.mark.nightly)])
 def test_kills_at_random_instants_of_saves_leave_a_whole_checkpoint_each_time(
     kills: int, tmp_path: Path

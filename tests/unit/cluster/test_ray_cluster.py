@@ -84,6 +84,7 @@ def test_a_ray_that_does_not_come_up_in_time_is_told_in_words(
     assert not [each for each in children if each.name() == "gcs_server"]
 
 
+@pytest.mark.nightly
 def test_a_ray_that_comes_up_in_time_at_the_second_attempt_is_used() -> None:
     script = Path(__file__).with_name("slow_ray.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -191,6 +192,7 @@ def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(
     assert canonicalize_bootstrap_address(asked.get("address"), asked["_temp_dir"]) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("below", ["", "x" * 80], ids=["short", "too long"])
 def test_what_a_run_killed_while_ray_starts_has_left_is_removed_by_the_next_one(
     below: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
+from nightly import at_night_but
 
 from mindrl.allocation.into_config import with_sizes
 from mindrl.config.hydra_defaults import plain_values, register_defaults
@@ -54,7 +55,10 @@ def test_a_shipped_run_composes_loads_and_has_no_findings(name: str) -> None:
     assert findings(load_run_config(with_sizes(composed(name, [])))) == []
 
 
-@pytest.mark.parametrize("run", ["grpo_tiny_cpu", "grpo_tiny_moe_cpu", "grpo_qwen25_7b"])
+@pytest.mark.parametrize(
+    "run",
+    at_night_but(["grpo_qwen25_7b"], ["grpo_tiny_cpu", "grpo_tiny_moe_cpu", "grpo_qwen25_7b"]),
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_goes_on_top_of_any_run_and_changes_the_algorithm_alone(
     recipe: str, run: str

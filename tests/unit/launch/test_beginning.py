@@ -218,6 +218,7 @@ def test_what_was_being_written_when_a_run_was_killed_is_gone_when_it_goes_on(
     assert (folder.rollouts / "step-00000020.parquet").read_bytes() == b"old"
 
 
+@pytest.mark.nightly
 def test_a_run_that_begins_again_behind_a_fault_tells_its_trackers_no_step_twice(
     tmp_path: Path, run_config: Callable[..., RunConfig]
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_data_has_one_record_for_each_moment_of_each_worker(tmp_path: Path) 
     assert records[2]["predicted_bytes"] is None
 
 
+@pytest.mark.nightly
 def test_the_picture_grows_with_the_workers_up_to_eight_and_with_the_moments(
     tmp_path: Path,
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_clock_of_another_host_is_moved_by_the_least_that_puts_calls_inside_th
     )
 
 
+@pytest.mark.nightly
 def test_spans_of_many_processes_are_bounded_and_the_longest_stay() -> None:
     """512 processes of 2,048 spans each, in eight calls: a million, of which 131,072 stay."""
     trace = Trace()

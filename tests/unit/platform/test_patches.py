@@ -210,6 +210,7 @@ def test_vllm_cpu_kernels_is_needed_while_kernels_are_looked_for_in_all_that_is_
     assert upstream["patched_kernel_is_replaced"] == {"vllm.probe": True, "elsewhere": False}
 
 
+@pytest.mark.nightly
 def test_torchvision_on_cpu_is_needed_while_an_import_gives_shapes_to_operators() -> None:
     if version("torchvision").partition("+")[2] == version("torch").partition("+")[2]:
         pytest.skip("this torchvision is built for this torch")
@@ -221,6 +222,7 @@ def test_torchvision_on_cpu_is_needed_while_an_import_gives_shapes_to_operators(
     assert "operator torchvision::nms does not exist" in ended.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("patched", [False, True])
 def test_transformers_without_torch_is_needed_while_a_tokenizer_imports_torch(
     patched: bool, tokenizer_folder: Path

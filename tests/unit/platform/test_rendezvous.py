@@ -86,6 +86,7 @@ def start_beside(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.nightly
 def test_two_worlds_meet_in_a_group_beside_their_own_which_stay_what_they_are() -> None:
     first = start_beside("0")
     assert first.stdout is not None

@@ -52,6 +52,7 @@ WITHOUT = "import mindrl, sys; sys.meta_path.pop(0); import torchvision"
 FAKE = "import torch; torch.library.register_fake('torchvision::{}')(lambda *_: None)"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("operator", ["nms", "qnms"])
 def test_operators_are_declared_for_a_build_that_brings_none(operator: str, tmp_path: Path) -> None:
     folder = installed(tmp_path, FAKE.format(operator), "torch")

@@ -80,6 +80,7 @@ def test_a_head_size_without_a_kernel_of_vllm_on_cpu_is_a_finding(
     assert text.startswith("actor_config.load: head_dim=12 must be one of 32, 64, ")
 
 
+@pytest.mark.nightly
 def test_the_head_sizes_are_those_of_the_installed_vllm() -> None:
     attention = pytest.importorskip("vllm.v1.attention.backends.cpu_attn")
     sizes = attention.CPUAttentionBackend.get_supported_head_sizes()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nightly import at_night_but
 from user_programs import without_torch
 
 from mindrl.config.role import CriticConfig, RewardConfig
@@ -170,7 +171,7 @@ def test_a_kv_cache_without_room_for_one_sequence_is_refused_with_its_figures() 
         ("generate_config.kv_cache_mib=40000",),
     ],
 )
-@pytest.mark.parametrize("gib", [24, None])
+@pytest.mark.parametrize("gib", at_night_but([24], [24, None]))
 def test_what_an_advice_promises_is_what_its_key_does(
     settings: Sequence[str], gib: float | None
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_worker_of_288_plans_the_rest_once_whoever_asks_for_it(planned: RunSha
     assert worker.reshard.digest == planned.reshard.digest
 
 
+@pytest.mark.nightly
 def test_what_is_sent_to_each_worker_is_small(planned: RunShardings) -> None:
     """Sizes, layouts and orders; no tables and no cells."""
     assert planned.reshard.rounds > 0

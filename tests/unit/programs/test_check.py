@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from user_programs import python, without_torch
 
 from mindrl.config.finding import Finding
@@ -167,6 +168,7 @@ def processor_seconds(*arguments: str) -> float:
     return sum(after[2:4]) - sum(before[2:4])
 
 
+@pytest.mark.nightly
 def test_an_answer_with_memory_costs_less_than_starting_the_program() -> None:
     """Against the help, which starts alike; not by the clock: others keep the machine busy."""
     start = min(processor_seconds("--help") for _ in range(2))

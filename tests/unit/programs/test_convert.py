@@ -148,6 +148,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "more", [["--layout", "megatron:d8"], ["--layout", "megatron:t2"], ["--shard-gib", "0.03"]]
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_run import sample, write_lines
+from nightly import at_night_but
 
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
@@ -38,6 +39,7 @@ KINDS = {
     "that saves": ("megatron_training.save_interval=5", "megatron_training.keep_best=true"),
     "with other engines": ("actor_config.backend='archon:d2'",),
 }
+BY_DAY = ("with a reward model", "of several sets in an order", "that saves")
 
 
 def config_of(
@@ -48,7 +50,7 @@ def config_of(
     return measuring_config(options, NamedModel(folder=Path("models/it's here"), run=None))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", at_night_but(BY_DAY, KINDS))
 def test_a_model_of_any_run_is_measured_by_engines_alone(kind: str) -> None:
     config = config_of(*KINDS[kind])
     assert findings(config) == []
@@ -110,7 +112,7 @@ def test_changes_may_stand_where_a_model_or_a_file_would() -> None:
             parsed(*(column if missing else ()), *missing)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", at_night_but(BY_DAY, KINDS))
 def test_rows_are_rated_by_any_configuration_without_evaluations(kind: str) -> None:
     given = ("--write-column", "rate", "--output", "new", "--data", "a.jsonl", "--samples", "4")
     config = rating_config(parsed(*given, *KINDS[kind]), None)

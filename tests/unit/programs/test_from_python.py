@@ -14,8 +14,9 @@ from types import ModuleType
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import most_at_night
 from omegaconf import OmegaConf
 from user_programs import python
 
@@ -37,6 +38,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=most_at_night(200))
 @given(VALUES)
 def test_any_value_is_read_from_its_override_as_it_was(value: object) -> None:
     parsed = OverridesParser.create().parse_override(override("section.key", value))

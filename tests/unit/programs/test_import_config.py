@@ -281,6 +281,7 @@ def test_a_wrong_option_is_refused_in_words(tmp_path: Path, more: list[str], rea
     assert reason in ended.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "value",
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nightly import at_night_but
 from user_programs import without_torch
 
 ROOT = Path(__file__).parents[3]
@@ -48,18 +49,21 @@ def test_an_engine_whose_ranks_share_all_weights_moves_what_each_does_not_hold_y
     assert "fsdp's own order" in said
 
 
+KNOWN = [
+    ("Qwen2.5-7B", ("megatron:t2", "vllm:t4"), 8, 60.9, 15.2, 3.8, 0),
+    ("Qwen2.5-7B", ("megatron:t4", "vllm:t2"), 8, 91.4, 45.7, 7.6, 30.5),
+    ("Qwen2.5-7B", ("megatron:t2p2", "vllm:t4"), 8, 91.4, 22.8, 3.8, 15.2),
+    ("Qwen2.5-7B", ("megatron:t4p2", "vllm:t2"), 8, 106.6, 53.3, 7.6, 45.7),
+    ("Qwen2.5-32B", ("megatron:t4p2", "vllm:t8"), 16, 917.4, 114.7, 8.2, 65.5),
+    ("Qwen3-30B-A3B", ("megatron:p2e4", "vllm:e8"), 8, 418.2, 63.1, 8.8, 41.3),
+    ("Qwen3-30B-A3B", ("megatron:t2e4", "vllm:t4e8"), 8, 360.1, 46.5, 8.0, 0),
+    ("Qwen3-30B-A3B", ("megatron:t4p2e8", "vllm:t4e16"), 32, 1825.5, 121.4, 4.0, 79.8),
+]
+
+
 @pytest.mark.parametrize(
     ("model", "layouts", "ranks", "gathered", "default", "largest", "best"),
-    [
-        ("Qwen2.5-7B", ("megatron:t2", "vllm:t4"), 8, 60.9, 15.2, 3.8, 0),
-        ("Qwen2.5-7B", ("megatron:t4", "vllm:t2"), 8, 91.4, 45.7, 7.6, 30.5),
-        ("Qwen2.5-7B", ("megatron:t2p2", "vllm:t4"), 8, 91.4, 22.8, 3.8, 15.2),
-        ("Qwen2.5-7B", ("megatron:t4p2", "vllm:t2"), 8, 106.6, 53.3, 7.6, 45.7),
-        ("Qwen2.5-32B", ("megatron:t4p2", "vllm:t8"), 16, 917.4, 114.7, 8.2, 65.5),
-        ("Qwen3-30B-A3B", ("megatron:p2e4", "vllm:e8"), 8, 418.2, 63.1, 8.8, 41.3),
-        ("Qwen3-30B-A3B", ("megatron:t2e4", "vllm:t4e8"), 8, 360.1, 46.5, 8.0, 0),
-        ("Qwen3-30B-A3B", ("megatron:t4p2e8", "vllm:t4e16"), 32, 1825.5, 121.4, 4.0, 79.8),
-    ],
+    at_night_but([KNOWN[3], KNOWN[6]], KNOWN),
 )
 def test_bytes_of_known_models_are_those_of_a_model_of_their_own(  # noqa: PLR0917 - a row
     model: str,

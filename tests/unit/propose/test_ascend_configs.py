@@ -49,6 +49,7 @@ def runs(script: ModuleType) -> dict[str, RunConfig]:
     return found
 
 
+@pytest.mark.nightly
 def test_each_of_ten_models_has_a_run_on_nodes_of_8_and_one_on_nodes_of_16(
     runs: dict[str, RunConfig],
 ) -> None:

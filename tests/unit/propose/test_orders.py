@@ -59,6 +59,7 @@ def test_the_most_useful_comes_first_and_a_long_tail_pays_for_age(
     assert worth["asynchronous", True] > worth["one_step_off", True] > worth["in_turns", True]
 
 
+@pytest.mark.nightly
 def test_a_side_without_room_gets_more_devices() -> None:
     """Of 32B on 32 devices 24 that generate are worth most, but 8 others cannot train it.
 

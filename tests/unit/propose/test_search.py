@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nightly import at_night_but
 from proposal_tasks import MODELS, asked
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
@@ -66,6 +67,7 @@ def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | None]]:
             yield candidate, exact
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["megatron", "archon"])
 def test_a_search_finds_what_planning_every_candidate_finds(engine: str) -> None:
     """On 8 devices of 32 GB some of the 27 candidates do not fit; the others come in order."""
@@ -79,30 +81,28 @@ def test_a_search_finds_what_planning_every_candidate_finds(engine: str) -> None
     assert [each.fit for each in found.proposals] == [fitting[each] for each in best]
 
 
+TASKS = {
+    "Qwen2.5-7B on 8": asked(devices=8),
+    "Qwen2.5-7B on 16": asked(),
+    "Qwen3-30B-A3B on 16": asked("Qwen3-30B-A3B"),
+    "Qwen2.5-7B, PPO": asked(algorithm="ppo"),
+    "Qwen2.5-7B, fsdp": asked(devices=8, engine="fsdp"),
+    "Qwen2.5-7B, PPO, archon": asked(algorithm="ppo", engine="archon"),
+    "Qwen2.5-7B, taught by 32B": asked(algorithm="distill", teacher=LARGER),
+    "Qwen2.5-7B, taught by 32B, archon": asked(
+        algorithm="distill", teacher=LARGER, engine="archon"
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    "task",
-    [
-        asked(devices=8),
-        asked(),
-        asked("Qwen3-30B-A3B"),
-        asked(algorithm="ppo"),
-        asked(devices=8, engine="fsdp"),
-        asked(algorithm="ppo", engine="archon"),
-        asked(algorithm="distill", teacher=LARGER),
-        asked(algorithm="distill", teacher=LARGER, engine="archon"),
-    ],
-    ids=[
-        "Qwen2.5-7B on 8",
-        "Qwen2.5-7B on 16",
-        "Qwen3-30B-A3B on 16",
-        "Qwen2.5-7B, PPO",
-        "Qwen2.5-7B, fsdp",
-        "Qwen2.5-7B, PPO, archon",
-        "Qwen2.5-7B, taught by 32B",
-        "Qwen2.5-7B, taught by 32B, archon",
-    ],
+    "name",
+    at_night_but(
+        ("Qwen2.5-7B on 8", "Qwen3-30B-A3B on 16", "Qwen2.5-7B, taught by 32B, archon"), TASKS
+    ),
 )
-def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task: Task) -> None:
+def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(name: str) -> None:
+    task = TASKS[name]
     dense = task.model.moe is None
     for proposal in search(task, 2 if dense else 1, said).proposals:
         config = candidate_config(task, proposal.candidate, proposal.fit.settings)

@@ -99,6 +99,7 @@ def test_a_long_text_keeps_both_ends_and_all_texts_stay_below_a_bound(tmp_path: 
     assert 0.3 * MOST_BYTES < sum(len(row["response"]) for row in kept) <= MOST_BYTES
 
 
+@pytest.mark.nightly
 def test_long_texts_of_a_conversation_share_a_bound(tmp_path: Path) -> None:
     talk = conversation("a" * 500_000 + "b" * 500_000)
     (row,) = samples_of(make_run(tmp_path / "run", samples=[sample(1, conversation=talk)]))

@@ -85,6 +85,7 @@ def test_curves_samples_and_faults_are_there(opened: Page, tmp_path: Path) -> No
     assert [text.split()[-3:] for text in cells] == [["2", "1", "1"]] * 2
 
 
+@pytest.mark.nightly
 def test_advice_configuration_and_differences_are_elements_of_their_sections(
     opened: Page, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_pictures_of_samples_are_shown_from_inside_the_page(opened: Page, tmp_pa
     assert len(groups(page)) == 1
 
 
+@pytest.mark.nightly
 def test_filters_choose_samples_and_a_prompt_is_followed_through_the_steps(
     opened: Page, tmp_path: Path
 ) -> None:
@@ -246,6 +248,7 @@ HIDING = {
 }
 
 
+@pytest.mark.nightly
 def test_joiners_that_belong_to_the_writing_stay_and_others_are_spelled_out(
     opened: Page, tmp_path: Path
 ) -> None:
@@ -258,6 +261,7 @@ def test_joiners_that_belong_to_the_writing_stay_and_others_are_spelled_out(
     assert "".join(whole) == f"{PERSIAN}|pass\\u200dword"
 
 
+@pytest.mark.nightly
 def test_a_page_is_as_wide_as_a_phone_and_what_is_wider_scrolls_in_its_box(
     opened: Page, tmp_path: Path
 ) -> None:
@@ -278,6 +282,7 @@ def test_a_page_is_as_wide_as_a_phone_and_what_is_wider_scrolls_in_its_box(
     assert overview.evaluate("(box) => box.scrollWidth > box.clientWidth")
 
 
+@pytest.mark.nightly
 def test_a_long_run_opens_within_3_s_and_stays_below_30_mb(opened: Page, tmp_path: Path) -> None:
     path, steps = tmp_path / "page.html", 2000
     answer = "word " * 200

@@ -75,6 +75,7 @@ def test_metrics_of_rewards_1_and_2_are_mean_1_5_and_std_0_5(scorer: RewardScore
     }
 
 
+@pytest.mark.nightly
 def test_three_hanging_answers_of_96_cost_only_themselves_and_bounded_time(
     scorer: RewardScorer,
 ) -> None:
@@ -103,6 +104,7 @@ def test_eight_bad_results_are_eight_errors_of_the_lowest_score(scorer: RewardSc
     assert counts(scores) == (0, 0, 8)
 
 
+@pytest.mark.nightly
 def test_a_number_that_takes_for_ever_scores_as_a_wrong_number_does() -> None:
     responses = ["Answer: 12", "Answer: 11", "Answer: 10!!!!!!"]
     with scorer_of(["acc_for_dapo"], [1.0], TIMEOUT_SECONDS, processes=1) as dapo:

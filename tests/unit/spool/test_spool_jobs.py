@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from spool_jobs import LIMITS, PARTS, ids_of, learned, requests_of
 
 from mindrl.spool.files import unsealed
@@ -53,6 +54,7 @@ class Jobs:
         assert self.spool.weights.versions() == [self.steps - 1, self.steps]
 
 
+@pytest.mark.nightly
 def test_20_kills_of_either_or_both_train_each_response_once_and_the_same_model(
     tmp_path: Path,
 ) -> None:

@@ -188,6 +188,7 @@ def test_with_a_staleness_of_one_the_jobs_train_on_the_groups_of_one_step_off(
     assert found.ages() == [ages_of(each) for each in whole.rollouts]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_train_job_that_is_killed_at_any_step_trains_on_the_same_responses(
     staleness: int, tmp_path: Path

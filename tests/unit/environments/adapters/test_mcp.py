@@ -71,6 +71,7 @@ def test_a_server_that_ends_fails_its_conversation() -> None:
         host.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_ended: bool) -> None:
     before = {*psutil.Process().children(recursive=True)}

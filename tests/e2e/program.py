@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,20 @@ class Program:
         """Return the summary of the run."""
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Start drivers on one core: their workers, however many, have one thread each.
+
+    With more threads a worker adds in another order.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def start_program(

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 from clusters import ray_cluster
-from program import Program, start_program, workers_below
+from program import Program, one_core, start_program, workers_below
 from safetensors.torch import load_file
 from timelines import check_step
 
@@ -33,18 +33,10 @@ def four_devices() -> Iterator[dict[str, str]]:
 
 
 def run(folder: Path, model: Path, environment: dict[str, str], *overrides: str) -> Program:
-    """Start a run whose driver has one core: its workers, however many, have one thread each.
-
-    With more threads a worker adds in another order.
-    """
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
+    with one_core():
         return start_program(
             folder, [f"actor_config.load={model}", *SHORT, *overrides], environment
         )
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def finished(program: Program) -> Program:

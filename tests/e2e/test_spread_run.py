@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from clusters import ray_cluster
 from disturbances import disturbance, environment, witnesses
-from program import KEEPS, STEPS, start_program
+from program import KEEPS, STEPS, one_core, start_program
 from test_resume import kill, outcome, resume
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -40,7 +40,8 @@ def test_two_workers_with_a_model_each_learn_what_one_with_both_does_and_survive
     tiny_model: Path, tmp_path: Path
 ) -> None:
     asked = [f"actor_config.load={tiny_model}", *ASKED]
-    shared = start_program(tmp_path / "shared", [*asked, ACTORS], program="train_ppo")
+    with one_core():
+        shared = start_program(tmp_path / "shared", [*asked, ACTORS], program="train_ppo")
     assert shared.process.wait(timeout=600) == 0, shared.text()
     spread = start_program(tmp_path / "spread", [*asked, *SPREAD], program="train_ppo")
     assert spread.process.wait(timeout=600) == 0, spread.text()
@@ -75,7 +76,8 @@ def test_two_workers_with_a_model_each_and_a_rollout_apart_learn_what_one_with_a
 ) -> None:
     """Only the actor has weights for the replica; the link has the critic's worker in it too."""
     asked = [f"actor_config.load={tiny_model}", *ASKED]
-    one = start_program(tmp_path / "one", [*asked, ACTORS], program="train_ppo")
+    with one_core():
+        one = start_program(tmp_path / "one", [*asked, ACTORS], program="train_ppo")
     assert one.process.wait(timeout=600) == 0, one.text()
     spread = [*asked, *SPREAD, *APART]
     three = start_program(tmp_path / "three", spread, three_devices, program="train_ppo")

@@ -23,7 +23,8 @@ SILENT_FOR_5_SECONDS = (
 SECONDS = 15
 """For who is silent for 5."""
 WORKERS_CALL = [phase for phase, (caller, _) in PHASES.items() if caller == "worker"]
-NOTHING_WRITTEN_YET = [PHASES[phase][1] for phase in ("to rollout", "write")]
+NOTHING_WRITTEN_YET = [PHASES[phase][1] for phase in ("to rollout", "prefill", "write")]
+"""Where the state of the step before may be in no file yet, of a worker on a busy machine."""
 STOPPED = [disturbance(phase, WORKERS[1], "SIGSTOP") for phase in WORKERS_CALL]
 SPINNING = [disturbance(phase, WORKERS[0], "spin") for phase in WORKERS_CALL]
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from mindrl.observability.picture_names import picture_name
+
 ChatMessage = dict[str, str]
 
 
@@ -60,7 +62,7 @@ class Prompt:
     @property
     def picture_names(self) -> tuple[str, ...]:
         """Names of its pictures for people: their numbers in hexadecimal digits."""
-        return tuple(f"{each.number:016x}" for each in self.images)
+        return tuple(picture_name(each.number) for each in self.images)
 
     @property
     def identity(self) -> str:

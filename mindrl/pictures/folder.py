@@ -14,6 +14,7 @@ from PIL import Image
 from mindrl.config.images import ImageConfig
 from mindrl.errors import DataError
 from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.observability.picture_names import picture_name
 from mindrl.pictures.opening import opened_picture
 
 
@@ -80,7 +81,7 @@ class PictureFolder:
         return self._recent[number]
 
     def _file(self, number: int) -> Path:
-        return self.path / f"{number:016x}"
+        return self.path / picture_name(number)
 
     def _opened(self, content: bytes) -> Image.Image:
         return opened_picture(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mindrl.observability.checked_parquet import read_checked_parquet
+from mindrl.observability.picture_names import picture_name
 from mindrl.observability.regular_files import open_regular, read_regular
 from mindrl.report.run_record import Line
 
@@ -104,7 +105,7 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
         name.removeprefix(_PART): value for name, value in stored.items() if name.startswith(_PART)
     }
     if stored.get("image_numbers"):
-        row["pictures"] = [f"{number:016x}" for number in stored["image_numbers"]]
+        row["pictures"] = [picture_name(number) for number in stored["image_numbers"]]
     if stored.get("conversation") is not None:
         texts["conversation"] = shortened(json.loads(stored["conversation"]))
     token_ids = stored["response_token_ids"]

@@ -18,6 +18,7 @@ from mindrl.checkpoint.step_names import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
 from mindrl.observability.output_files import json_text, output_errors, replace_file
+from mindrl.observability.picture_names import picture_name
 from mindrl.observability.regular_files import read_regular
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
@@ -86,7 +87,7 @@ def stored_pictures(rollouts: Rollouts, rows: int) -> list[str]:
     if rollouts.image_numbers_BI is None:
         return []
     numbers = {*rollouts.image_numbers_BI[:rows].flatten().tolist()}
-    return [f"{number:016x}" for number in sorted(numbers) if number > 0]
+    return [picture_name(number) for number in sorted(numbers) if number > 0]
 
 
 def packed(step: int, batch: RatedBatch) -> bytes:

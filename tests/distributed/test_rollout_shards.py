@@ -70,7 +70,6 @@ ENGINES: Mapping[str, Engine] = {
     "phi3 TP2": Engine(family="phi3", tp=2),
     "qwen3_5_text TP2": Engine(family="qwen3_5_text", tp=2),
 }
-# Two stages of DeepSeek-V3 are filled with every change too; see test_rollout_stages.py.
 EVERY_CHANGE = ("llama tied", "qwen3_moe TP2 EP2")
 # Families whose positions or files differ from those of Qwen.
 LIKE_TRANSFORMERS = (

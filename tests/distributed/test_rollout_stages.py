@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
 from shards_messages import Case, Filled, Loaded
 from test_rollout_shards import PROMPTS, Engine, folders
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
 __all__ = ["folders"]
 ENGINES: Mapping[str, Engine] = {
@@ -22,9 +21,6 @@ ENGINES: Mapping[str, Engine] = {
     "llama untied": Engine(family="llama"),
     "phi3": Engine(family="phi3"),
 }
-EVERY_CHANGE = ("deepseek_v3",)
-
-
 LOADED = {
     "ordinary": "ordinary",
     "filled": "ordinary",
@@ -54,7 +50,7 @@ def filled(
     return {name: (one[at], [rank[at] for rank in two]) for at, name in enumerate(names)}
 
 
-@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
+@pytest.mark.parametrize("name", ENGINES)
 def test_two_stages_answer_as_one_process_at_every_moment(
     filled: dict[str, tuple[Loaded, list[Filled]]], name: str
 ) -> None:
@@ -69,7 +65,7 @@ def test_two_stages_answer_as_one_process_at_every_moment(
                 assert logprobs == pytest.approx(theirs, abs=1e-5), moment
 
 
-@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
+@pytest.mark.parametrize("name", ENGINES)
 def test_each_stage_expects_what_its_table_holds_and_both_have_every_layer(
     filled: dict[str, tuple[Loaded, list[Filled]]], name: str
 ) -> None:

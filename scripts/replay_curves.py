@@ -1,6 +1,6 @@
 """Train the tiny mixture in bfloat16 with and without router replay, with several seeds.
 
-    bash scripts/quickstart_moe.sh        makes the model
+    bash scripts/quickstart_moe.sh        # makes the model
     python scripts/replay_curves.py [--seeds 1 2 3] [--steps 20] [--json FILE] [key=value ...]
 
 Prints a line per mode: how far the trainer's log-probs are from the engine's, the share of choices

@@ -141,8 +141,12 @@ REACHES: dict[Place, frozenset[str]] = {
 """Of each place, the models whose only update of the step it reaches."""
 VALUES = ("nan", "inf", "-inf")
 CASES = [(place, value, rank) for place in REACHES for value in VALUES for rank in range(2)]
-EVERY_CHANGE = [("actor_gradient", "inf", 1), ("critic_loss", "-inf", 0)]
-EVERY_CHANGE += [("reward_scores", "inf", 1), ("rollout_logprobs", "-inf", 0)]
+EVERY_CHANGE = (
+    ("actor_gradient", "inf", 1),
+    ("critic_loss", "-inf", 0),
+    ("reward_scores", "inf", 1),
+    ("rollout_logprobs", "-inf", 0),
+)
 
 
 @pytest.mark.parametrize(("place", "value", "rank"), at_night_but(EVERY_CHANGE, CASES))

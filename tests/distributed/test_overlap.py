@@ -77,7 +77,8 @@ def updates(random_model: Callable[[bool], Path]) -> Course:
 
 @pytest.mark.parametrize(
     ("tied", "bf16"),
-    at_night_but([(True, True)], [*product((False, True), repeat=2)]),
+    at_night_but([(True, True)], product((False, True), repeat=2)),
+    ids=["untied-float32", "untied-bfloat16", "tied-float32", "tied-bfloat16"],
 )
 def test_updates_with_overlap_over_two_replicas_are_those_without_it_to_the_bit(
     tied: bool,

@@ -193,13 +193,10 @@ def test_within_a_sequence_experts_are_balanced_alike_however_the_sequences_are_
     assert others[3][0]["moe_aux_loss"] < loss * 0.999
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "layout",
-    [
-        pytest.param(TrainLayout(cp=2), marks=pytest.mark.nightly),
-        pytest.param(TrainLayout(tp=2), marks=pytest.mark.nightly),
-        pytest.param(TrainLayout(dp=2, ep=2), marks=pytest.mark.nightly),
-    ],
+    [TrainLayout(cp=2), TrainLayout(tp=2), TrainLayout(dp=2, ep=2)],
     ids=["CP2", "TP2", "EP2"],
 )
 def test_of_one_sequence_at_a_time_both_balances_are_one_where_its_tokens_are_cut(

@@ -40,7 +40,7 @@ Updates = list[tuple[float, float]]
 
 
 def main() -> int:
-    """Compare all forms; return the exit code."""
+    """Compare all losses; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trl", default=sys.executable, help="interpreter that has TRL")
     parser.add_argument("--updates", type=int, default=5, help="default: %(default)s")
@@ -94,26 +94,19 @@ def scorer(folder: Path) -> Path:
     """Write the tiny model with a drawn score in place of its logits."""
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(TINY / "model", num_labels=1)
+    shutil.copytree(TINY / "model", folder)
     model.save_pretrained(folder)
-    return with_tokenizer(folder)
+    return folder
 
 
 def changed(folder: Path) -> Path:
     """Write the tiny model with other weights."""
-    folder.mkdir()
+    shutil.copytree(TINY / "model", folder)
     generator = torch.Generator().manual_seed(1)
-    weights = load_file(TINY / "model/model.safetensors")
+    weights = load_file(folder / "model.safetensors")
     for tensor in weights.values():
         tensor.add_(0.5 * tensor.std() * torch.randn(tensor.shape, generator=generator))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return with_tokenizer(folder)
-
-
-def with_tokenizer(folder: Path) -> Path:
-    """Copy the tiny model's files that the folder lacks; return the folder."""
-    for file in (TINY / "model").iterdir():
-        if file.is_file() and not (folder / file.name).exists():
-            shutil.copy(file, folder)
     return folder
 
 
@@ -171,13 +164,11 @@ def distilled(run: Run, data: Path) -> Updates:
     files = RolloutFiles(folder / "rollouts")
     with data.open("w", encoding="utf-8") as lines:
         for step in files.steps():
-            drawn = files.read(step).rollouts
-            prompts, responses = [], []
-            for ids, mask, length in zip(
-                drawn.tokens_BT, drawn.response_mask_BT, drawn.lengths_B, strict=True
-            ):
-                prompts.append(ids[:length][~mask[:length]].tolist())
-                responses.append(ids[mask].tolist())
+            batch = files.read(step)
+            drawn = batch.rollouts
+            prompts = [batch.prompts[at].token_ids for at in drawn.group_B.tolist()]
+            rows = zip(drawn.tokens_BT, drawn.response_mask_BT, strict=True)
+            responses = [ids[mask].tolist() for ids, mask in rows]
             lines.write(json.dumps({"prompts": prompts, "responses": responses}) + "\n")
     name = "update/teacher_divergence"
     return [(step[name], step["update/grad_norm"]) for step in recorded(folder)]
@@ -185,7 +176,7 @@ def distilled(run: Run, data: Path) -> Updates:
 
 def of_rival(python: str, run: Run, data: Path) -> Updates:
     """Train with TRL, in an interpreter that has it."""
-    line = [python, __file__.replace("compare_trl", "trl_trainers"), run.form, str(data)]
+    line = [python, str(Path(__file__).with_name("trl_trainers.py")), run.form, str(data)]
     work = {"model": run.model, "teacher": run.teacher, "updates": run.updates}
     work |= {"rows": ROWS, "lr": LR, "beta": BETA, "eps": EPS}
     done = subprocess.run([*line, json.dumps(work)], check=True, stdout=subprocess.PIPE, text=True)

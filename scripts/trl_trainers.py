@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def of_answers(trl: Any, form: str, beta: float) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the trainer of rows with answers, its class of arguments, and its own ones."""
+    """Return the trainer for rows with answers, its class of arguments, and those it alone has."""
     match form:
         case "kto":
             return trl.KTOTrainer, trl.KTOConfig, {"loss_type": "kto", "beta": beta}
@@ -50,7 +50,7 @@ def of_answers(trl: Any, form: str, beta: float) -> tuple[Any, Any, dict[str, An
 def distilled(
     trl: Any, beta: float, steps: list[dict[str, Any]], work: dict[str, Any]
 ) -> list[list[float]]:
-    """Train on responses that are given, in place of its own."""
+    """Train on given responses instead of sampling."""
     given = iter(steps)
 
     class Trainer(trl.DistillationTrainer):  # type: ignore[misc]
@@ -78,7 +78,7 @@ def trained(
     work: dict[str, Any],
     **more: Any,
 ) -> list[list[float]]:
-    """Train with a trainer and its own arguments."""
+    """Train with a trainer; `arguments` are those that it alone has."""
     transformers, torch = map(import_module, ("transformers", "torch"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(work["model"])
     tokenizer.chat_template = TEMPLATE

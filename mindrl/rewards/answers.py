@@ -15,6 +15,7 @@ _LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 _POINT = tuple(Rational(*each) for each in ((137, 100), (261, 100), (59, 100), (173, 50)))
 """Where scalars are compared: values of their symbols, positive, so that roots of them are real."""
 _CLEARLY = 1e-4
+"""Least difference that shows two scalars of size 0 to be different."""
 
 
 @lru_cache(maxsize=4096)
@@ -27,17 +28,17 @@ def mean_the_same(found: str, reference: str) -> bool:
 
 
 def _same_scalar(wanted: list[Any], given: list[Any]) -> bool | None:
-    """Return whether two scalars are equal where that is quick to see, else None.
+    """Return whether two scalars are equal if that is quick to see, else None.
 
-    `math_verify` simplifies the difference of any two that are not equal, which takes most of its
-    time. Two that differ at one point are not equal, and two that agree when multiplied out are.
+    `math_verify` simplifies the difference of two scalars, which takes most of its time. Scalars
+    that differ at one point are not equal; those that are the same when multiplied out are equal.
     """
     match wanted, given:
         case [Expr() as first, str(text)], [Expr() as second, str(other)] if text != other:
             pass
         case _:
             return None
-    # Percentages are unevaluated products; symbols and matrices have rules of their own.
+    # `math_verify` has rules of its own for symbols, for matrices, and below for percentages.
     if any(isinstance(each, (Symbol, MatrixExpr)) for each in (first, second)):
         return None
     try:
@@ -51,7 +52,7 @@ def _same_scalar(wanted: list[Any], given: list[Any]) -> bool | None:
         if value.is_number and value.is_finite and abs(value) > _CLEARLY * (1 + size):
             return False
         return True if symbols and expand(difference) == 0 else None
-    except Exception:  # noqa: BLE001 - sympy raises of all kinds, and `verify` decides then
+    except Exception:  # noqa: BLE001 - sympy raises any kind; `verify` then decides
         return None
 
 

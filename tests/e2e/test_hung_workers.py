@@ -23,8 +23,8 @@ SILENT_FOR_5_SECONDS = (
 SECONDS = 15
 """For who is silent for 5."""
 WORKERS_CALL = [phase for phase, (caller, _) in PHASES.items() if caller == "worker"]
-NOTHING_WRITTEN_YET = [PHASES[phase][1] for phase in ("to rollout", "prefill", "write")]
-"""Where the state of the step before may be in no file yet, of a worker on a busy machine."""
+MAYBE_NOT_WRITTEN = [PHASES[phase][1] for phase in ("to rollout", "prefill", "write")]
+"""Calls at which a worker on a busy machine may not have written its state of the step before."""
 STOPPED = [disturbance(phase, WORKERS[1], "SIGSTOP") for phase in WORKERS_CALL]
 SPINNING = [disturbance(phase, WORKERS[0], "spin") for phase in WORKERS_CALL]
 
@@ -93,9 +93,9 @@ def test_workers_that_hang_in_any_phase_are_found_and_a_run_that_saves_goes_on(
         took = found["time"] - hang["time"]
         print(f"| {planted.at} | {planted.kind} | {took:.1f} |")
         assert took < SECONDS, found
-        if planted.at not in NOTHING_WRITTEN_YET:
-            # While the others waited for it, the step before was committed.
-            assert found["resumed_behind"] == found["step"] - 1
+        # While the others waited for it, the step before was committed.
+        behind = found["step"] - found["resumed_behind"]
+        assert behind in ({1, 2} if planted.at in MAYBE_NOT_WRITTEN else {1})
     for log in (program.folder / "logs/worker_0.log", program.folder / "logs/worker_1.log"):
         # A thread of the worker's own, and others of its libraries; each time anew.
         assert log.read_text().count("in main_loop") == len(planned)

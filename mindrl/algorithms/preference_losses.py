@@ -4,7 +4,7 @@ A pair couples two sequences, which micro-batches and ranks separate. The traine
 the slopes from a forward pass, and the update is a sum of log-probs, or of scores, weighted by
 them: its gradient is that of the loss.
 
-Shapes: P pairs, B answers.
+Shapes: P pairs, B answers, S steps of answers.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from mindrl.algorithms.losses import LossInputs, LossTerms, weighted_sums
 from mindrl.batch.experience import SlopedSequences
@@ -27,11 +27,11 @@ class PreferenceLosses:
     """A loss of preferences, of one update."""
 
     losses_B: Tensor
-    """float64; of each pair, or of each answer for KTO."""
+    """float64; of each pair, of each answer for KTO, or of each step."""
     rewards_B: Tensor
-    """float64; beta times the log-ratio of each answer, or its score."""
+    """float64; beta times the log-ratio of each answer, or the score of each answer or step."""
     slopes_B: Tensor
-    """float64; derivative of the mean loss by the log-prob, or the score, of each answer."""
+    """float64; derivative of the mean loss by each log-prob of an answer, or by each score."""
 
 
 def pair_losses(config: PreferenceConfig, ratios_B: Tensor, tokens_B: Tensor) -> PreferenceLosses:
@@ -123,6 +123,20 @@ def score_losses(scores_B: Tensor, wanted_B: Tensor) -> PreferenceLosses:
     return PreferenceLosses(
         losses_B=errors_B.square(), rewards_B=scores_B, slopes_B=2 * errors_B / len(errors_B)
     )
+
+
+def step_losses(scores_S: Tensor, labels_S: Tensor) -> PreferenceLosses:
+    """Return the cross-entropy of each step (arXiv 2305.20050).
+
+    Args:
+        scores_S: float64; log-odds that the step is right.
+        labels_S: float64; 0 to 1, the probability that it is right.
+    """
+
+    def losses(leaf_S: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(leaf_S, labels_S, reduction="none")
+
+    return _with_slopes(losses, scores_S, beta=1.0)
 
 
 def kl_of_mismatched(ratios_B: Tensor) -> Tensor:

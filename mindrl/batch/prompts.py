@@ -94,6 +94,17 @@ class ScoredAnswer(Demonstration):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GradedSteps(Demonstration):
+    """A conversation with a label for each step of its last answer.
+
+    Its targets are the last tokens of the steps.
+    """
+
+    labels: tuple[float, ...]
+    """0 to 1 for each step; 1 for a right one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PreferencePair(Prompt):
     """Two answers to a prompt; its token ids are those of the longer one, its text the chosen."""
 

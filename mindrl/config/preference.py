@@ -7,8 +7,10 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.config.section import SECTION, PathText
 
-PreferenceForm = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score"]
-REWARD_FORMS: tuple[PreferenceForm, ...] = ("bradley_terry", "score")
+PreferenceForm = Literal[
+    "sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score", "steps"
+]
+REWARD_FORMS: tuple[PreferenceForm, ...] = ("bradley_terry", "score", "steps")
 """Losses of a reward model."""
 
 
@@ -18,8 +20,9 @@ class PreferenceConfig:
 
     loss: PreferenceForm = "sigmoid"
     """Form of the loss: `sigmoid` (DPO), `sigmoid_norm` (DPO on mean log-probs), `ipo`, `hinge`, or
-    `kto`, for rows of single answers with a label. `bradley_terry` and `score` train a reward
-    model, on pairs or on rows of single answers with a score."""
+    `kto`, for rows of single answers with a label. The others train a reward model:
+    `bradley_terry` on pairs, `score` on rows of single answers with a score, `steps` on rows of
+    single answers with a label for each step."""
     beta: Annotated[float, Field(gt=0, le=1000)] = 0.1
     """Weight of the log-ratio to the reference: higher values stay closer to it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -51,11 +54,17 @@ class PreferenceConfig:
     """Column of the least difference of the rewards of a pair, for `bradley_terry`. None: 0."""
     score_column: str = "score"
     """Column of the reward that an answer should get, for `score`."""
+    steps_column: str = "completions"
+    """Column with a list of the steps of an answer, for `steps`."""
+    step_labels_column: str = "labels"
+    """Column with a list of labels, true for each right step, or its probability; for `steps`."""
+    step_separator: Annotated[str, Field(min_length=1)] = "\n"
+    """Text between two steps of an answer, for `steps`."""
 
     @property
     def sequences_per_row(self) -> int:
         """Sequences that an update trains on for each row."""
-        return 1 if self.loss in ("kto", "score") else 2
+        return 1 if self.loss in ("kto", "score", "steps") else 2
 
     @property
     def uses_reference(self) -> bool:

@@ -429,7 +429,9 @@ class SFTKeys(TypedDict, total=False):
     epochs: int | None
 
 class PreferenceKeys(TypedDict, total=False):
-    loss: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score"]
+    loss: Literal[
+        "sigmoid", "sigmoid_norm", "ipo", "hinge", "kto", "bradley_terry", "score", "steps"
+    ]
     beta: float
     label_smoothing: float
     reference_free: bool
@@ -444,6 +446,9 @@ class PreferenceKeys(TypedDict, total=False):
     label_column: str
     margin_column: str | None
     score_column: str
+    steps_column: str
+    step_labels_column: str
+    step_separator: str
 
 class ProfilerKeys(TypedDict, total=False):
     trace_steps: int

@@ -133,6 +133,7 @@ _LOSSES_OF = {
     "undesirable_weight": ("kto",),
     "center_rewards_coefficient": ("bradley_terry",),
     "margin_column": ("bradley_terry",),
+    "step_separator": ("steps",),
 }
 """Keys that not all forms of the loss have, and those forms."""
 

@@ -19,6 +19,7 @@ from mindrl.config.data import DataPath
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.preference import PreferenceConfig
 from mindrl.config.run import RunConfig
+from mindrl.data.answer_steps import AnswerSteps
 from mindrl.data.columns import Columns
 from mindrl.data.demonstrations import Lesson, load_lessons
 from mindrl.data.prompts import PromptSet, answer_of, conversation_of, question_of
@@ -59,7 +60,7 @@ def load_preferences(
     def of_row(row: Row, columns: Columns, uid: int, source: str) -> Prompt:
         begun = _with_system(row, training, section.system_column)
 
-        def shown_answer(column: str, key: str) -> Demonstration:
+        def shown_answer(column: str, key: str, row: Row = row) -> Demonstration:
             messages = _conversation(row, begun, columns.prompt, column, key)
             prompt = row.values.get(columns.prompt, row.values.get(column))
             kept = pictures_of(reading.images, row, messages, prompt)
@@ -70,6 +71,11 @@ def load_preferences(
                 raise DataError(f"{where}/config.json; {need}")
             return found
 
+        if section.loss == "steps":
+            column, steps = section.steps_column, AnswerSteps.of(row, section)
+            joined = row._replace(values=row.values | {column: steps.text})
+            found = shown_answer(column, "preference_config.steps_column", joined)
+            return steps.graded(found, tokenizer, is_plain=training.takes_plain_text)
         if section.sequences_per_row == 1:
             found = shown_answer(section.completion_column, "preference_config.completion_column")
             if section.loss == "kto":

@@ -58,10 +58,15 @@ def parse_prompt(text: str) -> Question:
 
 def careful_answer(question: Question) -> str:
     """Add column by column, with the carry."""
+    return ", ".join(columns(question, carry=question.units // 10))
+
+
+def columns(question: Question, *, carry: int) -> list[str]:
+    """Return the steps of an addition column by column, with a carry that may be wrong."""
     left, right = question
-    carry = question.units // 10
+    units = f"{left % 10}+{right % 10}={question.units}"
     tens = f"{left // 10}+{right // 10}+{carry}={question.tens + carry}"
-    return f"{left % 10}+{right % 10}={question.units}, {tens}, {boxed(question.sum)}"
+    return [units, tens, boxed((question.tens + carry) * 10 + question.units % 10)]
 
 
 def careless_answer(question: Question) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mindrl.errors import ConfigError, DataError
 from mindrl.observability.output_files import output_errors, replace_file
-from mindrl.tiny.arithmetic import OPERANDS, Question, parse_prompt
+from mindrl.tiny.arithmetic import OPERANDS, Question, columns, parse_prompt
 
 TRAINING_ROWS, TEST_ROWS = 4096, 256
 CARRY_SHARE = 2 / 3
@@ -65,7 +65,9 @@ def _swapped(question: Question) -> Question:
 def write_questions(
     folder: Path, *, seed: int, train: int = TRAINING_ROWS, test: int = TEST_ROWS
 ) -> Iterator[str]:
-    """Write train.jsonl and test.jsonl, and pairs of answers; yields a line about each.
+    """Write train.jsonl and test.jsonl, pairs of answers, and answers in steps.
+
+    Yields a line about each file.
 
     Raises:
         ConfigError: More questions are asked for than there are.
@@ -73,11 +75,11 @@ def write_questions(
     """
     splits = draw_splits(train=train, test=test, seed=seed)
     for name, questions in zip(("train", "test"), splits, strict=True):
-        path = folder / f"{name}.jsonl"
-        pairs = folder / f"{name}_pairs.jsonl"
-        for file, rows in ((path, _rows(questions)), (pairs, _pair_rows(questions))):
+        files = {"": _rows, "_pairs": _pair_rows, "_steps": _step_rows}
+        for suffix, made in files.items():
+            file, rows = folder / f"{name}{suffix}.jsonl", [*made(questions)]
             written = write_if_changed(file, "".join(rows).encode())
-            yield f"{file}: {len(questions)} rows, {'written' if written else 'up to date'}"
+            yield f"{file}: {len(rows)} rows, {'written' if written else 'up to date'}"
 
 
 def _pair_rows(questions: list[Question]) -> Iterator[str]:
@@ -86,6 +88,17 @@ def _pair_rows(questions: list[Question]) -> Iterator[str]:
         wrong = question.sum + (-10 if question.needs_carry else 10)
         row = {"prompt": question.prompt, "chosen": str(question.sum), "rejected": str(wrong)}
         yield json.dumps(row) + "\n"
+
+
+def _step_rows(questions: list[Question]) -> Iterator[str]:
+    """Yield two JSON lines per question: added column by column, with each carry."""
+    for question in questions:
+        for carry in (0, 1):
+            is_right = carry == question.units // 10
+            labels = [True, is_right, is_right]
+            steps = columns(question, carry=carry)
+            row = {"prompt": question.prompt, "completions": steps, "labels": labels}
+            yield json.dumps(row) + "\n"
 
 
 def _rows(questions: list[Question]) -> Iterator[str]:

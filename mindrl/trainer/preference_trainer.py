@@ -114,12 +114,14 @@ class PreferenceTrainer(AnswerTrainer):
 
     def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
         """Return the mean loss and the accuracy on rows."""
-        losses, right = 0.0, 0.0
+        losses, right, total = 0.0, 0.0, 0
         for rows in self._cut(prompts):
-            metrics = self.judged(rows)[2]
-            losses += metrics["preference/loss"] * len(rows)
-            right += metrics["preference/accuracy"] * len(rows)
-        return losses / len(prompts), right / len(prompts)
+            _, found, metrics = self.judged(rows)
+            count = len(found.losses_B)
+            losses += metrics["preference/loss"] * count
+            right += metrics["preference/accuracy"] * count
+            total += count
+        return losses / total, right / total
 
     def judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
         """Return the answers of rows as a batch, their loss, and its metrics."""
@@ -200,11 +202,17 @@ def mismatched(rows: Sequence[Demonstration], longest: int) -> list[Demonstratio
     return made
 
 
-def minibatch_of(batch: Sequences, slopes_B: Tensor) -> SlopedSequences:
-    """Return an update whose gradient is that of a loss with these slopes."""
-    weights_BT = sequence_mean_weights(batch.response_mask_BT)
-    slopes_BT = slopes_B[:, None] / weights_BT.double().where(weights_BT > 0, 1.0)
-    slopes_BT = slopes_BT.float() * batch.response_mask_BT
+def minibatch_of(batch: Sequences, slopes: Tensor) -> SlopedSequences:
+    """Return an update with the gradient of a loss with these slopes.
+
+    `slopes` are those of the answers, or of all target tokens, in their order.
+    """
+    mask_BT = batch.response_mask_BT
+    weights_BT = sequence_mean_weights(mask_BT)
+    if len(slopes) == len(batch):
+        slopes = slopes.repeat_interleave(mask_BT.sum(dim=1))
+    slopes_BT = torch.zeros_like(weights_BT, dtype=torch.float64).masked_scatter(mask_BT, slopes)
+    slopes_BT = (slopes_BT / weights_BT.double().where(mask_BT, 1.0)).float()
     return batch.into(SlopedSequences, token_weights_BT=weights_BT, slopes_BT=slopes_BT)
 
 

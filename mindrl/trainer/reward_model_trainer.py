@@ -1,6 +1,6 @@
 """The loop that trains a reward model on preferences or scores in the data.
 
-Shapes: B sequences, T positions, P pairs.
+Shapes: B sequences, T positions, P pairs, S steps of answers.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mindrl.algorithms.preference_losses import PreferenceLosses, ranking_losses, score_losses
-from mindrl.batch.prompts import PreferencePair, Prompt, ScoredAnswer
+from mindrl.algorithms.preference_losses import (
+    PreferenceLosses,
+    ranking_losses,
+    score_losses,
+    step_losses,
+)
+from mindrl.batch.prompts import GradedSteps, PreferencePair, Prompt, ScoredAnswer
 from mindrl.batch.sequences import Sequences
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.preference_trainer import (
@@ -24,13 +29,24 @@ from mindrl.trainer.supervised_trainer import sequences_of
 
 
 class RewardModelTrainer(PreferenceTrainer):
-    """Gives preferred answers higher scores than others, or scores answers as the data does."""
+    """Gives preferred answers and right steps higher scores, or scores answers as the data does."""
 
     def judged(self, rows: Sequence[Prompt]) -> tuple[Sequences, PreferenceLosses, Metrics]:
         """Return the answers of rows as a batch, their loss, and its metrics."""
-        batch = with_ends(sequences_of(answers_of(rows)))
+        of_steps = self.section.loss == "steps"
+        batch = with_ends(sequences_of(answers_of(rows)), of_steps=of_steps)
         with self.timer("log_prob"):
-            scores_B = self.workers.compute_scores(batch).values_BT.double().sum(dim=1)
+            values_BT = self.workers.compute_scores(batch).values_BT.double()
+        # In the order of the answers, and of the steps of each.
+        scores_B = values_BT[batch.response_mask_BT]
+        if of_steps:
+            labels = [label for row in rows for label in _graded(row).labels]
+            labels_S = torch.tensor(labels, dtype=torch.float64)
+            found = step_losses(scores_B, labels_S)
+            is_right_S = labels_S > 0.5
+            accuracy = ((scores_B > 0) == is_right_S).double().mean().item()
+            shown = shown_rewards(scores_B[is_right_S], scores_B[~is_right_S])
+            return batch, found, self._metrics(found, accuracy) | shown
         if self.section.loss == "score":
             wanted_B = torch.tensor([_wanted(row) for row in rows], dtype=torch.float64)
             found = score_losses(scores_B, wanted_B)
@@ -52,19 +68,23 @@ class RewardModelTrainer(PreferenceTrainer):
         }
 
 
-def with_ends(batch: Sequences) -> Sequences:
+def with_ends(batch: Sequences, *, of_steps: bool = False) -> Sequences:
     """Cut each sequence at the end of its answer, and add a position, which reads the value there.
 
-    What a template writes after the end of an answer follows no sampled response either.
+    What a template writes after the end of an answer follows no sampled response either. With
+    `of_steps` the position after each target is read.
     """
     places_T = torch.arange(batch.tokens_BT.size(1) + 1)
     ends_B = (batch.response_mask_BT * places_T[1:]).amax(dim=1)
-    return replace(
+    found = replace(
         batch,
         tokens_BT=pad(batch.tokens_BT, (0, 1)),
         lengths_B=ends_B + 1,
         response_mask_BT=places_T == ends_B[:, None],
     )
+    if of_steps:
+        return replace(found, response_mask_BT=pad(batch.response_mask_BT, (1, 0)))
+    return found
 
 
 def concordance(scores_B: Tensor, wanted_B: Tensor) -> float:
@@ -81,6 +101,11 @@ def concordance(scores_B: Tensor, wanted_B: Tensor) -> float:
 def _wanted(row: Prompt) -> float:
     assert isinstance(row, ScoredAnswer), "the data of the run has been read"
     return row.score
+
+
+def _graded(row: Prompt) -> GradedSteps:
+    assert isinstance(row, GradedSteps), "the data of the run has been read"
+    return row
 
 
 def _margin(row: Prompt) -> float:

@@ -3,7 +3,7 @@
 The formulas are written out here as they are published.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from mindrl.batch.prompts import Demonstration, PreferencePair, Prompt, ScoredAnswer
+from mindrl.batch.prompts import (
+    Demonstration,
+    GradedSteps,
+    PreferencePair,
+    Prompt,
+    ScoredAnswer,
+)
 from mindrl.config.run import RunConfig
 from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
@@ -37,31 +43,47 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
         "preference_config.center_rewards_coefficient": CENTRE,
     },
     "score": {"preference_config.loss": "score"},
+    "steps": {"preference_config.loss": "steps"},
 }
 CASES = [*((form, way) for form in FORMS for way in WAYS)]
-EVERY_CHANGE = (("bradley_terry", "by tokens"), ("score", "fsdp DP2"))
+EVERY_CHANGE = (("bradley_terry", "by tokens"), ("score", "fsdp DP2"), ("steps", "by tokens"))
 
 
 def rows_with_rewards(form: str) -> tuple[Prompt, ...]:
-    """Return pairs with margins, or answers with scores."""
+    """Return pairs with margins, answers with scores, or answers with graded steps."""
     if form == "bradley_terry":
         pairs = [row for row in rows_of("sigmoid") if isinstance(row, PreferencePair)]
         return tuple(replace(row, margin=row.uid % 3 / 4) for row in pairs)
     names = [each.name for each in fields(Demonstration)]
     singles = [{name: getattr(row, name) for name in names} for row in rows_of("kto")]
+    if form == "steps":
+        return tuple(GradedSteps(**row | in_steps(row["targets"])) for row in singles)
     return tuple(ScoredAnswer(**row, score=row["uid"] % 5 / 2 - 1) for row in singles)
 
 
-def score(model: PreTrainedModel, row: Demonstration) -> Tensor:
-    """Return the score of an answer."""
-    return model(torch.tensor(row.token_ids)[None]).logits[0, 0]
+def in_steps(targets: Sequence[bool]) -> dict[str, Any]:
+    """Return the last tokens of steps of three tokens as targets, and a label of each step."""
+    places = [at for at, is_target in enumerate(targets) if is_target]
+    ends = {places[-1], *places[2::3]}
+    labels = (1.0, 0.0, 0.25, 1.0, 0.5)[: len(ends)]
+    return {"targets": tuple(at in ends for at in range(len(targets))), "labels": labels}
 
 
-def loss_of(model: PreTrainedModel, row: Prompt) -> Tensor:
-    """Return the loss of a row."""
+def score(model: PreTrainedModel, row: Demonstration, end: int | None = None) -> Tensor:
+    """Return the score of an answer, or of its tokens before `end`."""
+    return model(torch.tensor(row.token_ids[:end])[None]).logits[0]
+
+
+def losses_of(model: PreTrainedModel, row: Prompt) -> Tensor:
+    """Return the loss of a row, or of each of its steps."""
     if isinstance(row, PreferencePair):
         chosen, rejected = score(model, row.chosen), score(model, row.rejected)
         return -logsigmoid(chosen - rejected - row.margin) + CENTRE * (chosen + rejected) ** 2
+    if isinstance(row, GradedSteps):
+        ends = [at + 1 for at, is_end in enumerate(row.targets) if is_end]
+        odds_S = torch.cat([score(model, row, end) for end in ends])
+        labels_S = torch.tensor(row.labels)
+        return -labels_S * logsigmoid(odds_S) - (1 - labels_S) * logsigmoid(-odds_S)
     assert isinstance(row, ScoredAnswer)
     return (score(model, row) - row.score) ** 2
 
@@ -81,7 +103,7 @@ def of_hugging_face(model: PreTrainedModel, rows: tuple[Prompt, ...]) -> list[tu
     """Return loss and gradient norm of each update of the usual loop."""
 
     def loss(here: tuple[Prompt, ...]) -> Tensor:
-        return torch.stack([loss_of(model, row) for row in here]).mean()
+        return torch.cat([losses_of(model, row) for row in here]).mean()
 
     steps = [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
     return usual_updates(model, (partial(loss, here) for here in steps))
@@ -124,7 +146,7 @@ def test_five_updates_are_those_of_a_classifier_which_loads_the_export(
         torch.testing.assert_close(weight, model.get_parameter(name), rtol=1e-5, atol=1e-5)
     shown = answers_of(rows[:ROWS])
     with torch.no_grad():
-        theirs_B = torch.stack([score(exported, row) for row in shown])
+        theirs_B = torch.cat([score(exported, row) for row in shown])
     scoring = run_config(folder, {"reward_config.load": str(root / "model")})
     ours_B = by_the_role(scoring, shown, forked_workers)
     torch.testing.assert_close(ours_B, theirs_B, rtol=0, atol=1e-5)

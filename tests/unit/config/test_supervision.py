@@ -67,6 +67,7 @@ def test_a_key_that_says_something_else_is_named_with_the_reason(
         ("sigmoid", "preference_config.center_rewards_coefficient", 0.01, "found sigmoid"),
         ("ipo", "preference_config.label_smoothing", 0.1, "needs preference_config.loss=sigmoid"),
         ("sigmoid", "preference_config.desirable_weight", 0.5, "preference_config.loss=kto"),
+        ("score", "preference_config.step_separator", "; ", "loss=steps, found score"),
         ("bradley_terry", "actor_config.lora.r", 4, "a reward model's head is trained whole"),
         ("bradley_terry", "rl_config.init_kl_coef", 0.1, "it weighs no reference in the loss"),
     ],
@@ -90,8 +91,9 @@ def test_a_reward_model_has_a_scalar_head_and_no_reference(
     assert draws_head(config, "actor")
     assert not draws_head(config, "reward")
     assert config.sequences_per_update == 2 * config.rl_config.mini_batch_size
-    scores = run_config(model, SAMPLES | {"preference_config.loss": "score"})
-    assert scores.sequences_per_update == scores.rl_config.mini_batch_size
+    for loss in ("score", "steps"):
+        scores = run_config(model, SAMPLES | {"preference_config.loss": loss})
+        assert scores.sequences_per_update == scores.rl_config.mini_batch_size
 
 
 @pytest.mark.parametrize(

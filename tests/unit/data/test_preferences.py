@@ -2,15 +2,24 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checked_runs import MakeConfig, model_folder
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from mindrl.batch.prompts import LabelledAnswer, PreferencePair, Prompt, ScoredAnswer
+from mindrl.batch.prompts import (
+    GradedSteps,
+    LabelledAnswer,
+    PreferencePair,
+    Prompt,
+    ScoredAnswer,
+)
 from mindrl.data.preferences import load_preferences
 from mindrl.data.reading import Reading
 from mindrl.errors import DataError
@@ -26,16 +35,23 @@ def load(tokenizer: PreTrainedTokenizerFast, run_config: MakeConfig, tmp_path: P
     """Read one row; keys of `preference_config` change how."""
     model = model_folder(tmp_path / "model")
 
-    def read(row: object, longest: int = 64, **preference: Any) -> Prompt:
+    def read(
+        row: object,
+        longest: int = 64,
+        changed: PreTrainedTokenizerFast = tokenizer,
+        template: str | None = None,
+        **preference: Any,
+    ) -> Prompt:
         path = tmp_path / "rows.jsonl"
         path.write_text(json.dumps(row) + "\n", "utf-8")
         given = {
             "megatron_training.prompt_column": "prompt",
             "megatron_training.seq_length": longest,
+            "megatron_training.chat_template": template,
             "preference_config": preference,
         }
         config = run_config(model, given)
-        return load_preferences(str(path), config, tokenizer, (END,), Reading()).prompts[0]
+        return load_preferences(str(path), config, changed, (END,), Reading()).prompts[0]
 
     return read
 
@@ -158,3 +174,64 @@ def test_a_row_of_mindspeed_rl_begins_with_its_system_message(load: Load) -> Non
     assert "system" not in without.text
     with pytest.raises(DataError, match="'system' holds 3; needed text, or null"):
         load(row | {"system": 3}, system_column="system")
+
+
+STEPS = {"prompt": "1+1=?", "completions": ["one", "two é", "2"], "labels": [True, 0.25, False]}
+
+
+@pytest.mark.parametrize("template", [None, "plain"])
+def test_the_last_token_of_each_step_is_a_target(
+    template: str | None, load: Load, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    found = load(STEPS, template=template, loss="steps", step_separator=", ")
+    assert isinstance(found, GradedSteps)
+    assert found.labels == (1.0, 0.25, 0.0)
+    ends = [at for at, is_end in enumerate(found.targets) if is_end]
+    texts = [tokenizer.decode(found.token_ids[: end + 1]) for end in ends]
+    assert texts[0].endswith("one")
+    assert texts[1].endswith("one, two é")
+    assert found.token_ids[ends[2]] == END
+    assert tokenizer.decode(found.token_ids[: ends[2]]).endswith("one, two é, 2")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"labels": [True, True]}, "has 3 steps and 2 labels; needed a label for each step"),
+        ({"completions": "one"}, 'holds "one"; needed a list of texts, each with more'),
+        ({"completions": ["one", " ", "2"]}, "needed a list of texts, each with more than spaces"),
+        ({"completions": []}, "holds []; needed a list of texts"),
+        ({"labels": [True, 2, False]}, "needed a list of true, false, or numbers from 0 to 1"),
+        ({"labels": None}, "holds null; needed a list of true, false, or numbers from 0 to 1"),
+    ],
+)
+def test_steps_that_no_reward_model_learns_from_are_refused(
+    row: dict[str, Any], reason: str, load: Load
+) -> None:
+    with pytest.raises(DataError) as refusal:
+        load(STEPS | row, loss="steps")
+    assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_column_of_steps_that_is_not_there_is_named(load: Load) -> None:
+    with pytest.raises(DataError, match=r"no column preference_config\.steps_column='completions'"):
+        load({"prompt": "1+1=?", "completion": "2"}, loss="steps")
+
+
+def test_two_steps_that_end_in_one_token_are_refused(load: Load) -> None:
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"?": 0, "<end>": END}, unk_token="?")),
+        eos_token="<end>",
+    )
+    with pytest.raises(DataError, match="two steps end in the same token; needed another"):
+        load(STEPS, changed=words, template="plain", loss="steps")
+
+
+def test_a_template_that_changes_the_answer_is_refused(
+    load: Load, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    loud = deepcopy(tokenizer)
+    loud.chat_template = loud.get_chat_template().replace("['content']", "['content'] | upper")
+    with pytest.raises(DataError, match="the chat template changes the answer, so its steps"):
+        load(STEPS, changed=loud, loss="steps")

@@ -137,7 +137,7 @@ OF_PAIRS: dict[str, tuple[Given, str]] = {
         keys("preference_config.loss=exo_pair"),
         (
             "preference_config.loss=\"exo_pair\" must be 'sigmoid', 'sigmoid_norm', 'ipo', "
-            "'hinge', 'kto', 'bradley_terry' or 'score'"
+            "'hinge', 'kto', 'bradley_terry', 'score' or 'steps'"
         ),
     ),
     "several samples of a row": (

@@ -72,11 +72,13 @@ def test_it_keeps_what_is_up_to_date_and_starts_the_run_with_the_overrides(tmp_p
     )
     assert ended.returncode == 0, ended.stderr
     lines = [line.rstrip() for line in ended.stdout.splitlines()]
-    assert lines[:5] == [
+    assert lines[:7] == [
         ".cache/tiny/data/train.jsonl: 4096 rows, up to date",
         ".cache/tiny/data/train_pairs.jsonl: 4096 rows, up to date",
+        ".cache/tiny/data/train_steps.jsonl: 8192 rows, up to date",
         ".cache/tiny/data/test.jsonl: 256 rows, up to date",
         ".cache/tiny/data/test_pairs.jsonl: 256 rows, up to date",
+        ".cache/tiny/data/test_steps.jsonl: 512 rows, up to date",
         ".cache/tiny/model: up to date",
     ]
     assert "sequences per step                128 (4 per prompt)" in lines

@@ -44,8 +44,10 @@ def test_what_is_up_to_date_is_kept_and_the_command_that_trains_it_is_printed(
     assert lines == [
         f"{folder}/data/train.jsonl: 4096 rows, up to date",
         f"{folder}/data/train_pairs.jsonl: 4096 rows, up to date",
+        f"{folder}/data/train_steps.jsonl: 8192 rows, up to date",
         f"{folder}/data/test.jsonl: 256 rows, up to date",
         f"{folder}/data/test_pairs.jsonl: 256 rows, up to date",
+        f"{folder}/data/test_steps.jsonl: 512 rows, up to date",
         f"{folder}/model: up to date",
         "train it:",
     ]

@@ -105,12 +105,12 @@ def test_equal_seeds_give_equal_bytes_and_other_seeds_others(data: Path, tmp_pat
 
 def test_a_second_run_leaves_the_files_alone(tmp_path: Path) -> None:
     first = wrote(tmp_path, train=30, test=6)
-    assert first[2] == f"{tmp_path}/test.jsonl: 6 rows, written"
+    assert first[3] == f"{tmp_path}/test.jsonl: 6 rows, written"
     before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert wrote(tmp_path, train=30, test=6)[0] == f"{tmp_path}/train.jsonl: 30 rows, up to date"
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == before
-    pairs = {"train_pairs.jsonl", "test_pairs.jsonl"}
-    assert {file.name for file in before} == {"train.jsonl", "test.jsonl"} | pairs
+    names = {f"{split}{kind}" for split in ("train", "test") for kind in ("", "_pairs", "_steps")}
+    assert {file.stem for file in before} == names
 
 
 def test_more_questions_than_there_are_additions_are_refused(tmp_path: Path) -> None:

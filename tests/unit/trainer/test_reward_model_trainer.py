@@ -9,7 +9,7 @@ import torch
 from memory_roles import data, run_log
 from test_preference_trainer import PAIRS, JudgingRoles, answer, chosen
 
-from mindrl.batch.prompts import Prompt, ScoredAnswer
+from mindrl.batch.prompts import GradedSteps, Prompt, ScoredAnswer
 from mindrl.batch.sequences import Sequences, Values
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.reward_model_trainer import RewardModelTrainer, concordance, with_ends
@@ -76,6 +76,40 @@ def test_an_update_on_scores_has_the_slopes_of_the_squared_error(tmp_path: Path)
     assert metrics["preference/accuracy"] == 1.0
     found_B = (batch.token_weights_BT * batch.slopes_BT).sum(dim=1)
     assert found_B.tolist() == pytest.approx([-0.2, -0.2])
+
+
+def test_an_update_on_steps_reads_each_and_has_the_slopes_of_the_cross_entropy(
+    tmp_path: Path,
+) -> None:
+    # The steps of the first answer end with tokens 12 and 8, that of the second with 3.
+    shown = [answer(0, 20, 12, 6, 8), answer(1, 9, 3)]
+    targets = [(False, False, False, True, False, True), (False, False, False, True)]
+    rows = tuple(
+        GradedSteps(
+            uid=each.uid,
+            token_ids=each.token_ids,
+            text="",
+            answer="",
+            targets=ends,
+            labels=labels,
+        )
+        for each, ends, labels in zip(shown, targets, ((1.0, 0.0), (0.25,)), strict=True)
+    )
+    metrics, batch = learned(tmp_path, rows, loss="steps")
+    odds, labels = [1.2, 0.8, 0.3], [1.0, 0.0, 0.25]
+    chances = [1 / (1 + math.exp(-each)) for each in odds]
+    losses = [
+        -label * math.log(chance) - (1 - label) * math.log(1 - chance)
+        for chance, label in zip(chances, labels, strict=True)
+    ]
+    assert metrics["preference/loss"] == pytest.approx(sum(losses) / 3)
+    # All are taken for right; one is.
+    assert metrics["preference/accuracy"] == pytest.approx(1 / 3)
+    assert metrics["preference/margin"] == pytest.approx(1.2 - (0.8 + 0.3) / 2)
+    slopes = [(chance - label) / 3 for chance, label in zip(chances, labels, strict=True)]
+    found_BT = batch.token_weights_BT * batch.slopes_BT
+    assert found_BT[batch.response_mask_BT].tolist() == pytest.approx(slopes)
+    assert batch.response_mask_BT.nonzero().tolist() == [[0, 4], [0, 6], [1, 4]]
 
 
 def test_a_score_is_read_at_the_end_of_the_answer_and_not_behind_it() -> None:

@@ -85,9 +85,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int, family: Family = "qwen2"
+    tokenizer: PreTrainedTokenizerFast, seed: int, family: Family = "qwen2", layers: int = 4
 ) -> TinyModel:
-    """Initialise the network from the seed: 4 layers, 4 query heads on 2 key-value heads.
+    """Initialise the network from the seed: layers with 4 query heads on 2 key-value heads.
 
     With experts, every layer has 8, of which each token takes 2; Qwen3.5 has another one for all
     tokens. With gated delta nets, three layers have one, with 2 key heads and 4 value heads, and
@@ -98,7 +98,7 @@ def build_model(
         "vocab_size": -(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE,
         "hidden_size": 128,
         "intermediate_size": 512,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": _MAX_POSITIONS,

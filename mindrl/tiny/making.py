@@ -89,7 +89,7 @@ def _build(
 
     tokenizer, rng = build_tokenizer(), random.Random(seed)
     held_out, learned = recipe.dealt(questions, seed)
-    build_model(tokenizer, seed, recipe.family).save_pretrained(folder)
+    build_model(tokenizer, seed, recipe.family, recipe.layers).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for _ in range(recipe.most_runs):
         exported = teacher.run(recipe.lessons(learned, rng), recipe.sections(folder))

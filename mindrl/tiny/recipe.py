@@ -45,6 +45,8 @@ class Recipe:
     """What the weights depend on, besides the seed and the questions."""
 
     family: Family = "qwen2"
+    layers: int = 4
+    """Those with gated delta nets need a multiple of 4."""
     careful_share: float = 0.25
     careless_share: float = 0.55
     """The rest of the answers are hasty."""

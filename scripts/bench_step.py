@@ -1,11 +1,13 @@
 """Compare a complete GRPO step with TRL's.
 
-    python scripts/bench_step.py [--rounds 3] [--steps 8] [--json results.json] [override ...]
+    python scripts/bench_step.py [--works short ...] [--rounds 3] [--json FILE] [override ...]
 
 The same model, prompts, lengths and data type, in turn on this machine: mindrl with two workers;
 TRL with the generation of transformers, and with vLLM inside its process, each as one process with
 two threads and as two processes with one thread; the faster counts. The learning rate is almost
 zero, so the lengths of the answers do not change. The first two steps of each start do not count.
+Works: `short` is the quickstart; `long prompts` has 416 tokens before up to 64; `long tail` answers
+of 24 tokens in the mean and up to 192; `larger` a model of 9 million weights.
 Needs the data and the model of scripts/quickstart.sh, and TRL, which is not among mindrl's
 packages:
 
@@ -30,15 +32,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from step_works import Work, works
 from tiny_runs import CHECKOUT, STEPS_ALONE, recorded, trained
 
-WORK = {
-    "model": ".cache/tiny/model",
-    "data": ".cache/tiny/data/train.jsonl",
-    "prompts": 32,
-    "samples": 8,
-    "max_tokens": 40,
-}
 SKIPPED = 2
 """Steps of each start that include work that is done once."""
 Steps = list[dict[str, float]]
@@ -47,18 +43,33 @@ Steps = list[dict[str, float]]
 def main() -> int:
     """Run all in turn and print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = ("short", "long prompts", "long tail", "larger")
+    parser.add_argument("--works", nargs="+", choices=names, default=names, help="default: all")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument(
         "--steps", type=int, default=8, help="steps per start (default: %(default)s)"
     )
     parser.add_argument("--json", help="also write the figures to this file")
     options, overrides = parser.parse_known_args()
-    ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(options.steps, overrides)}
     if find_spec("trl") is None:
         print("error: TRL is not installed; see the first lines of this file", file=sys.stderr)
-    else:
+    found: dict[str, dict[str, Steps]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        made = works(Path(folder))
+        for name in options.works:
+            found[name] = measured(made[name], options, overrides)
+            shown(name, found[name])
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def measured(work: Work, options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Steps]:
+    """Run one work with all trainers in turn; return the steps of each."""
+    ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(work, options.steps, overrides)}
+    if find_spec("trl") is not None:
         ways |= {
-            f"{name}, {count} process(es)": partial(theirs, way, count, options.steps)
+            f"{name}, {count} process(es)": partial(theirs, work, way, count, options.steps)
             for name, way in (("TRL", "transformers"), ("TRL with vLLM", "vllm"))
             for count in (1, 2)
         }
@@ -66,17 +77,14 @@ def main() -> int:
     turns = [name for _ in range(options.rounds) for name in ways]
     for name in track(turns, "in turns", console=Console(stderr=True)):
         found[name] += ways[name]()[SKIPPED:]
-    shown(found)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return 0
+    return found
 
 
-def ours(steps: int, overrides: Sequence[str]) -> Steps:
+def ours(work: Work, steps: int, overrides: Sequence[str]) -> Steps:
     """Run mindrl's program."""
     keys = [
         *("actor_config.lr=1e-12", f"megatron_training.train_iters={steps}"),
-        *(f"megatron_training.global_batch_size={WORK['prompts']}", *overrides),
+        *(*work.overrides(), *overrides),
     ]
     with tempfile.TemporaryDirectory() as folder:
         trained(Path(folder), *STEPS_ALONE, *keys)
@@ -91,13 +99,13 @@ def ours(steps: int, overrides: Sequence[str]) -> Steps:
     ]
 
 
-def theirs(way: str, processes: int, steps: int) -> Steps:
+def theirs(work: Work, way: str, processes: int, steps: int) -> Steps:
     """Run another trainer in a number of processes."""
     threads = max(1, (os.cpu_count() or 1) // processes)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)),
         *("--standalone", "scripts/step_rivals.py", way),
-        json.dumps(WORK | {"steps": steps + 1, "seed": 1}),
+        json.dumps(work.of_rival(steps=steps + 1, seed=1)),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
@@ -113,21 +121,21 @@ def median(steps: Sequence[Mapping[str, float]], name: str = "seconds") -> float
     return statistics.median(step.get(name, 0.0) for step in steps)
 
 
-def shown(found: Mapping[str, Steps]) -> None:
-    """Print the steps, the ratios, and the stages of mindrl's step."""
+def shown(name: str, found: Mapping[str, Steps]) -> None:
+    """Print the steps of a work, the ratios, and the stages of mindrl's step."""
     console = Console(width=110, highlight=False)
     mindrl = found["mindrl"]
     whole = median(mindrl)
-    table = Table("", "steps", "seconds of a step", "tokens of a step", "over mindrl")
-    for name, steps in found.items():
+    table = Table(name, "steps", "seconds of a step", "tokens of a step", "over mindrl")
+    for way, steps in found.items():
         seconds, tokens = median(steps), median(steps, "tokens")
         table.add_row(
-            *(name, str(len(steps)), f"{seconds:.2f}", f"{tokens:.0f}", f"{seconds / whole:.2f}")
+            *(way, str(len(steps)), f"{seconds:.2f}", f"{tokens:.0f}", f"{seconds / whole:.2f}")
         )
     console.print(table)
     stages: dict[str, Any] = {
-        name.removeprefix("seconds/"): median(mindrl, name)
-        for name in sorted({key for step in mindrl for key in step if "seconds/" in key})
+        key.removeprefix("seconds/"): median(mindrl, key)
+        for key in sorted({key for step in mindrl for key in step if "seconds/" in key})
     }
     console.print({name: f"{seconds:.3f}" for name, seconds in stages.items()})
 

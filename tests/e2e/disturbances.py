@@ -15,7 +15,7 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "prefill": ("worker", "mindrl.rollout.vllm.engine:VllmEngine.generate"),
     "decode": ("worker", "vllm.v1.engine.llm_engine:LLMEngine.step"),
     "from rollout": ("worker", "mindrl.workers.device_regions:RolloutRegion.offload"),
-    "reward": ("driver", "mindrl.rewards.scorer:RewardScorer.score"),
+    "reward": ("driver", "mindrl.rewards.scorer:RewardScorer.score_parts"),
     "log-probs": ("worker", "mindrl.training.megatron.engine:MegatronEngine.forward"),
     "advantage": ("driver", "mindrl.algorithms.advantages:group_normalised_advantages"),
     "backward": ("worker", "torch.autograd:backward"),

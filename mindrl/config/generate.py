@@ -74,10 +74,13 @@ class SamplingConfig(Truncation):
 class SpeculativeConfig:
     """Draft tokens that the engine verifies together, in one step; the keys are vLLM's."""
 
-    method: Literal["ngram"] | None = None
+    method: Literal["ngram", "draft_model"] | None = None
     """Where drafts come from: `ngram` copies what followed the last tokens where they occurred
-    before in the same sequence. None makes no drafts;
+    before in the same sequence, `draft_model` is a smaller model. None makes no drafts;
     [when it pays](../how-to/faster-rollouts.md#drafts)."""
+    model: PathText | None = None
+    """Folder of the model for `draft_model`, in Hugging Face format, with the policy's tokenizer.
+    Its weights do not change during the run."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 3
     """Maximum number of tokens of a draft."""
     prompt_lookup_max: Annotated[int, Field(ge=1, le=64)] = 4

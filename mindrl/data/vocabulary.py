@@ -16,8 +16,8 @@ def has_vocabulary(path: str, *, trust_remote_code: bool = False) -> bool:
     )
 
 
-def other_token(path: str, of_policy: str) -> str:
-    """Return how the tokenizer of a folder differs for a token of the policy's; empty if never.
+def other_token(path: str, of_policy: str, model: str = "teacher") -> str:
+    """Return how the tokenizer of a model differs for a token of the policy's; empty if never.
 
     It may have more tokens. Without a tokenizer.json on both sides their files are compared.
     """
@@ -35,7 +35,7 @@ def other_token(path: str, of_policy: str) -> str:
         return f"tokenizer.json cannot be read ({type(error).__name__}: {error})"
     for token, number in sorted(theirs.items(), key=lambda each: each[1]):
         if own.get(token) != number:
-            return f"{token!r} is token {number} of the policy, and {own.get(token)} of the teacher"
+            return f"{token!r} is token {number} of the policy, and {own.get(token)} of the {model}"
     return ""
 
 

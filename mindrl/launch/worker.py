@@ -24,7 +24,8 @@ from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
 from mindrl.platform.device_engine import make_batch_invariant
 from mindrl.platform.rendezvous import World
-from mindrl.preflight.run_shardings import RunPlan, RunShardings, draws_head, role_head
+from mindrl.preflight.role_heads import draws_head, role_head
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.preflight.shared_prompts import shares_prompts
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.rollout.planning import whole_tensors

@@ -1,8 +1,9 @@
-"""Tensors that vllm-ascend loses in its sleep.
+"""Tensors that an engine loses in its sleep.
 
 While an engine sleeps, the device memory of its weights is unmapped. vllm-ascend saves registered
 buffers only. Its release 0.23 keeps the rotary tables of latent attention in a module, and
 0.30.0rc2 the expert map of a rank in an attribute; both have undefined contents after a wake-up.
+A model that drafts loses its weights on every device, and no reshard brings them back.
 """
 
 import sys
@@ -26,9 +27,14 @@ class Leftovers:
     contents: list[Tensor]
 
     @classmethod
-    def of(cls, model: Module, platform: Platform) -> "Leftovers":
-        """Copy them from an engine that is awake; only vllm-ascend has any."""
+    def of(cls, model: Module, platform: Platform, draft: Module | None = None) -> "Leftovers":
+        """Copy them from an engine that is awake.
+
+        Besides a model that drafts only vllm-ascend has any. On a CPU such a model stays in memory.
+        """
         tensors = [] if platform.kind != "npu" else [*_tables(), *_attributes(model)]
+        if draft is not None and platform.kind != "cpu":
+            tensors += [each.data for each in (*draft.parameters(), *draft.buffers())]
         return cls(tensors, [each.clone().cpu() for each in tensors])
 
     def restore(self) -> None:

@@ -3,8 +3,9 @@
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.memory.schedule import PHASE_ROLES, UPDATES, Phase
 from mindrl.preflight.picture_memory import tower_estimate
+from mindrl.preflight.role_heads import role_head
 from mindrl.preflight.route_memory import replayed_bytes
-from mindrl.preflight.run_shardings import RunPlan, role_head
+from mindrl.preflight.run_shardings import RunPlan
 
 
 def activation_estimates(plan: RunPlan) -> dict[Phase, int]:

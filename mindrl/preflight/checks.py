@@ -26,7 +26,7 @@ from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform, has_fused_layers
 from mindrl.preflight.algorithm_checks import part_findings
-from mindrl.preflight.draft_checks import draft_findings
+from mindrl.preflight.draft_checks import draft_file_findings, draft_findings
 from mindrl.preflight.graph_checks import graph_findings
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.invariance_checks import (
@@ -175,6 +175,7 @@ def _of_this_machine(models: RunShardings, platform: Platform) -> Iterator[Findi
     """Yield what an otherwise legal run lacks on this machine."""
     yield from tokenizer_findings(models.plan.config)
     yield from teacher_findings(models.plan.config)
+    yield from draft_file_findings(models.plan.config)
     yield from attention_findings(models, platform)
     yield from lacking_kernels(models.plan.config, platform)
     yield from host_findings(models, platform)

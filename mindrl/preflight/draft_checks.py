@@ -2,10 +2,17 @@
 
 from collections.abc import Iterator
 
+from mindrl.checkpoint.files import check_files
 from mindrl.config.finding import Finding, broken
 from mindrl.config.generate import Truncation
 from mindrl.config.run import RunConfig
+from mindrl.data.vocabulary import other_token
+from mindrl.errors import MindrlError
 from mindrl.models.description import ModelDescription
+from mindrl.models.legality import Keys
+from mindrl.preflight.hub import hub_hint
+from mindrl.preflight.shipped import planned_description
+from mindrl.rollout.planning import rollout_findings
 
 _SECTION = "generate_config.speculative_config"
 _METHOD = f"{_SECTION}.method"
@@ -19,6 +26,7 @@ def draft_findings(config: RunConfig) -> Iterator[Finding]:
     if shortest > longest:
         need = f"must be at most {_SECTION}.prompt_lookup_max={longest}"
         yield broken(f"{_SECTION}.prompt_lookup_min", shortest, need, longest)
+    yield from _model_of_drafts(config)
     if drafts.method is None:
         return
     if rollout.is_served:
@@ -38,14 +46,70 @@ def draft_findings(config: RunConfig) -> Iterator[Finding]:
         yield broken(key, value, need, 0)
 
 
-def draft_findings_on(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
-    """Yield that the engine cannot verify drafts of the actor's model."""
-    method = config.generate_config.speculative_config.method
+def _model_of_drafts(config: RunConfig) -> Iterator[Finding]:
+    """Yield that the model is missing, or what it cannot be combined with."""
+    rollout, key = config.generate_config, f"{_SECTION}.model"
+    drafts = rollout.speculative_config
+    if drafts.method != "draft_model":
+        if drafts.model is not None:
+            need = f"has no effect without {_METHOD}=draft_model"
+            yield broken(key, drafts.model, need, None)
+        return
+    if drafts.model is None:
+        yield Finding(f"{key} is needed with {_METHOD}=draft_model: name a model's folder", key)
+    if rollout.quantization is not None:
+        need = f"must be null with {_METHOD}=draft_model: the two were not tried together"
+        yield broken("generate_config.quantization", rollout.quantization, need, None)
+
+
+def draft_findings_on(config: RunConfig, actor: ModelDescription, keys: Keys) -> Iterator[Finding]:
+    """Yield what prevents the engine from verifying drafts of the actor's model.
+
+    `keys` are those of the rollout's sizes.
+    """
+    section = config.generate_config.speculative_config
+    method = section.method
+    if method == "draft_model" and section.model is not None:
+        yield from _draft_model(config, section.model, actor, keys)
     if method and actor.delta:
         need = (
             f"must be null for {actor.class_name}: its gated delta nets forget no rejected tokens"
         )
         yield broken(_METHOD, method, need, None)
+
+
+def _draft_model(
+    config: RunConfig, folder: str, actor: ModelDescription, keys: Keys
+) -> Iterator[Finding]:
+    """Yield what prevents a model from drafting for the actor's."""
+    key = f"{_SECTION}.model"
+    try:
+        draft = planned_description(folder)
+    except MindrlError as error:
+        yield Finding(f"{key}: {error}{hub_hint(folder, 'model')}", key, folder)
+        return
+    if draft.delta or draft.moe or draft.other:
+        need = f": {draft.class_name} is no dense model of a family with a network in mindrl"
+        yield broken(key, folder, need)
+        return
+    if draft.vocab_size != actor.vocab_size:
+        need = f"needs vocab_size={actor.vocab_size}, as the policy; found {draft.vocab_size}"
+        yield broken(key, folder, need)
+    yield from rollout_findings(draft, config.rollout_layout, {**keys, "model": key})
+
+
+def draft_file_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield that a draft model lacks files, or that its tokens are other text for the policy."""
+    key, folder = f"{_SECTION}.model", config.generate_config.speculative_config.model
+    if folder is None:
+        return
+    try:
+        check_files(folder, planned_description(folder), head="vocabulary")
+    except MindrlError as error:
+        yield Finding(f"{key}: {error}{hub_hint(folder, 'model')}", key, folder)
+    if why := other_token(folder, config.tokenizer_path, "draft model"):
+        need = f"needs the tokenizer in {config.tokenizer_path}: {why}"
+        yield broken(key, folder, need)
 
 
 def _unverified(config: RunConfig) -> Iterator[tuple[str, float]]:

@@ -108,7 +108,7 @@ def plan_without_kv_cache(
     config, layers = models.plan.config, models.plan.rollout_layers
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
     if not config.learns:
-        side = rollout_side(capacity_bytes, np.array(models.rollout.held_bytes()), none, layers)
+        side = rollout_side(capacity_bytes, models.rollout_bytes, none, layers)
         return replace(side, pictures=picture_bytes(models.plan))
     shares = config.megatron_training.use_distributed_optimizer
     known = staging if config.rolls_out else none
@@ -158,7 +158,7 @@ def region_bytes(
     states.
     """
     found: dict[Region, RankBytes] = {
-        Region.ROLLOUT_WEIGHTS: np.array(models.rollout.held_bytes()),
+        Region.ROLLOUT_WEIGHTS: models.rollout_bytes,
         Region.STAGING: staging,
     }
     for role, side in models.training.items():

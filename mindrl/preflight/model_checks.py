@@ -21,9 +21,14 @@ from mindrl.preflight.draft_checks import draft_findings_on
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.quantization_checks import quantization_findings_on
-from mindrl.preflight.run_shardings import draws_head, role_head
+from mindrl.preflight.role_heads import draws_head, role_head
 from mindrl.preflight.shared_prompts import prompts_findings
-from mindrl.preflight.shipped import description_of, families_of, sizes_path
+from mindrl.preflight.shipped import (
+    description_of,
+    draft_description,
+    families_of,
+    sizes_path,
+)
 from mindrl.rollout.planning import cache_sizes, rollout_findings
 from mindrl.training.planning import planning_of
 
@@ -89,6 +94,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         return []
     found: list[Finding] = []
     actor = models["actor"]
+    found += draft_findings_on(config, actor, ROLLOUT_KEYS)
     if not layout_findings(config):
         found += _layouts(config, models)
         found += adapter_findings_on(config, actor)
@@ -96,9 +102,11 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         found += rollout_findings(actor, config.rollout_layout, words)
         generate, layout = config.generate_config, config.rollout_layout
         sizes = cache_sizes(actor, layout, generate.dtype, generate.kv_block_tokens)
+        if not found and (draft := draft_description(config)) is not None:
+            sizes = sizes.with_draft(draft, layout, generate.dtype)
         found += kv_cache_findings(config, sizes)
     found += [*_too_long(config, actor), *_shared_prefixes(config, actor)]
-    found += [*prompts_findings(config, actor), *draft_findings_on(config, actor)]
+    found += prompts_findings(config, actor)
     found += quantization_findings_on(config, actor)
     for role, model in models.items():
         if role != "actor":

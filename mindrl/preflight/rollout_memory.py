@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from mindrl.config.finding import Finding
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, RankBytes, rollout_side
@@ -25,7 +23,7 @@ def rollout_memory_plan(
     config = models.plan.config
     messages = models.staging if staging is None else staging
     ranks = slice(config.world_size, None)
-    weights = np.array(models.rollout.held_bytes())[ranks]
+    weights = models.rollout_bytes[ranks]
     side = rollout_side(capacity_bytes, weights, messages[ranks], models.plan.rollout_layers)
     return with_own_kv_cache(models, replace(side, pictures=picture_bytes(models.plan)))
 

@@ -15,7 +15,8 @@ from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.sharding import full_sharding, table_bytes
 from mindrl.observability.run_folder import Need, best_folder, check_room
-from mindrl.preflight.run_shardings import RunPlan, role_head
+from mindrl.preflight.role_heads import role_head
+from mindrl.preflight.run_shardings import RunPlan
 
 Places = Mapping[Role, str]
 """Export folder of each model."""

@@ -13,12 +13,18 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
 from mindrl.memory.schedule import Region
 from mindrl.models.adapters import LowRank, adapter_sharding
-from mindrl.models.decoder import DType, Head
+from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.platform.garbage import no_collection
 from mindrl.platform.host_memory import rounded
-from mindrl.preflight.shipped import families_of, planned_description, sizes_path
+from mindrl.preflight.role_heads import role_head
+from mindrl.preflight.shipped import (
+    draft_description,
+    families_of,
+    planned_description,
+    sizes_path,
+)
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
@@ -37,6 +43,8 @@ class RunPlan:
     layouts: Mapping[Role, TrainLayout]
     """Layouts of the same roles, including the order of the ranks."""
     rollout: RolloutLayout
+    draft: ModelDescription | None = None
+    """The model that drafts for the engine, if one does."""
 
     def candidates(self, role: Role) -> Candidates | None:
         """Return the tokens that a teacher returns at each position, if the loss needs any."""
@@ -134,8 +142,9 @@ class RunPlan:
     def cache_sizes(self) -> CacheSizes:
         """Bytes of sequences in the KV cache of a rank."""
         generate = self.config.generate_config
-        tokens = generate.kv_block_tokens
-        return cache_sizes(self.models["actor"], self.rollout, generate.dtype, tokens)
+        tokens, dtype = generate.kv_block_tokens, generate.dtype
+        found = cache_sizes(self.models["actor"], self.rollout, dtype, tokens)
+        return found.with_draft(self.draft, self.rollout, dtype) if self.draft else found
 
     @property
     def rollout_layers(self) -> tuple[int, ...]:
@@ -154,19 +163,8 @@ def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         models=models,
         layouts={role: config.layout(role) for role in config.roles},
         rollout=config.rollout_layout,
+        draft=draft_description(config),
     )
-
-
-def role_head(config: RunConfig, role: Role) -> Head:
-    """Return the head of a role's model."""
-    given = config.preference_config
-    is_value = role in ("critic", "reward") or (given is not None and given.trains_rewards)
-    return "value" if is_value else "vocabulary"
-
-
-def draws_head(config: RunConfig, role: Role) -> bool:
-    """Return whether a role's head is drawn at random if its folder has none."""
-    return role in ("actor", "critic") and role_head(config, role) == "value"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,10 +251,20 @@ class RunShardings:
         """
         if self.unordered is not None:
             return self.unordered.rollout
-        plan, generate = self.plan, self.plan.config.generate_config
+        int8 = self.plan.config.generate_config.quantization == "int8"
+        return self._in_engine(self.plan.models["actor"], int8=int8)
+
+    @property
+    def rollout_bytes(self) -> RankBytes:
+        """Bytes of the weights in the engine on the same ranks, with those of a draft model."""
+        held = np.array(self.rollout.held_bytes())
+        draft = self.plan.draft
+        return held if draft is None else held + np.array(self._in_engine(draft).held_bytes())
+
+    def _in_engine(self, model: ModelDescription, *, int8: bool = False) -> Sharding:
+        plan, dtype = self.plan, self.plan.config.generate_config.dtype
         layout = plan.replica if plan.config.is_apart else plan.rollout
-        int8 = generate.quantization == "int8"
-        of_replica = rollout_sharding(plan.models["actor"], layout, dtype=generate.dtype, int8=int8)
+        of_replica = rollout_sharding(model, layout, dtype=dtype, int8=int8)
         if not plan.config.is_apart:
             return of_replica
         first, world_size = plan.config.world_size, self.link_size

@@ -102,6 +102,15 @@ def sizes_path(config: RunConfig, role: Role) -> str:
     return _here_or_shipped(path)
 
 
+def draft_description(config: RunConfig) -> ModelDescription | None:
+    """Read the sizes of the model that drafts for the engine; None if none does.
+
+    Raises as `planned_description`.
+    """
+    folder = config.generate_config.speculative_config.model
+    return None if folder is None or not config.rolls_out else planned_description(folder)
+
+
 def has_sizes(path: str) -> bool:
     """Return whether a path is a config.json, or a folder with one."""
     return Path(path).is_file() or (Path(path) / "config.json").is_file()

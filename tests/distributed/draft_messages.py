@@ -9,6 +9,8 @@ from mindrl.batch.rollouts import Responses
 class Drafted:
     """What an engine with drafts said."""
 
+    weight_bytes: int
+    """Bytes of the engine's weights, as it reports them and as it has them when awake."""
     answers: list[Responses]
     """To each question."""
     counts: list[dict[str, float]]

@@ -8,9 +8,10 @@ from weight_files import load_one_by_one, rollout_table
 from mindrl.config.generate import SpeculativeConfig
 
 
-def answers_of(folder: str, questions: list[Question], pairs: Question, method: str) -> Drafted:
+def answers_of(
+    folder: str, questions: list[Question], pairs: Question, config: SpeculativeConfig
+) -> Drafted:
     """Ask an engine that may draft; its weights arrive after it was started."""
-    config = SpeculativeConfig(method=method or None, prompt_lookup_min=1)
     engine = sleeping_engine(
         folder,
         speculative_config=config,
@@ -21,6 +22,7 @@ def answers_of(folder: str, questions: list[Question], pairs: Question, method: 
     engine.onload("weights")
     load_one_by_one(engine.weight_sink(), folder, rollout_table(folder, ONE_RANK))
     engine.onload("kv_cache")
+    assert engine.device_bytes("weights") == engine.nbytes("weights")
     engine.flush_counts()
     answers, counts = [], []
     for question in questions:
@@ -29,6 +31,7 @@ def answers_of(folder: str, questions: list[Question], pairs: Question, method: 
     rounds = in_rounds(engine, questions[-1], steps=3)
     engine.flush_counts()
     return Drafted(
+        weight_bytes=engine.nbytes("weights"),
         answers=answers,
         counts=counts,
         in_rounds=rounds,

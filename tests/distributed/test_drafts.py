@@ -3,6 +3,7 @@
 Shapes: T positions, V the vocabulary.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +14,16 @@ import torch
 from draft_messages import Drafted
 from forked_workers import ForkedWorkers
 from rollout_messages import Question, Tokens
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from mindrl.batch.rollouts import Responses
-from mindrl.config.generate import SamplingConfig
+from mindrl.config.generate import SamplingConfig, SpeculativeConfig
+from mindrl.layouts.layout import RolloutLayout
+from mindrl.models.description import read_description
 from mindrl.rollout.engine import Sampling
+from mindrl.rollout.planning import rollout_sharding
 
 pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
@@ -56,18 +61,38 @@ def model(random_model: Callable[[bool], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drafted(forked_workers: ForkedWorkers, model: Path) -> Drafted:
-    return run(forked_workers, model, "ngram")
+def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model whose most probable tokens are mostly the same."""
+    folder = tmp_path_factory.mktemp("draft") / "model"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    for tensor in weights.values():
+        tensor.add_(0.05 * tensor.std() * torch.randn(tensor.shape, generator=generator))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+def config(request: pytest.FixtureRequest, other: Path) -> SpeculativeConfig:
+    if request.param == "ngram":
+        return SpeculativeConfig(method="ngram", prompt_lookup_min=1)
+    return SpeculativeConfig(method="draft_model", model=str(other))
+
+
+@pytest.fixture(scope="module")
+def drafted(forked_workers: ForkedWorkers, model: Path, config: SpeculativeConfig) -> Drafted:
+    return run(forked_workers, model, config)
 
 
 @pytest.fixture(scope="module")
 def plain(forked_workers: ForkedWorkers, model: Path) -> Drafted:
-    return run(forked_workers, model, "")
+    return run(forked_workers, model, SpeculativeConfig())
 
 
-def run(workers: ForkedWorkers, model: Path, method: str) -> Drafted:
-    pairs = PAIRS.only(*range(DRAWS if method else 1))
-    arguments = (str(model), [*QUESTIONS.values()], pairs, method)
+def run(workers: ForkedWorkers, model: Path, config: SpeculativeConfig) -> Drafted:
+    pairs = PAIRS.only(*range(DRAWS if config.method else 1))
+    arguments = (str(model), [*QUESTIONS.values()], pairs, config)
     found: list[Drafted] = workers.run("draft_probe:answers_of", *arguments, ranks=1)
     return found[0]
 
@@ -94,6 +119,17 @@ def exact_logprobs(model: Path, ids: Tokens, sampling: Sampling) -> Tensor:
     return logits_TV.masked_fill(is_cut_TV, -torch.inf).log_softmax(-1)
 
 
+def test_the_engine_has_the_weights_that_are_planned(
+    drafted: Drafted, model: Path, config: SpeculativeConfig
+) -> None:
+    folders = [str(model), *filter(None, [config.model])]
+    planned = [
+        rollout_sharding(read_description(each), RolloutLayout(), dtype="float32", int8=False)
+        for each in folders
+    ]
+    assert drafted.weight_bytes == sum(each.held_bytes()[0] for each in planned)
+
+
 @pytest.mark.parametrize("name", ["cut", "stopped", "alone", "unseeded", "sampled"])
 def test_logprobs_are_those_of_transformers_at_each_drawn_token(
     name: str, drafted: Drafted, model: Path
@@ -105,7 +141,7 @@ def test_logprobs_are_those_of_transformers_at_each_drawn_token(
         ids = (*prompt, *ids_N.tolist())
         exact = exact_logprobs(model, ids, question.sampling)[len(prompt) - 1 : -1]
         expected = exact.gather(-1, ids_N.long()[:, None])[:, 0]
-        torch.testing.assert_close(logprobs_N, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logprobs_N, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_greedy_answers_are_those_without_drafts_in_fewer_steps(
@@ -119,6 +155,14 @@ def test_greedy_answers_are_those_without_drafts_in_fewer_steps(
     steps = SECTION.max_tokens - alone["throughput/accepted_tokens"]
     assert alone["throughput/engine_steps"] == steps < SECTION.max_tokens
     assert "throughput/drafted_tokens" not in counts(plain, "greedy")
+
+
+def test_a_model_that_drafts_has_the_weights_of_its_folder(
+    drafted: Drafted, config: SpeculativeConfig
+) -> None:
+    found = counts(drafted, "greedy")
+    share = found["throughput/accepted_tokens"] / found["throughput/drafted_tokens"]
+    assert share > 0.5 or config.method == "ngram"
 
 
 def test_a_stop_token_within_a_draft_ends_a_response(drafted: Drafted) -> None:

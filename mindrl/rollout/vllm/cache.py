@@ -6,7 +6,7 @@ a state. vLLM divides the layers into groups of the same size, each with its own
 torch.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.decoder import ELEMENT_BYTES, DType
@@ -26,6 +26,10 @@ class CacheSizes(NamedTuple):
     """Bytes of the blocks with a sequence's states."""
     block_tokens: int = 1
     """Tokens of a block; 1 unless layers have states, since keys and values dominate then."""
+
+    def with_draft(self, model: ModelDescription, layout: RolloutLayout, dtype: DType) -> Self:
+        """Return the sizes with a model that drafts; neither has states."""
+        return self._replace(per_token=self.per_token + cache_sizes(model, layout, dtype).per_token)
 
     def of_sequence(self, tokens: int) -> int:
         """Return the bytes of a sequence."""

@@ -32,6 +32,7 @@ from mindrl.platform.device_memory import finish_device_work, free_bytes, give_b
 from mindrl.platform.leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
+from mindrl.rollout.vllm.draft_model import loaded_draft
 from mindrl.rollout.vllm.engine_counts import EngineCounts
 from mindrl.rollout.vllm.model_classes import register_models
 from mindrl.rollout.vllm.options import rollout_options
@@ -110,14 +111,15 @@ class VllmEngine:
         ranks = generate.infer_tensor_parallel_size * self.stages
         self._counts = EngineCounts(self.llm.llm_engine, ranks)
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step, self._counts)
-        self._leftovers = Leftovers.of(self._worker.model_runner.get_model(), platform)
+        runner = self._worker.model_runner
+        draft, self._draft_bytes = loaded_draft(self._worker, generate)
+        self._leftovers = Leftovers.of(runner.get_model(), platform, draft)
         # All ranks of a replica route the same tokens: one of them keeps the routes.
         keeps = model.routes is not None and get_tp_group().is_first_rank
-        runner = self._worker.model_runner
         self._routes = EngineRoutes(runner, model.routes) if keeps and model.routes else None
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
-            "weights": EngineShards(self._worker).nbytes(),
+            "weights": EngineShards(self._worker).nbytes() + self._draft_bytes,
             "kv_cache": self._kv_cache_bytes(),
         }
         self._rounds: Rounds | None = None
@@ -166,11 +168,13 @@ class VllmEngine:
     def device_bytes(self, tag: EngineTag) -> int:
         """Return the bytes of the weights or the KV cache on the device now.
 
-        On CPU these are the bytes of their storages. Device memory is unmapped under the storages
+        On CPU these are the bytes of their storages; a model that drafts is there while the weights
+        are. Device memory is unmapped under the storages
         while the engine sleeps, so there the engine's state counts.
         """
         if self.device_type == "cpu":
-            return int(self._worker.resident_bytes()[tag])
+            drafts = self._draft_bytes if tag == "weights" and tag in self.awake else 0
+            return int(self._worker.resident_bytes()[tag]) + drafts
         return self._sizes[tag] if tag in self.awake else 0
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mindrl.config.generate import GenerateConfig, SpeculativeConfig
+from mindrl.config.generate import GenerateConfig
 from mindrl.models.config_file import read_config
 from mindrl.models.gated_delta import gated_delta_net
 from mindrl.platform.device import Platform
@@ -39,7 +39,7 @@ def rollout_options(
         "compilation_config": _graphs(generate),
         "enable_prefix_caching": generate.enable_prefix_caching,
         "block_size": generate.kv_block_tokens,
-        "speculative_config": _drafts(generate.speculative_config),
+        "speculative_config": _drafts(generate),
         "hf_overrides": _in_int8() if generate.quantization == "int8" else None,
         "trust_remote_code": generate.trust_remote_code,
         # Log-probs of the sampled distribution: after temperature and truncation.
@@ -57,8 +57,19 @@ def _graphs(generate: GenerateConfig) -> dict[str, Any] | None:
     return {key: value for key, value in given.items() if value is not None} or None
 
 
-def _drafts(config: SpeculativeConfig) -> dict[str, Any] | None:
-    return None if config.method is None else asdict(config)
+def _drafts(generate: GenerateConfig) -> dict[str, Any] | None:
+    config = generate.speculative_config
+    if config.method is None:
+        return None
+    given = {key: value for key, value in asdict(config).items() if value is not None}
+    if config.method == "ngram":
+        return given
+    return {
+        "method": config.method,
+        "model": config.model,
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "draft_tensor_parallel_size": generate.infer_tensor_parallel_size,
+    }
 
 
 def _in_int8() -> dict[str, Any]:

@@ -54,10 +54,14 @@ class EngineShards:
     Local names are the engine's, without the `routed_experts.` that vLLM 0.32 inserts.
     """
 
-    def __init__(self, worker: Any) -> None:
-        """Read the expected parameters from the engine's worker; its weights are allocated."""
+    def __init__(self, worker: Any, model: Module | None = None) -> None:
+        """Read the expected parameters from the engine's worker; its weights are allocated.
+
+        `model` is another than the policy's.
+        """
         self.worker = worker
-        self.slots = _slots(worker.model_runner.get_model())
+        self.model = worker.model_runner.get_model() if model is None else model
+        self.slots = _slots(self.model)
         self.filling: dict[str, Tensor] = {}
         self.pending: dict[Module, dict[str, Tensor]] = {}
         """New memory of modules that are to be packed."""
@@ -105,7 +109,7 @@ class EngineShards:
         assert not lacking, f"{len(lacking)} tensors were not loaded: {', '.join(lacking[:5])}"
         dtype = self.worker.vllm_config.model_config.dtype
         with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
-            for module in self.worker.model_runner.get_model().modules():
+            for module in self.model.modules():
                 if isinstance(module, Attention | MLAAttention):
                     module.process_weights_after_loading(dtype)
 

@@ -10,7 +10,7 @@ from mindrl.config.supervision import in_epochs, supervised
 from mindrl.config.validate import findings
 from mindrl.platform.device import Platform, planned_platform
 from mindrl.preflight.derived_numbers import derived_numbers
-from mindrl.preflight.run_shardings import draws_head, role_head
+from mindrl.preflight.role_heads import draws_head, role_head
 from mindrl.programs.train import require_engines
 
 SAMPLES = {"rl_config.n_samples_per_prompt": 8}

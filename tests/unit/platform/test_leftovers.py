@@ -31,3 +31,17 @@ def test_plain_attributes_that_are_no_views_of_weights_come_back(
     layer.expert_map.fill_(77)
     found.restore()
     assert layer.expert_map.tolist() == [0, 1, -1, -1]
+
+
+@pytest.mark.parametrize("kind", ["npu", "gpu"])
+def test_a_model_that_drafts_has_its_weights_again_after_a_sleep(kind: str) -> None:
+    draft = torch.nn.Linear(3, 2)
+    draft.register_buffer("table", torch.arange(4.0))
+    found = Leftovers.of(Module(), PLATFORMS[kind], draft)
+    before = {name: each.clone() for name, each in draft.state_dict().items()}
+    with torch.no_grad():
+        for each in draft.state_dict().values():
+            each.fill_(7.0)
+    found.restore()
+    assert all(torch.equal(each, before[name]) for name, each in draft.state_dict().items())
+    assert Leftovers.of(Module(), PLATFORMS["cpu"], draft).tensors == []

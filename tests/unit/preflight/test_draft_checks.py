@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checked_runs import MakeConfig, model_folder, overrides
+from checked_runs import CPU, MakeConfig, model_folder, overrides, refused
 
 from mindrl.config.generate import GenerateConfig, SpeculativeConfig
 from mindrl.platform.device import PLATFORMS
-from mindrl.preflight.draft_checks import draft_findings
+from mindrl.preflight.checks import check
+from mindrl.preflight.draft_checks import draft_file_findings, draft_findings
 from mindrl.rollout.vllm.options import command_of, rollout_options
 
 SECTION = "generate_config.speculative_config"
@@ -54,6 +55,91 @@ def test_what_an_engine_cannot_verify_is_named_with_its_remedy(
     (found,) = draft_findings(config)
     assert (found.field, found.legal) == (field, (legal,))
     assert str(found).startswith(f"{field}={value}")
+
+
+def with_model(folder: Path, tokens: dict[str, int] | None = None, **sizes: Any) -> Path:
+    model_folder(folder, **sizes)
+    values = {"model": {"vocab": tokens or {"a": 0, "b": 1}}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {f"{SECTION}.model": None},
+            f"{SECTION}.model is needed with {METHOD}=draft_model: name a model's folder",
+        ),
+        (
+            {METHOD: "ngram", f"{SECTION}.model": "small"},
+            f"{SECTION}.model=small has no effect without {METHOD}=draft_model",
+        ),
+        (
+            {"generate_config.quantization": "int8", f"{SECTION}.model": "small"},
+            f"generate_config.quantization=int8 must be null with {METHOD}=draft_model",
+        ),
+    ],
+)
+def test_a_model_that_drafts_is_named_and_stands_alone(
+    changes: dict[str, Any], text: str, tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    config = run_config(model, overrides(tmp_path) | {METHOD: "draft_model"} | changes)
+    (found,) = draft_findings(config)
+    assert str(found).startswith(text)
+
+
+def test_a_smaller_model_of_the_policys_family_drafts(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = with_model(tmp_path / "policy", num_hidden_layers=2)
+    small = with_model(tmp_path / "small", hidden_size=56)
+    given = {METHOD: "draft_model", f"{SECTION}.model": str(small)}
+    plan = check(run_config(policy, overrides(tmp_path) | given), CPU)
+    assert plan.draft is not None
+    assert plan.draft.num_hidden_layers == 1
+    # Keys and values of two layers, and of one that is half as wide.
+    alone = check(run_config(policy, overrides(tmp_path)), CPU)
+    wide, narrow = alone.models["actor"], plan.draft
+    more = 2 * narrow.num_key_value_heads * narrow.head_dim * 4
+    assert plan.cache_sizes.per_token == alone.cache_sizes.per_token + more
+    assert wide.num_hidden_layers == 2
+
+
+def test_a_model_that_drafts_other_tokens_is_refused(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy, key = with_model(tmp_path / "policy"), f"{SECTION}.model"
+    large = with_model(tmp_path / "large", vocab_size=128)
+    given = overrides(tmp_path) | {METHOD: "draft_model"}
+    (found,) = refused(run_config(policy, given | {key: str(large)}))
+    assert found == f"{key}={large} needs vocab_size=96, as the policy; found 128"
+    other = with_model(tmp_path / "other", tokens={"a": 1, "b": 0})
+    (read,) = draft_file_findings(run_config(policy, given | {key: str(other)}))
+    assert str(read) == (
+        f"{key}={other} needs the tokenizer in {policy}: 'a' is token 0 of the policy, and 1 of "
+        "the draft model"
+    )
+
+
+def test_a_missing_model_that_drafts_is_named(tmp_path: Path, run_config: MakeConfig) -> None:
+    policy = with_model(tmp_path / "policy")
+    given = {METHOD: "draft_model", f"{SECTION}.model": "nowhere/small"}
+    (found,) = refused(run_config(policy, overrides(tmp_path) | given))
+    assert found.startswith(f"{SECTION}.model: model folder nowhere/small does not exist")
+
+
+def test_a_model_that_drafts_is_cut_as_the_policy_is() -> None:
+    section = SpeculativeConfig(method="draft_model", model="small", num_speculative_tokens=2)
+    generate = GenerateConfig(speculative_config=section, infer_tensor_parallel_size=2)
+    options = rollout_options("folder", generate, PLATFORMS["cpu"], 1)
+    assert options["speculative_config"] == {
+        "method": "draft_model",
+        "model": "small",
+        "num_speculative_tokens": 2,
+        "draft_tensor_parallel_size": 2,
+    }
 
 
 def test_nothing_is_drafted_unless_it_is_configured(tmp_path: Path, run_config: MakeConfig) -> None:

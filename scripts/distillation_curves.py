@@ -27,7 +27,14 @@ from mindrl.tiny.recipe import Recipe, TaughtRow
 TINY = CHECKOUT / ".cache/tiny"
 STUDENT, TEACHER = TINY / "student", TINY / "teacher"
 STEPS, EVERY, PROMPTS = 60, 2, 32
-WAYS = {"distillation": ("distill_tiny_cpu", 4), "GRPO": ("grpo_tiny_cpu", 8)}
+WAYS = {
+    f"{name}, {responses} of each prompt": (config, responses)
+    for name, config, each in (
+        ("distillation", "distill_tiny_cpu", (1, 4)),
+        ("GRPO", "grpo_tiny_cpu", (4, 8)),
+    )
+    for responses in each
+}
 """Configuration, and responses to a prompt."""
 ACCURACY, WITHIN = "evaluation/accuracy", 0.03
 

@@ -289,7 +289,8 @@ class RLKeys(TypedDict, total=False):
     grace_seconds: int | None
 
 class SpeculativeKeys(TypedDict, total=False):
-    method: Literal["ngram"] | None
+    method: Literal["ngram", "draft_model"] | None
+    model: str | None
     num_speculative_tokens: int
     prompt_lookup_max: int
     prompt_lookup_min: int

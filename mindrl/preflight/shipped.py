@@ -108,7 +108,7 @@ def draft_description(config: RunConfig) -> ModelDescription | None:
     Raises as `planned_description`.
     """
     folder = config.generate_config.speculative_config.model
-    return None if folder is None or not config.rolls_out else planned_description(folder)
+    return None if folder is None else planned_description(folder)
 
 
 def has_sizes(path: str) -> bool:

@@ -11,6 +11,7 @@ from mindrl.config.generate import GenerateConfig, SpeculativeConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.preflight.draft_checks import draft_file_findings, draft_findings
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.vllm.options import command_of, rollout_options
 
 SECTION = "generate_config.speculative_config"
@@ -105,6 +106,9 @@ def test_a_smaller_model_of_the_policys_family_drafts(
     more = 2 * narrow.num_key_value_heads * narrow.head_dim * 4
     assert plan.cache_sizes.per_token == alone.cache_sizes.per_token + more
     assert wide.num_hidden_layers == 2
+    both, one = (RunShardings(plan=each).rollout_bytes for each in (plan, alone))
+    its_own = RunShardings(plan=check(run_config(small, overrides(tmp_path)), CPU)).rollout_bytes
+    assert (both - one).tolist() == its_own.tolist()
 
 
 def test_a_model_that_drafts_other_tokens_is_refused(

@@ -171,9 +171,11 @@ def table(program: Program, happened: Sequence[dict[str, Any]]) -> list[str]:
 def test_a_driver_that_is_killed_in_any_phase_is_started_again_and_leaves_nothing(
     straight: Straight, tiny_model: Path, tmp_path: Path
 ) -> None:
-    planned = [disturbance(phase, DRIVER, "SIGKILL", call=2) for phase in PHASES]
+    # The checkpoint of the first step may still be written when the second begins.
+    calls = {phase: 2 if number else 3 for number, phase in enumerate(PHASES)}
+    planned = [disturbance(phase, DRIVER, "SIGKILL", call=call) for phase, call in calls.items()]
     around = environment(tmp_path / "disturbed", planned)
-    steps, remains = len(planned) + 4, Remains()
+    steps, remains = len(planned) + 5, Remains()
     program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
     for number in range(len(planned)):
         assert remains.code_of(program) == -signal.SIGKILL, program.text()

@@ -18,6 +18,7 @@ from mindrl.tiny.chat_model import build_tokenizer
 from mindrl.tiny.questions import draw_splits
 
 TINY = CHECKOUT / ".cache/tiny"
+_POSITIONS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ def works(folder: Path) -> dict[str, Work]:
 def random_model(folder: Path, *, width: int, layers: int, mean_length: int) -> Path:
     """Write a Qwen2 whose answers have a mean length, and return its folder."""
     tokenizer = build_tokenizer()
+    tokenizer.model_max_length = _POSITIONS
     torch.manual_seed(1)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -77,7 +79,7 @@ def random_model(folder: Path, *, width: int, layers: int, mean_length: int) -> 
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=_POSITIONS,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

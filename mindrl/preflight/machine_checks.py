@@ -37,10 +37,13 @@ def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
 
 
 def attention_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:
-    """Yield a finding if this machine's engine lacks a kernel for the model's head size."""
-    config = models.plan.config
+    """Yield a finding if this machine's engine lacks a kernel for the head size of a model."""
+    config, draft = models.plan.config, models.plan.draft
     if platform.kind == "cpu" and config.rolls_out and not config.generate_config.is_served:
         yield from cpu_attention_findings(models.plan.models["actor"], config.model_key("actor"))
+        if draft is not None:
+            key = "generate_config.speculative_config.model"
+            yield from cpu_attention_findings(draft, key)
 
 
 def tokenizer_findings(config: RunConfig) -> Iterator[Finding]:

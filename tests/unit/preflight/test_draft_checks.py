@@ -11,6 +11,7 @@ from mindrl.config.generate import GenerateConfig, SpeculativeConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.preflight.draft_checks import draft_file_findings, draft_findings
+from mindrl.preflight.machine_checks import attention_findings
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.vllm.options import command_of, rollout_options
 
@@ -125,6 +126,18 @@ def test_a_model_that_drafts_other_tokens_is_refused(
         f"{key}={other} needs the tokenizer in {policy}: 'a' is token 0 of the policy, and 1 of "
         "the draft model"
     )
+
+
+def test_a_model_that_drafts_with_a_head_size_without_a_kernel_is_named(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = with_model(tmp_path / "policy")
+    small = with_model(tmp_path / "small", head_dim=20)
+    given = {METHOD: "draft_model", f"{SECTION}.model": str(small)}
+    config = run_config(policy, overrides(tmp_path) | given)
+    models = RunShardings(plan=check(config, CPU))
+    found = [each.field for each in attention_findings(models, PLATFORMS["cpu"])]
+    assert f"{SECTION}.model" in found
 
 
 def test_a_missing_model_that_drafts_is_named(tmp_path: Path, run_config: MakeConfig) -> None:

@@ -41,6 +41,8 @@ class Shapes:
     """By the engine."""
     table: dict[str, tuple[int, ...]]
     """Of the rollout side."""
+    queues: list[str]
+    """Names of the shared memory that the engine's ranks have mapped."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -69,9 +70,15 @@ def shapes_of(cases: Sequence[Case]) -> list[Shapes]:
         Shapes(
             expected=engine_of(case).weight_sink().shapes(),
             table=_table_shapes(table_of(case)),
+            queues=_shared_queues(),
         )
         for case in cases
     ]
+
+
+def _shared_queues() -> list[str]:
+    lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    return [line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/psm_" in line]
 
 
 def engine_of(case: Case) -> VllmEngine:
@@ -127,7 +134,7 @@ def _fill_engine(case: Case, prompts: Prompts, ordinary: Collection[str]) -> Fil
     engine.onload("kv_cache")
     answers["filled after a sleep"] = _ask(engine.llm, prompts)
     return Filled(
-        shapes=Shapes(expected=shapes, table=_table_shapes(table)),
+        shapes=Shapes(expected=shapes, table=_table_shapes(table), queues=_shared_queues()),
         answers=answers,
         memory=memory,
         sequence_bytes=_sequence_bytes(engine.llm),

@@ -324,6 +324,9 @@ def test_deepseek_on_two_ranks_expects_exactly_what_the_rollout_table_holds(
     seen: dict[str, list[Shapes]] = by_name(list(chosen), each)
     for ranks in seen.values():
         assert all(rank.expected == rank.table for rank in ranks)
+        # Without a name in /dev/shm, so nothing is left when the processes end in any way.
+        assert ranks[0].queues
+        assert all(name.endswith(" (deleted)") for rank in ranks for name in rank.queues)
     # The bias of the router's choice is whole on both ranks, under shared and under cut experts.
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert {rank.expected[bias] for rank in seen["deepseek_v3 TP2 EP2"]} == {(8,)}

@@ -41,6 +41,7 @@ from mindrl.rollout.vllm.placeholders import require_same
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.routes import EngineRoutes
 from mindrl.rollout.vllm.shards import EngineShards
+from mindrl.rollout.vllm.shared_queues import remove_names
 from mindrl.rollout.vllm.whole_tensors import WholeTensors
 
 _LEAST_SHARE = 0.01
@@ -104,6 +105,7 @@ class VllmEngine:
                 distributed_timeout_seconds=timeout_seconds,
                 cpu_distributed_timeout_seconds=timeout_seconds,
             )
+        remove_names()
         self.stages = generate.infer_pipeline_parallel_size
         """Number of pipeline stages."""
         if self.stages > 1:

@@ -120,10 +120,8 @@ class VllmEngine:
         keeps = model.routes is not None and get_tp_group().is_first_rank
         self._routes = EngineRoutes(runner, model.routes) if keeps and model.routes else None
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
-        self._sizes: dict[EngineTag, int] = {
-            "weights": EngineShards(self._worker).nbytes() + self._draft_bytes,
-            "kv_cache": self._kv_cache_bytes(),
-        }
+        weights = EngineShards(self._worker).nbytes() + self._draft_bytes
+        self._sizes: dict[EngineTag, int] = {"weights": weights, "kv_cache": self._kv_cache_bytes()}
         self._rounds: Rounds | None = None
         self._pages = dict(self._sizes)
         """Bytes of each on the device: its size, or more as measured at a wake-up."""

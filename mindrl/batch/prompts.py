@@ -78,6 +78,11 @@ class Demonstration(Prompt):
     """For each token, whether it is a target: tokens of answers and the tokens that end them. Never
     true for the first."""
 
+    @property
+    def last_target(self) -> int:
+        """Position of the token that ends the last answer."""
+        return len(self.targets) - 1 - self.targets[::-1].index(True)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledAnswer(Demonstration):

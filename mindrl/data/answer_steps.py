@@ -1,13 +1,14 @@
 """Answers in steps, and where each step ends in the tokens."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from mindrl.batch.prompts import Demonstration, GradedSteps
+from mindrl.batch.prompts import Demonstration
 from mindrl.config.preference import PreferenceConfig
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
@@ -31,7 +32,7 @@ class AnswerSteps:
         """Read the steps of a row.
 
         Raises:
-            DataError: A column has no list, a step is empty, or a label is none.
+            DataError: A column has no list, a step is empty, or a label is not from 0 to 1.
         """
         steps = _list(row, section.steps_column, _STEPS, "texts, each with more than spaces", _text)
         need = "true, false, or numbers from 0 to 1"
@@ -51,10 +52,10 @@ class AnswerSteps:
         """The whole answer."""
         return self.separator.join(self.steps)
 
-    def graded(
+    def targets(
         self, found: Demonstration, tokenizer: PreTrainedTokenizerBase, *, is_plain: bool
-    ) -> GradedSteps:
-        """Return the rendered answer with the last token of each step as its targets.
+    ) -> tuple[bool, ...]:
+        """Return for each token of the rendered answer whether it ends a step.
 
         Args:
             found: The conversation with the answer, whose end token ends the last step.
@@ -66,15 +67,11 @@ class AnswerSteps:
         """
         answer, first = (self.text, found.targets.index(True)) if is_plain else (found.text, 0)
         ends = [first + end for end in self._inner_ends(answer, found, tokenizer, first)]
-        ends.append(len(found.targets) - 1 - found.targets[::-1].index(True))
+        ends.append(found.last_target)
         if any(one >= other for one, other in pairwise(ends)):
             need = f"needed another preference_config.step_separator than {self.separator!r}"
             raise DataError(f"{self.place}: two steps end in the same token; {need}")
-        targets = [False] * len(found.targets)
-        for end in ends:
-            targets[end] = True
-        kept: dict[str, Any] = {each.name: getattr(found, each.name) for each in fields(found)}
-        return GradedSteps(**kept | {"targets": tuple(targets)}, labels=self.labels)
+        return tuple(at in ends for at in range(len(found.targets)))
 
     def _inner_ends(
         self, text: str, found: Demonstration, tokenizer: PreTrainedTokenizerBase, first: int
@@ -98,7 +95,7 @@ class AnswerSteps:
         return [bisect_left(begins, last) - 1 for last in lasts]
 
 
-def _list(row: Row, column: str, key: str, need: str, is_right: Any) -> list[Any]:
+def _list(row: Row, column: str, key: str, need: str, is_right: Callable[[Any], bool]) -> list[Any]:
     value: Any
     where, value = column_of(row, column, key)
     if not isinstance(value, list) or not value or not all(map(is_right, value)):

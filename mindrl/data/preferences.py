@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from mindrl.batch.prompts import (
     ChatMessage,
     Demonstration,
+    GradedSteps,
     LabelledAnswer,
     PreferencePair,
     Prompt,
@@ -65,7 +66,7 @@ def load_preferences(
             prompt = row.values.get(columns.prompt, row.values.get(column))
             kept = pictures_of(reading.images, row, messages, prompt)
             found = lesson.demonstration(messages, row.place, kept, uid=uid, source=source)
-            if section.trains_rewards and _end_token(found) == padding:
+            if section.trains_rewards and found.token_ids[found.last_target] == padding:
                 need = "transformers would read the score before it; set another token there"
                 where = f"{row.place}: the answer ends with pad_token_id={padding} of {folder}"
                 raise DataError(f"{where}/config.json; {need}")
@@ -75,7 +76,8 @@ def load_preferences(
             column, steps = section.steps_column, AnswerSteps.of(row, section)
             joined = row._replace(values=row.values | {column: steps.text})
             found = shown_answer(column, "preference_config.steps_column", joined)
-            return steps.graded(found, tokenizer, is_plain=training.takes_plain_text)
+            targets = steps.targets(found, tokenizer, is_plain=training.takes_plain_text)
+            return GradedSteps(**_fields(found) | {"targets": targets}, labels=steps.labels)
         if section.sequences_per_row == 1:
             found = shown_answer(section.completion_column, "preference_config.completion_column")
             if section.loss == "kto":
@@ -91,11 +93,6 @@ def load_preferences(
 
     # A reward model reads the position after the last token.
     return load_lessons(paths, config, reading, of_row, spare=int(section.trains_rewards))
-
-
-def _end_token(found: Demonstration) -> int:
-    """Return the token that ends the answer."""
-    return found.token_ids[len(found.targets) - 1 - found.targets[::-1].index(True)]
 
 
 def _with_system(

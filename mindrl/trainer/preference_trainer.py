@@ -209,6 +209,7 @@ def minibatch_of(batch: Sequences, slopes: Tensor) -> SlopedSequences:
     """
     mask_BT = batch.response_mask_BT
     weights_BT = sequence_mean_weights(mask_BT)
+    # With one target per answer the two are the same.
     if len(slopes) == len(batch):
         slopes = slopes.repeat_interleave(mask_BT.sum(dim=1))
     slopes_BT = torch.zeros_like(weights_BT, dtype=torch.float64).masked_scatter(mask_BT, slopes)

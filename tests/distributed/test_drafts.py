@@ -141,7 +141,7 @@ def test_logprobs_are_those_of_transformers_at_each_drawn_token(
         ids = (*prompt, *ids_N.tolist())
         exact = exact_logprobs(model, ids, question.sampling)[len(prompt) - 1 : -1]
         expected = exact.gather(-1, ids_N.long()[:, None])[:, 0]
-        torch.testing.assert_close(logprobs_N, expected, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(logprobs_N, expected, rtol=0, atol=1e-5)
 
 
 def test_greedy_answers_are_those_without_drafts_in_fewer_steps(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from checked_runs import CPU, MakeConfig, model_folder, overrides, refused
+from test_teacher_checks import WORDS, with_tokenizer
 
 from mindrl.config.generate import GenerateConfig, SpeculativeConfig
 from mindrl.platform.device import PLATFORMS
@@ -59,11 +60,8 @@ def test_what_an_engine_cannot_verify_is_named_with_its_remedy(
     assert str(found).startswith(f"{field}={value}")
 
 
-def with_model(folder: Path, tokens: dict[str, int] | None = None, **sizes: Any) -> Path:
-    model_folder(folder, **sizes)
-    values = {"model": {"vocab": tokens or {"a": 0, "b": 1}}, "added_tokens": []}
-    (folder / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
-    return folder
+def with_model(folder: Path, tokens: dict[str, int] = WORDS, **sizes: Any) -> Path:
+    return with_tokenizer(model_folder(folder, **sizes), tokens)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """The loop that trains a reward model, on roles in memory; real ones: test_reward_models.py."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from memory_roles import data, run_log
 from test_preference_trainer import PAIRS, JudgingRoles, answer, chosen
 
-from mindrl.batch.prompts import GradedSteps, Prompt, ScoredAnswer
+from mindrl.batch.prompts import Demonstration, GradedSteps, Prompt, ScoredAnswer
 from mindrl.batch.sequences import Sequences, Values
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.reward_model_trainer import RewardModelTrainer, concordance, with_ends
@@ -21,6 +22,10 @@ class ScoringRoles(JudgingRoles):
     def compute_scores(self, sequences: Sequences) -> Values:
         before_BT = torch.nn.functional.pad(sequences.tokens_BT[:, :-1], (1, 0))
         return Values(values_BT=sequences.response_mask_BT * before_BT / 10.0)
+
+
+def values(row: Demonstration) -> dict[str, Any]:
+    return {each.name: getattr(row, each.name) for each in fields(row)}
 
 
 def learned(folder: Path, rows: tuple[Prompt, ...], **keys: object) -> tuple[Metrics, Sequences]:
@@ -61,14 +66,7 @@ def test_an_update_has_the_slopes_of_bradley_terry_with_margin_and_centring(tmp_
 def test_an_update_on_scores_has_the_slopes_of_the_squared_error(tmp_path: Path) -> None:
     shown = [answer(0, 20, 8), answer(1, 9, 3)]
     rows = tuple(
-        ScoredAnswer(
-            uid=each.uid,
-            token_ids=each.token_ids,
-            text="",
-            answer="",
-            targets=each.targets,
-            score=wanted,
-        )
+        ScoredAnswer(**values(each), score=wanted)
         for each, wanted in zip(shown, (1.0, 0.5), strict=True)
     )
     metrics, batch = learned(tmp_path, rows, loss="score")
@@ -85,14 +83,7 @@ def test_an_update_on_steps_reads_each_and_has_the_slopes_of_the_cross_entropy(
     shown = [answer(0, 20, 12, 6, 8), answer(1, 9, 3)]
     targets = [(False, False, False, True, False, True), (False, False, False, True)]
     rows = tuple(
-        GradedSteps(
-            uid=each.uid,
-            token_ids=each.token_ids,
-            text="",
-            answer="",
-            targets=ends,
-            labels=labels,
-        )
+        GradedSteps(**values(each) | {"targets": ends}, labels=labels)
         for each, ends, labels in zip(shown, targets, ((1.0, 0.0), (0.25,)), strict=True)
     )
     metrics, batch = learned(tmp_path, rows, loss="steps")

@@ -12,17 +12,15 @@ already in the JSON file are not repeated.
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from tiny_runs import CHECKOUT, kept, recorded, trained
 
-from mindrl import train
-from mindrl.config.section_types import SectionArguments
-from mindrl.tiny.making import Teacher, make_model
-from mindrl.tiny.recipe import Recipe, TaughtRow
+from mindrl.programs.tiny import teacher
+from mindrl.tiny.making import make_model
+from mindrl.tiny.recipe import Recipe
 
 TINY = CHECKOUT / ".cache/tiny"
 STUDENT, TEACHER = TINY / "student", TINY / "teacher"
@@ -46,8 +44,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file that keeps the curves")
     options, overrides = parser.parse_known_args()
     goal = taught() - WITHIN
-    config = CHECKOUT / "configs/sft_tiny_cpu.yaml"
-    make_model(STUDENT, TINY / "data", 1, Recipe(layers=2), Teacher(config=config, run=habits))
+    make_model(STUDENT, TINY / "data", 1, Recipe(layers=2), teacher())
 
     def curve(way: str, seed: int) -> dict[str, float]:
         name, responses = WAYS[way]
@@ -76,13 +73,6 @@ def taught() -> float:
             last = recorded(Path(folder), ACCURACY)[-1]
         record.write_text(json.dumps({ACCURACY: last[ACCURACY]}))
     return float(json.loads(record.read_text())[ACCURACY])
-
-
-def habits(rows: Iterator[TaughtRow], sections: SectionArguments) -> Path:
-    """Train a student on answers; return its folder."""
-    summary = train("sft_tiny_cpu", train_dataset=rows, **sections).summary
-    assert summary is not None, "the run has ended well"
-    return Path(summary["model"])
 
 
 def show(curves: dict[tuple[str, int], dict[str, float]], goal: float) -> None:

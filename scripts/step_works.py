@@ -14,7 +14,7 @@ import torch
 from tiny_runs import CHECKOUT
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mindrl.tiny.chat_model import build_tokenizer
+from mindrl.tiny.chat_model import build_model, build_tokenizer
 from mindrl.tiny.questions import draw_splits
 
 TINY = CHECKOUT / ".cache/tiny"
@@ -71,21 +71,13 @@ def random_model(folder: Path, *, width: int, layers: int, mean_length: int) -> 
     """Write a Qwen2 whose answers have a mean length, and return its folder."""
     tokenizer = build_tokenizer()
     tokenizer.model_max_length = _POSITIONS
-    torch.manual_seed(1)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=_POSITIONS,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype=torch.float32,
-    )
+    values = build_model(tokenizer, seed=1, layers=layers).config.to_dict() | {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "max_position_embeddings": _POSITIONS,
+        "initializer_range": 0.02,
+    }
+    config = Qwen2Config(**values)
     model = Qwen2ForCausalLM(config)
     end = tokenizer.eos_token_id
     with torch.no_grad():

@@ -121,8 +121,7 @@ def made_tool_user(output: Path, seed: int) -> Path:
         MindrlError: As `made_model`.
     """
     folder = output / "tools_model"
-    teacher = Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
-    written = make_tool_user(folder, output / "model", output / "data", seed, teacher)
+    written = make_tool_user(folder, output / "model", output / "data", seed, teacher())
     say(f"{folder}: {'written' if written else 'up to date'}")
     return folder
 
@@ -140,9 +139,13 @@ def made_model(output: Path, data: Path, seed: int, family: Family) -> str:
     """
     require_engines()
     recipe = Recipe(family=family, updates=UPDATES[family])
-    teacher = Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
-    written = make_model(output, data, seed, recipe, teacher)
+    written = make_model(output, data, seed, recipe, teacher())
     return f"{output}: {'written' if written else 'up to date'}"
+
+
+def teacher() -> Teacher:
+    """Return the supervised run that teaches tiny models."""
+    return Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
 
 
 def _teach(rows: Iterator[TaughtRow], sections: SectionArguments) -> Path:

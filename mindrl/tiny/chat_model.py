@@ -90,8 +90,8 @@ def build_model(
     """Initialise the network from the seed: layers with 4 query heads on 2 key-value heads.
 
     With experts, every layer has 8, of which each token takes 2; Qwen3.5 has another one for all
-    tokens. With gated delta nets, three layers have one, with 2 key heads and 4 value heads, and
-    the last one attends.
+    tokens. With gated delta nets, three of four layers have one, with 2 key heads and 4 value
+    heads, and the fourth attends.
     """
     torch.manual_seed(seed)
     shared = {

@@ -46,7 +46,7 @@ class Recipe:
 
     family: Family = "qwen2"
     layers: int = 4
-    """Those with gated delta nets need a multiple of 4."""
+    """Number of layers; a family with gated delta nets needs a multiple of 4."""
     careful_share: float = 0.25
     careless_share: float = 0.55
     """The rest of the answers are hasty."""

@@ -28,6 +28,7 @@ from mindrl.config.archon import ArchonConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.adapters import LowRank
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.rendezvous import listen
@@ -96,6 +97,7 @@ def network_of(
     *,
     dp: int = 1,
     bf16: bool = False,
+    low_rank: LowRank | None = None,
 ) -> Network:
     """Create a model with random weights over a number of ranks."""
     layout = TrainLayout(dp=dp)
@@ -107,6 +109,7 @@ def network_of(
         learning=LearningConfig(archon=ArchonConfig(**options)),
         device_type="cpu",
         attention=attention_kernel("cpu"),
+        low_rank=low_rank,
     )
     made = chunks_of_rank(
         model, settings, meshes_of(layout, "cpu"), 0, lambda part, more: Network(model, part, more)

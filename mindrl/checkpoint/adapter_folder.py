@@ -10,6 +10,7 @@ from mindrl.checkpoint.files import Framework, check_shapes, open_file, shapes_i
 from mindrl.errors import ModelError
 from mindrl.models.adapters import LowRank
 from mindrl.models.placement import Shape
+from mindrl.models.vision import TOWER_MODULES
 from mindrl.observability.regular_files import read_regular_text
 
 ADAPTER_FOLDER = "adapter"
@@ -76,9 +77,12 @@ def _no_folder(folder: Path) -> str:
     return "the folder has no PEFT adapter"
 
 
-def adapter_config(low_rank: LowRank, model: str) -> dict[str, Any]:
-    """Return the content of adapter_config.json for adapters on a model."""
+def adapter_config(low_rank: LowRank, model: str, *, has_tower: bool = False) -> dict[str, Any]:
+    """Return the content of adapter_config.json for adapters on a model's text part."""
+    # Some layers of a vision tower have the names of a decoder's.
+    excluded = {"exclude_modules": TOWER_MODULES} if has_tower else {}
     return {
+        **excluded,
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": model,

@@ -23,9 +23,9 @@ def adapter_findings(config: RunConfig) -> Iterator[Finding]:
                 yield broken(f"{SECTION}.{name}", value, need, usual[name])
         return
     backend = config.training_backend("actor")
-    if backend != TRAINING_BACKEND:
+    if lora.dropout and backend != TRAINING_BACKEND:
         need = f"needs the engine {TRAINING_BACKEND}, found {backend} in actor_config.backend"
-        yield broken(f"{SECTION}.r", lora.r, need, 0)
+        yield broken(f"{SECTION}.dropout", lora.dropout, need, usual["dropout"])
     yield from _unknown_layers(lora.target_modules)
     interval = config.rl_config.ref_update_interval
     if interval:

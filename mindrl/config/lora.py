@@ -46,7 +46,8 @@ class LoRAConfig:
     `q_b_proj`, `kv_a_proj_with_mqa`, `kv_b_proj`. Empty, or `all-linear` as in PEFT, selects all of
     these that exist."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Dropout of the adapters' inputs in updates; log-probs are computed without it."""
+    """Dropout of the adapters' inputs in updates, with Megatron's engine; log-probs are computed
+    without it."""
     load: PathText | None = None
     """Folder of a PEFT adapter to start from, with the same rank and layers. None initialises A at
     random and B with zeros: the model starts unchanged."""

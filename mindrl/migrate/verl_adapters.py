@@ -31,7 +31,7 @@ _KINDS = {
     "canonical_lora": "each matrix has its own A, the same in mindrl",
 }
 _MERGED = "mindrl's engine gets merged weights"
-_NO_TOWER = "mindrl has adapters for models of text only"
+_NO_TOWER = "with adapters mindrl never trains the tower"
 _NO_RESULT: Mapping[str, str] = {
     **dict.fromkeys(("merge", "a2a_experimental", "fully_sharded_loras"), _MERGED),
     **{f"freeze_{part}": _NO_TOWER for part in ("vision_model", "vision_projection")},

@@ -4,20 +4,22 @@ A matrix W [out, in] is used as W + scale * B A, with A [r, in] and B [out, r]. 
 has its own factors, under PEFT's names; they are cut as the matrix is. Pure Python.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from mindrl.config.lora import LINEARS, LoRAConfig
 from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import LocalTensor, Placement, Shape, ShardingTable
 from mindrl.models.sharding import LazyTables, Sharding, held_in_full
+from mindrl.models.vision import module_name
 
 _PREFIX = "base_model.model."
 """Prefix of all names in PEFT."""
-_MODULE = "adapter"
-"""Local name of the adapter module on a matrix."""
+FIRST_FACTOR, SECOND_FACTOR = "adapter.lora_A", "adapter.lora_B"
+"""Local names of the factors on a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +62,38 @@ def factor_names(tensor: str) -> tuple[str, str]:
 
 def local_factor_names(name: str) -> tuple[str, str]:
     """Return the local names of the factors on a local matrix."""
-    stem = f"{name.removesuffix('weight')}{_MODULE}."
-    return f"{stem}lora_A", f"{stem}lora_B"
+    stem = name.removesuffix("weight")
+    return stem + FIRST_FACTOR, stem + SECOND_FACTOR
+
+
+class AdapterShardings(NamedTuple):
+    """Which rank holds what of a model's adapters."""
+
+    trained: Sharding
+    """The factors."""
+    gathered: Sharding | None = None
+    """Whole factors A, if training keeps only parts of them; None if it keeps them whole."""
+
+
+def names_of_factors(model: ModelDescription, low_rank: LowRank) -> dict[str, tuple[str, str]]:
+    """Return the logical names of the factors of each matrix that has some, by its name.
+
+    They follow transformers' modules, as PEFT's do. A vision tower has none.
+    """
+    vision = None if model.other is None else model.other.vision
+    found = {}
+    for tensor in logical_shapes(model):
+        if low_rank.is_on(tensor) and not (vision and tensor.startswith(vision.tower)):
+            found[tensor] = factor_names(module_name(vision, tensor) if vision else tensor)
+    return found
 
 
 def factor_shapes(model: ModelDescription, low_rank: LowRank) -> dict[str, Shape]:
     """Return the shape of each logical factor, in the order of the layers."""
-    found: dict[str, Shape] = {}
-    for tensor, shape in logical_shapes(model).items():
-        if low_rank.is_on(tensor):
-            rows, width = shape
-            shapes = (low_rank.r, width), (rows, low_rank.r)
-            found |= zip(factor_names(tensor), shapes, strict=True)
+    shapes, found = logical_shapes(model), dict[str, Shape]()
+    for tensor, names in names_of_factors(model, low_rank).items():
+        rows, width = shapes[tensor]
+        found |= zip(names, ((low_rank.r, width), (rows, low_rank.r)), strict=True)
     return found
 
 
@@ -81,6 +103,14 @@ def adapter_sharding(base: Sharding, low_rank: LowRank) -> Sharding:
     for shard in base.shards:
         tables.add(shard, partial(_factors_of_shard, base, shard, low_rank))
     return replace(base, shards=tables)
+
+
+def first_factors_of(base: Sharding, model: ModelDescription, low_rank: LowRank) -> Sharding:
+    """Return a sharding of the factors A: a rank that holds rows of a matrix has its whole A."""
+    names, tables = names_of_factors(model, low_rank), LazyTables()
+    for shard in base.shards:
+        tables.add(shard, partial(_first_of_shard, base, shard, names, low_rank.r))
+    return replace(base, shards=tables, padded_to={}, frozen=None)
 
 
 def full_adapters(
@@ -108,6 +138,20 @@ def _factors_of_shard(base: Sharding, shard: str, low_rank: LowRank) -> Sharding
         if adapted(entry, low_rank):
             factors = _first(entry, low_rank), _second(entry, low_rank)
             found |= zip(local_factor_names(name), factors, strict=True)
+    return found
+
+
+def _first_of_shard(
+    base: Sharding, shard: str, names: Mapping[str, tuple[str, str]], r: int
+) -> ShardingTable:
+    found = {}
+    for name, entry in base.shards[shard].items():
+        of_matrix = entry.placements[0]
+        if of_matrix.tensor in names:
+            source, local = (((0, r), box[1]) for box in (of_matrix.source, of_matrix.local))
+            held = Placement(names[of_matrix.tensor][0], source=source, local=local)
+            shape = (r, entry.shape[1])
+            found[local_factor_names(name)[0]] = LocalTensor(shape=shape, placements=(held,))
     return found
 
 

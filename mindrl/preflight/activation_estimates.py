@@ -35,7 +35,12 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
         if phase is Phase.TRAIN:
             found[phase] += replayed_bytes(plan)
         found[phase] += plan.planning(role).borrowed_bytes(
-            model, layout, plan.train_dtype, head=role_head(config, role), learns=phase in UPDATES
+            model,
+            layout,
+            plan.train_dtype,
+            head=role_head(config, role),
+            learns=phase in UPDATES,
+            low_rank=plan.low_rank if role == "actor" else None,
         )
         if role_head(config, role) == "vocabulary":
             chunk = config.actor_config.logprob_chunk_tokens

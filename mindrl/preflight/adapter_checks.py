@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from mindrl.checkpoint.adapter_folder import check_adapters
 from mindrl.config.adapter_rules import SECTION
+from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.finding import Finding, broken
 from mindrl.config.lora import LINEARS
 from mindrl.config.run import RunConfig
@@ -45,7 +46,11 @@ def _on_experts(config: RunConfig, has: list[str]) -> Iterator[Finding]:
     asked = config.actor_config.lora.target_modules
     named = ",".join([name for name in others if name in asked] or others)
     hint = f"or exclude the expert layers: {_TARGETS}=[{named}]"
-    actor = config.actor_config
+    actor, backend = config.actor_config, config.training_backend("actor")
+    if backend != TRAINING_BACKEND:
+        need = f"must be {TRAINING_BACKEND}, because others keep experts in one stack; {hint}"
+        yield broken("actor_config.backend", backend, need, TRAINING_BACKEND)
+        return
     if actor.moe_grouped_gemm:
         need = (
             f"must be false, because adapters need experts that are multiplied one by one; {hint}"

@@ -12,7 +12,7 @@ from mindrl.config.teacher import Candidates
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
 from mindrl.memory.schedule import Region
-from mindrl.models.adapters import LowRank, adapter_sharding
+from mindrl.models.adapters import AdapterShardings, LowRank
 from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
@@ -156,7 +156,8 @@ class RunPlan:
 def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:
     """Plan a run, whose layouts have no findings, in the engine's own order of the ranks."""
     models = dict(models)
-    if config.actor_config.freeze_vision_tower and "actor" in models:
+    actor = config.actor_config
+    if (actor.freeze_vision_tower or actor.lora.r) and "actor" in models:
         models["actor"] = models["actor"].with_frozen_tower()
     return RunPlan(
         config=config,
@@ -197,10 +198,16 @@ class RunShardings:
         return found
 
     @cached_property
-    def adapters(self) -> Sharding | None:
-        """Sharding of the actor's adapters; None without adapters."""
-        low_rank = self.plan.low_rank
-        return None if low_rank is None else adapter_sharding(self.training["actor"], low_rank)
+    def adapters(self) -> AdapterShardings | None:
+        """Shardings of the actor's adapters; None without adapters."""
+        plan, actor = self.plan, self.plan.config.actor_config
+        if plan.low_rank is None:
+            return None
+        return plan.planning("actor").adapters(
+            *(plan.models["actor"], plan.layouts["actor"], plan.low_rank),
+            base=self.training["actor"],
+            fsdp_size=actor.archon.fsdp_size,
+        )
 
     @cached_property
     def unchanging(self) -> dict[Region, RankBytes]:
@@ -216,8 +223,8 @@ class RunShardings:
         found: RankBytes = np.zeros(self.plan.config.world_size, dtype=np.int64)
         for role, side in self.training.items():
             found += self.of_all_ranks(role, np.array(side.storages()))
-        if self.adapters is not None:
-            found += self.of_all_ranks("actor", np.array(self.adapters.storages()))
+        for each in filter(None, self.adapters or ()):
+            found += self.of_all_ranks("actor", np.array(each.storages()))
         return found
 
     @property
@@ -240,8 +247,12 @@ class RunShardings:
         )
         if role != "actor" or self.adapters is None:
             return of_engine(side, layout)
-        pairs = zip(of_engine(self.adapters, layout), side.held_bytes(), strict=True)
-        return tuple(replace(each, weights=each.weights + held) for each, held in pairs)
+        trained, gathered = self.adapters
+        held = np.array(side.held_bytes())
+        if gathered is not None:
+            held += gathered.held_bytes()
+        pairs = zip(of_engine(trained, layout), held.tolist(), strict=True)
+        return tuple(replace(each, weights=each.weights + more) for each, more in pairs)
 
     @cached_property
     def rollout(self) -> Sharding:

@@ -27,7 +27,9 @@ Batch = TypeVar("Batch", bound=Sequences)
 class Adapters(Protocol):
     """This rank's part of low-rank factors that are trained in place of a model's weights."""
 
-    low_rank: LowRank
+    @property
+    def low_rank(self) -> LowRank:
+        """Which matrices have factors, and of which rank."""
 
     @property
     def sharding(self) -> Sharding:

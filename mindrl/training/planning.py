@@ -12,12 +12,13 @@ from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.config.finding import Finding
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
+from mindrl.models.adapters import AdapterShardings, LowRank, adapter_sharding
 from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import Keys
 from mindrl.models.sharding import Sharding
 from mindrl.training.archon.legality import archon_findings, archon_orders
-from mindrl.training.archon.sharding import archon_sharding
+from mindrl.training.archon.sharding import archon_factors, archon_sharding
 from mindrl.training.archon.state_bytes import archon_borrowed_bytes, archon_trained_bytes
 from mindrl.training.layer_copies import LayerCopies
 from mindrl.training.megatron.legality import legal_orders, megatron_findings
@@ -57,7 +58,20 @@ class _BorrowedBytes(Protocol):
         *,
         head: Head,
         learns: bool,
+        low_rank: LowRank | None = None,
     ) -> int: ...
+
+
+class _Adapters(Protocol):
+    def __call__(
+        self,
+        model: ModelDescription,
+        layout: TrainLayout,
+        low_rank: LowRank,
+        *,
+        base: Sharding,
+        fsdp_size: int | None = None,
+    ) -> AdapterShardings: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +82,8 @@ class EnginePlanning:
     """Name for use in a sentence."""
     sharding: Callable[[ModelDescription, TrainLayout, Storage], Sharding]
     """Returns which rank holds which part of a model."""
+    adapters: _Adapters
+    """Returns which rank holds which part of adapters on a model of sharding `base`."""
     findings: Callable[[ModelDescription, TrainLayout, Keys], Iterable[Finding]]
     """Returns why the engine cannot build a model or cut it by a layout."""
     trained_bytes: _TrainedBytes
@@ -121,13 +137,26 @@ def _nothing_borrowed(
     *,
     head: Head,  # noqa: ARG001
     learns: bool,  # noqa: ARG001
+    low_rank: LowRank | None = None,  # noqa: ARG001
 ) -> int:
     return 0
+
+
+def _megatron_adapters(
+    model: ModelDescription,  # noqa: ARG001 - the tables contain it
+    layout: TrainLayout,  # noqa: ARG001
+    low_rank: LowRank,
+    *,
+    base: Sharding,
+    fsdp_size: int | None = None,  # noqa: ARG001 - of other engines
+) -> AdapterShardings:
+    return AdapterShardings(adapter_sharding(base, low_rank))
 
 
 _ARCHON = EnginePlanning(
     name="archon",
     sharding=_archon_sharding,
+    adapters=archon_factors,
     findings=archon_findings,
     trained_bytes=_archon_bytes,
     # Called for many settings of one layout.
@@ -142,6 +171,7 @@ _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
     TRAINING_BACKEND: EnginePlanning(
         name="Megatron",
         sharding=_megatron_sharding,
+        adapters=_megatron_adapters,
         findings=megatron_findings,
         trained_bytes=trained_bytes,
         borrowed_bytes=_nothing_borrowed,

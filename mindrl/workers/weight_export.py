@@ -121,7 +121,7 @@ class WeightExport:
         model, low_rank = self.model, adapters.low_rank
         ranks, dtype = dist.get_world_size(), self.dtype
         complete = full_adapters(model.description, low_rank, world_size=ranks, dtype=dtype)
-        config = adapter_config(low_rank, model.folder)
+        config = adapter_config(low_rank, model.folder, has_tower=model.description.reads_images)
         found = ExportedAdapters(complete.table(dist.get_rank()), dtype, config)
         way = self._routed(adapters.sharding, complete)
         name = f"{self.name} adapters {self.exports}"

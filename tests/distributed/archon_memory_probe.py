@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_messages import Case, Course
 from training_shares import share
 
+from mindrl.models.adapters import LowRank
 from mindrl.models.description import ModelDescription
 from mindrl.training.archon.network import Network
 from mindrl.training.archon.shards import give_back, sharded
@@ -133,12 +134,15 @@ class _Reduce(_Room, ReduceScatter):
         output_tensor.copy_(input_tensor[: len(output_tensor)])
 
 
-def most_borrowed(vocabularies: list[int], bf16: bool, tokens: int) -> list[tuple[int, int]]:
+def most_borrowed(
+    vocabularies: list[int], bf16: bool, tokens: int, low_rank: LowRank | None = None
+) -> list[tuple[int, int]]:
     """Return what a pass over few tokens needs at the most: one that reads, and one that learns."""
     bench, found = _bench(), []
     for vocabulary in vocabularies:
         model = replace(bench.description(6), vocab_size=vocabulary)
-        network = bench.network_of(model, {}, tokens, dp=dist.get_world_size(), bf16=bf16)
+        ranks = dist.get_world_size()
+        network = bench.network_of(model, {}, tokens, dp=ranks, bf16=bf16, low_rank=low_rank)
         for module in sharded(network):
             module.set_custom_all_gather(_Gather())
             module.set_custom_reduce_scatter(_Reduce())

@@ -25,40 +25,60 @@ from transformers import AutoModelForCausalLM
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.checkpoint.adapter_folder import WEIGHTS_FILE
+from mindrl.config.backends import TrainingBackend
 from mindrl.config.lora import LINEARS
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.adapters import LowRank, adapter_sharding, factor_shapes
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.training.megatron.sharding import megatron_sharding
+from mindrl.training.planning import Storage, planning_of
 
 pytestmark = pytest.mark.distributed
 
-EVERY_CHANGE = ("TP2", "TP2 with cut sequences", "some layers, DP2")
+EVERY_CHANGE = ("TP2", "TP2 with cut sequences", "some layers, DP2", "archon DP2 TP2", "fsdp TP2")
+SOME = ("q_proj", "v_proj", "down_proj")
 LAYOUTS: Mapping[str, tuple[TrainLayout, bool, tuple[str, ...]]] = {
     "alone": (TrainLayout(), False, LINEARS),
     "TP2": (TrainLayout(tp=2), False, LINEARS),
     "TP2 with cut sequences": (TrainLayout(tp=2), True, LINEARS),
-    "some layers, DP2": (TrainLayout(dp=2), False, ("q_proj", "v_proj", "down_proj")),
+    "some layers, DP2": (TrainLayout(dp=2), False, SOME),
     "PP2": (TrainLayout(pp=2), False, LINEARS),
+    "archon alone": (TrainLayout(), False, LINEARS),
+    "archon TP2 with cut sequences": (TrainLayout(tp=2), True, LINEARS),
+    # More ranks than key-value heads.
+    "archon TP4": (TrainLayout(tp=4), False, LINEARS),
+    "archon some layers, r=3, DP2": (TrainLayout(dp=2), False, SOME),
+    "archon CP2": (TrainLayout(cp=2), False, LINEARS),
+    "archon PP2": (TrainLayout(pp=2), False, LINEARS),
+    "archon DP2 TP2": (TrainLayout(dp=2, tp=2), True, LINEARS),
+    "fsdp DP2": (TrainLayout(dp=2), False, LINEARS),
+    "fsdp TP2": (TrainLayout(tp=2), False, LINEARS),
 }
 
 
 EVERY = LowRank(r=4, alpha=8.0, targets=LINEARS)
 
 
-def with_adapters(folder: Path, targets: tuple[str, ...], target: Path) -> tuple[Any, Path]:
+def with_adapters(
+    folder: Path, targets: tuple[str, ...], target: Path, r: int = 4
+) -> tuple[Any, Path]:
     """Put PEFT's adapters on a model, with factors that both add something; keep them."""
     torch.manual_seed(3)
     model = hugging_face(folder)
     here = [name for name in targets if any(name in module for module, _ in model.named_modules())]
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=here, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(r=r, lora_alpha=8, target_modules=here, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(model, config)
     for name, factor in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(factor, std=0.05)
     adapted.save_pretrained(target)
     return adapted, target
+
+
+def engine_of(way: str) -> TrainingBackend:
+    first: Any = way.partition(" ")[0]
+    return first if first in ("archon", "fsdp") else "megatron"
 
 
 def factors_of(model: Any) -> dict[str, Tensor]:
@@ -75,13 +95,15 @@ def test_losses_and_factors_are_those_of_peft(
 ) -> None:
     layout, sequence_parallel, targets = LAYOUTS[way]
     # Tied, where the stages that have the embedding differ.
-    folder = random_model(way == "PP2")
-    model, adapters = with_adapters(folder, targets, tmp_path / "adapters")
+    folder = random_model("PP2" in way)
+    r = 3 if "r=3" in way else 4
+    model, adapters = with_adapters(folder, targets, tmp_path / "adapters", r)
     before = factors_of(model)
     batches = minibatches(hugging_face(folder)) + minibatches(hugging_face(folder))
-    low_rank = LowRank(r=4, alpha=8.0, targets=targets)
+    low_rank, backend = LowRank(r=r, alpha=8.0, targets=targets), engine_of(way)
     case = Case(
         folder=str(folder),
+        backend=backend,
         layout=layout,
         sequence_parallel=sequence_parallel,
         settings={"low_rank": low_rank, "adapter_folder": str(adapters)},
@@ -103,9 +125,10 @@ def test_losses_and_factors_are_those_of_peft(
         for ours, theirs in zip(found.metrics, metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     description = read_description(str(folder))
-    base = megatron_sharding(description, layout, dtype="float32")
+    engine = planning_of(backend)
+    base = engine.sharding(description, layout, Storage(dtype="float32"))
     together = put_together(
-        adapter_sharding(base, low_rank),
+        engine.adapters(description, layout, low_rank, base=base).trained,
         factor_shapes(description, low_rank),
         [found.factors for found in replies],
     )
@@ -239,12 +262,21 @@ def test_what_is_dropped_hangs_on_no_layout_and_what_is_made_again_is_the_same(
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    at_night_but([({"tp": 2}, {"dp": 2})], [({"tp": 2}, {"dp": 2}), ({"dp": 2}, {"pp": 2})]),
+    ("before", "after", "backends"),
+    at_night_but(
+        [({"tp": 2}, {"dp": 2}, ("megatron", "megatron"))],
+        [
+            ({"tp": 2}, {"dp": 2}, ("megatron", "megatron")),
+            ({"dp": 2}, {"pp": 2}, ("megatron", "megatron")),
+            ({"tp": 2}, {"dp": 2}, ("archon", "archon")),
+            ({"dp": 2}, {"tp": 2}, ("fsdp", "megatron")),
+        ],
+    ),
 )
 def test_a_checkpoint_holds_the_factors_alone_for_any_layout(
     before: dict[str, int],
     after: dict[str, int],
+    backends: tuple[TrainingBackend, TrainingBackend],
     forked_workers: ForkedWorkers,
     random_model: MakeModel,
     tmp_path: Path,
@@ -258,14 +290,14 @@ def test_a_checkpoint_holds_the_factors_alone_for_any_layout(
         micro_batching=MicroBatching(sequences=2),
     )
 
-    def run(function: str, layout: Mapping[str, int]) -> list[Kept]:
-        made = TrainLayout(**layout)
-        case = Case(folder=str(folder), layout=made, settings={"low_rank": EVERY})
+    def run(function: str, layout: Mapping[str, int], backend: TrainingBackend) -> list[Kept]:
+        made, settings = TrainLayout(**layout), {"low_rank": EVERY}
+        case = Case(folder=str(folder), layout=made, backend=backend, settings=settings)
         return forked_workers.run(
             f"state_probe:{function}", case, course, str(tmp_path), 2, ranks=made.world_size
         )
 
-    straight, resumed = run("save", before), run("load", after)
+    straight, resumed = run("save", before, backends[0]), run("load", after, backends[1])
     shapes = factor_shapes(read_description(str(folder)), EVERY)
     ours, theirs = whole(tmp_path / "again"), whole(tmp_path)
     assert {name.partition(" ")[2] for name in theirs} == shapes.keys()

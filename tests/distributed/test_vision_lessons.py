@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from answer_loops import FIVE_STEPS, learned, usual_updates
@@ -23,7 +24,15 @@ pytestmark = pytest.mark.distributed
 
 STEPS, ROWS = 5, 4
 START, END = "<|im_start|>assistant\n", "<|im_end|>"
-CASES = [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen3_vl", 2)]
+LAYERS = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""The layers with adapters; a tower has some of these names too."""
+CASES = [
+    ("qwen2_5_vl", 1, False),
+    ("qwen3_vl", 1, False),
+    ("qwen3_vl", 2, False),
+    ("qwen2_5_vl", 2, True),
+    ("qwen3_vl", 2, True),
+]
 
 
 def conversation(uid: int) -> dict[str, Any]:
@@ -38,9 +47,11 @@ def conversation(uid: int) -> dict[str, Any]:
     }
 
 
-def of_transformers(folder: Path, rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+def of_transformers(
+    folder: Path, rows: list[dict[str, Any]], network: Any
+) -> list[tuple[float, float]]:
     """Train transformers' network by a loop on what its processor makes of the rows."""
-    processor, network = AutoProcessor.from_pretrained(folder), reference(folder)
+    processor = AutoProcessor.from_pretrained(folder)
     pictures = {f"{at}.png": noise(size, at) for at, size in enumerate(SIZES)}
 
     def logits_and_labels(row: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -64,10 +75,27 @@ def of_transformers(folder: Path, rows: list[dict[str, Any]]) -> list[tuple[floa
     return usual_updates(network, (partial(loss, step) for step in cut))
 
 
-@pytest.mark.parametrize(("family", "ranks"), at_night_but([CASES[0]], CASES))
+def with_adapters(network: Any, folder: Path) -> Any:
+    """Put PEFT's adapters on the decoder alone, with factors that both add something."""
+    decoder = rf".*language_model\.layers\..*\.({'|'.join(LAYERS)})"
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=decoder)
+    adapted = peft.get_peft_model(network, config)
+    torch.manual_seed(5)
+    for name, factor in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(factor, std=0.05)
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "has_adapters"),
+    at_night_but([CASES[0], CASES[3]], CASES),
+)
 def test_five_updates_on_rows_with_pictures_are_those_of_a_transformers_loop(
     family: Any,
     ranks: int,
+    has_adapters: bool,
     forked_workers: ForkedWorkers,
     run_config: Callable[..., RunConfig],
     tmp_path: Path,
@@ -86,12 +114,28 @@ def test_five_updates_on_rows_with_pictures_are_those_of_a_transformers_loop(
         "rl_config.actor_resource.num_npus": ranks,
         "sft_config": {},
     }
+    network = reference(model)
+    if has_adapters:
+        network = with_adapters(network, tmp_path / "adapters")
+        given |= {
+            "actor_config.lora.r": 4,
+            "actor_config.lora.alpha": 8.0,
+            "actor_config.lora.target_modules": LAYERS,
+            "actor_config.lora.load": str(tmp_path / "adapters"),
+        }
     config, root = run_config(model, FIVE_STEPS | given), tmp_path / "run"
     root.mkdir()
     prompts = read_data(config).train.prompts
     assert [len(each.images) for each in prompts[:4]] == [0, 1, 2, 1]
     ours = learned(prompts, root, config, forked_workers)
-    for step, (loss, norm) in zip(ours, of_transformers(model, rows), strict=True):
+    for step, (loss, norm) in zip(ours, of_transformers(model, rows, network), strict=True):
         # Sums of float32 in another order: packed, two micro-batches, two ranks.
         assert step["sft/loss"] == pytest.approx(loss, abs=2e-6)
         assert step["update/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    if has_adapters:
+        # Exported for PEFT, which finds each factor and no further layer.
+        loaded = peft.PeftModel.from_pretrained(reference(model), root / "model/adapter")
+        found, wanted = map(peft.get_peft_model_state_dict, (loaded, network))
+        assert found.keys() == wanted.keys()
+        for name, factor in wanted.items():
+            torch.testing.assert_close(found[name], factor, atol=2e-5, rtol=0)

@@ -18,7 +18,6 @@ ASKED = (
     "megatron_training.save_interval=4",
     "actor_config.lora.r=16",
     "actor_config.lora.alpha=32",
-    "actor_config.lora.dropout=0.02",
     "actor_config.lr=5e-3",
     "rl_config.init_kl_coef=0.001",
 )
@@ -28,10 +27,19 @@ def learned(run: Program) -> list[dict[str, float]]:
     return [computed(step) for step in run.steps()]
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        ("actor_config.lora.dropout=0.02",),
+        ("actor_config.backend=archon:t2",),
+        ("actor_config.backend=fsdp:d2",),
+    ],
+    ids=["megatron", "archon", "fsdp"],
+)
 def test_a_run_through_adapters_learns_and_goes_on_when_it_is_killed(
-    tiny_model: Path, tmp_path: Path
+    engine: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:
-    asked = [f"actor_config.load={tiny_model}", *ASKED]
+    asked = [f"actor_config.load={tiny_model}", *ASKED, *engine]
     straight = start_program(tmp_path / "straight", asked)
     assert straight.process.wait(timeout=600) == 0, straight.text()
     summary = straight.summary()

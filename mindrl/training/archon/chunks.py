@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from mindrl.models.description import ModelDescription
+from mindrl.training.archon.adapters import put_adapters
 from mindrl.training.archon.balance import Balance
 from mindrl.training.archon.meshes import Meshes, expert_meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
@@ -33,6 +34,8 @@ def chunks_of_rank(
     for chunk in layout.chunks_of(stage):
         part = StagePart(chunks[chunk], is_first=chunk == 0, is_last=chunk == len(chunks) - 1)
         networks[chunk] = network_of(part, network_settings)
+        if settings.low_rank is not None:
+            put_adapters(networks[chunk], model, settings.low_rank)
         prepare_layers(networks[chunk], settings.learning.archon)
         shard(
             networks[chunk],

@@ -11,7 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import EMBEDDING, HEAD
+from mindrl.models.placement import ShardingTable
+from mindrl.training.archon.adapters import NetworkAdapters
 from mindrl.training.archon.chunks import chunks_of_rank
 from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.learning import Learning
@@ -19,19 +22,23 @@ from mindrl.training.archon.meshes import meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
+from mindrl.training.archon.sharding import archon_factors
 from mindrl.training.context import own_group
+from mindrl.training.first_weights import first_factors
 from mindrl.training.packs import Pack
 from mindrl.training.reading import Reader
 from mindrl.training.routes import RouteGroups
 from mindrl.training.settings import EngineSettings
 from mindrl.training.skeleton import EngineSkeleton, HeadGroups
-from mindrl.training.state_slice import StateKind, StateSlice
+from mindrl.training.state_slice import ReadState, StateKind, StateSlice
 
 logger = logging.getLogger(__name__)
 
 
 class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
     """Trains this rank's part of a model; see `TrainingEngine`."""
+
+    adapters: NetworkAdapters | None = None
 
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's weights by their local names, in the shapes of its table."""
@@ -41,6 +48,18 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
     def _weights(self) -> Sequence[Tensor]:
         # A rank may hold no element of a parameter, whose storage FSDP2 pads all the same.
         return [each.to_local().detach() for each in self._parameters().values()]
+
+    def complete_weights(self) -> None:
+        """Gather the adapters' factors that merging them needs: see `TrainingEngine`."""
+        super().complete_weights()
+        if self.adapters is not None:
+            self.adapters.gather()
+
+    def restore(self, updates: int, read: ReadState) -> None:
+        """Load weights and moments: see `TrainingEngine`."""
+        super().restore(updates, read)
+        if self.adapters is not None:
+            self.adapters.gather()
 
     def network_of(self, part: StagePart, settings: NetworkSettings) -> Network:
         """Return a part of the model on the meta device."""
@@ -68,21 +87,41 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         self.twins = dict(chain.from_iterable(n.twins().items() for n in self.networks.values()))
         self.pipeline = self._piped()
         self.ends = self.meshes.ends() if self._is_head_a_copy else None
+        self.adapters = self._adapters()
+        tables = {**self.table, **(self.adapters.table if self.adapters else {})}
         for name, parameter in self._parameters().items():
-            found, entry = tuple(parameter.to_local().shape), self.table.get(name)
+            found, entry = tuple(parameter.to_local().shape), tables.get(name)
             wanted = entry.shape if entry else found if 0 in found else None
             assert found == wanted, f"{name}: the network has {found}, the table has {wanted}"
 
+    def _adapters(self) -> NetworkAdapters | None:
+        """Return the adapters of the networks; None if their weights are trained."""
+        settings, low_rank = self.settings, self.settings.low_rank
+        if low_rank is None:
+            return None
+        shardings = archon_factors(
+            *(self.description, settings.layout, low_rank),
+            base=self.sharding,
+            fsdp_size=settings.learning.archon.fsdp_size,
+        )
+        return NetworkAdapters.of(self.networks.values(), shardings, low_rank, settings.device_type)
+
     def _prepared(self, updates: int | None) -> Learning | None:
+        if self.adapters is not None:
+            shapes = factor_shapes(self.description, self.adapters.low_rank)
+            source: str | int = self.settings.adapter_folder or self.settings.training.seed
+            first_factors(self.adapters.tensors(), self.adapters.table, shapes, source)
+            self.adapters.gather()
         if updates is None:
             return None
         parameters = self._parameters()
         copies = {name: self._copies(name, each) for name, each in parameters.items()}
-        return Learning(parameters, copies, self.settings.learning, updates)
+        more = () if self.adapters is None else self.adapters.whole.values()
+        return Learning(parameters, copies, self.settings.learning, updates, beside=more)
 
     def _state_slices(self) -> Iterator[StateSlice]:
-        local, parameters = self.local_tensors(), self._parameters()
-        for index, (name, entry) in enumerate(self.table.items()):
+        parameters, (local, table) = self._parameters(), self._trained()
+        for index, (name, entry) in enumerate(table.items()):
             kept: dict[StateKind, Tensor] = {"weight": local[name]}
             if self.learning is not None and name in self.learning.leaves:
                 moments = self.learning.moments(self.learning.leaves[name])
@@ -101,6 +140,12 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
                         axes=placement.axes,
                         is_ours=is_ours,
                     )
+
+    def _trained(self) -> tuple[dict[str, Tensor], ShardingTable]:
+        """Return the tensors that a checkpoint needs, and their table."""
+        if self.adapters is None:
+            return self.local_tensors(), self.table
+        return self.adapters.tensors(), self.adapters.table
 
     def _run_forward(self, packs: Sequence[Pack[Any]], read: Reader) -> list[Tensor]:
         return self.pipeline.forward(packs, read)

@@ -4,7 +4,7 @@ The optimizer works on plain tensors that share the storages of the DTensors: on
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,18 +25,21 @@ class Learning:
         copies: Mapping[str, int],
         learning: LearningConfig,
         updates: int,
+        *,
+        beside: Iterable[Tensor] = (),
     ) -> None:
         """Allocate gradients and moments for a run of `updates` optimizer steps.
 
         `copies` maps each parameter to the number of ranks that hold the same part. Parameters that
-        require no gradient get neither.
+        require no gradient get neither. Tensors `beside` them move as weights do.
         """
         self.learning, self.updates_of_run, self.updates = learning, updates, 0
         self.copies = copies
         learning_ones = {name: each for name, each in parameters.items() if each.requires_grad}
         self.leaves = {name: nn.Parameter(each.to_local()) for name, each in learning_ones.items()}
         self._frozen = [
-            each.to_local().detach() for each in parameters.values() if not each.requires_grad
+            *(each.to_local().detach() for each in parameters.values() if not each.requires_grad),
+            *beside,
         ]
         for name, leaf in self.leaves.items():
             leaf.grad = torch.zeros_like(leaf)

@@ -268,7 +268,7 @@ class Network(nn.Module):
             f"{path}.{name}": module.twins
             for path, module in self.named_modules()
             if isinstance(module, Linear) and module.twins is not None
-            for name, _ in module.named_parameters(recurse=False)
+            for name in module.cut_names()
         }
 
     def _before_head(self, hidden_1SH: Tensor) -> Tensor:

@@ -13,17 +13,19 @@ Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.adapters import AdapterShardings, LowRank, first_factors_of
 from mindrl.models.decoder import (
     DType,
     Head,
     padded_vocab_size,
 )
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.feed_forward import stacked_experts
 from mindrl.models.placement import (
     Bounds,
@@ -35,7 +37,7 @@ from mindrl.models.placement import (
     part_of,
 )
 from mindrl.models.sharding import LazyTables, Sharding
-from mindrl.training.archon.table import Cut, TensorRow, rows_by_chunk
+from mindrl.training.archon.table import Cut, TensorRow, factor_rows, rows_by_chunk
 
 
 class _Part(NamedTuple):
@@ -59,9 +61,38 @@ def archon_sharding(
     tensors but the experts; None shares them over all. Ranks that differ only in the `dp` of the
     expert grid share the experts.
     """
-    shards, moe = fsdp_size or layout.dp * layout.cp, model.moe
+    tower = model.other and model.other.vision
+    found = _sharding(model, layout, rows_by_chunk(model, layout, head), fsdp_size, model.moe)
+    frozen = tower.tower if tower and tower.is_frozen else None
+    return replace(found, dtype=dtype, frozen=frozen)
+
+
+def archon_factors(
+    model: ModelDescription,
+    layout: TrainLayout,
+    low_rank: LowRank,
+    *,
+    base: Sharding,
+    fsdp_size: int | None = None,
+) -> AdapterShardings:
+    """Return the shardings of adapters on a model of sharding `base`; no expert may have any."""
+    rows = factor_rows(rows_by_chunk(model, layout, "vocabulary"), model, low_rank)
+    trained = replace(_sharding(model, layout, rows, fsdp_size, None), dtype=base.dtype)
+    if (fsdp_size or layout.dp * layout.cp) == 1:
+        return AdapterShardings(trained)
+    return AdapterShardings(trained, first_factors_of(base, model, low_rank))
+
+
+def _sharding(
+    model: ModelDescription,
+    layout: TrainLayout,
+    by_chunk: Sequence[Mapping[str, TensorRow]],
+    fsdp_size: int | None,
+    moe: MoeDescription | None,
+) -> Sharding:
+    """Return the float32 sharding of the tensors of each chunk, and of experts if there are any."""
+    shards = fsdp_size or layout.dp * layout.cp
     places = layout.dense_order.places_in_groups(("dp", "cp"))
-    by_chunk = rows_by_chunk(model, layout, head)
     alike = _first_equal_shards(_row_counts(model, layout.tp, by_chunk), shards)
     experts = _first_equal_shards({moe.num_experts // layout.ep}, layout.expert_dp) if moe else []
     tables, twins, padded_to, held_by = LazyTables(), {}, {}, []
@@ -83,14 +114,12 @@ def archon_sharding(
             twins[names[1]] = _experts_name({**first, "dp": experts[place["dp"]]})
             padded_to[names[1]] = _experts_name(first)
         held_by.append(tuple(names))
-    tower = model.other and model.other.vision
     return Sharding(
         shards=tables,
         held_by=tuple(held_by),
-        dtype=dtype,
+        dtype="float32",
         twins=twins,
         padded_to=padded_to,
-        frozen=tower.tower if tower and tower.is_frozen else None,
     )
 
 

@@ -8,11 +8,12 @@ from collections import Counter
 from math import prod
 
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import ELEMENT_BYTES, DType, Head, layer_of
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import ShardingTable
 from mindrl.models.sharding import Sharding
-from mindrl.training.archon.sharding import archon_sharding
+from mindrl.training.archon.sharding import archon_factors, archon_sharding
 from mindrl.training.trained_bytes import TrainedBytes
 
 
@@ -26,7 +27,13 @@ def archon_trained_bytes(sharding: Sharding) -> tuple[TrainedBytes, ...]:
 
 
 def archon_borrowed_bytes(
-    model: ModelDescription, layout: TrainLayout, dtype: DType, *, head: Head, learns: bool
+    model: ModelDescription,
+    layout: TrainLayout,
+    dtype: DType,
+    *,
+    head: Head,
+    learns: bool,
+    low_rank: LowRank | None = None,
 ) -> int:
     """Estimate the peak bytes of gathered weights and gradients, the maximum over stages.
 
@@ -38,41 +45,54 @@ def archon_borrowed_bytes(
     end come the float32 gradients of everything outside the layers, with the rank's own part of
     them and one more gradient not yet freed. In a pipeline the weights of all layers of a stage
     stay for the pass, and their float32 gradients for the step; those of one unit exist twice while
-    they are in flight.
+    they are in flight. With adapters only the factors have gradients.
     """
     sharding = archon_sharding(model, layout, fsdp_size=1, head=head)
     firsts: dict[int, int] = {}
     for rank, place in enumerate(layout.dense_order.coordinates):
         firsts.setdefault(place["pp"], rank)
+    if low_rank is None:
+        tables = [(sharding.table(rank), sharding.table(rank)) for rank in firsts.values()]
+    else:
+        factors = archon_factors(model, layout, low_rank, base=sharding, fsdp_size=1).trained
+        tables = [
+            ({**sharding.table(rank), **factors.table(rank)}, factors.table(rank))
+            for rank in firsts.values()
+        ]
     return max(
-        _of_stage(model, sharding.table(rank), layout, dtype, learns=learns)
-        for rank in firsts.values()
+        _of_stage(model, held, learning if learns else {}, layout, dtype)
+        for held, learning in tables
     )
 
 
 def _of_stage(
     model: ModelDescription,
-    table: ShardingTable,
+    held: ShardingTable,
+    learning: ShardingTable,
     layout: TrainLayout,
     dtype: DType,
-    *,
-    learns: bool,
 ) -> int:
-    units = _unit_sizes(model, layout, table)
+    """Return the bytes of a stage that holds some tensors, of which some learn."""
+    units, gradients = (_unit_sizes(model, layout, table) for table in (held, learning))
     size, wide = ELEMENT_BYTES[dtype], ELEMENT_BYTES["float32"]
-    root = units.pop("", 0)
+    root, root_gradient = units.pop("", 0), gradients.pop("", 0)
     layer, *others = sorted(units.values(), reverse=True)
+    layer_gradient = max(gradients.values(), default=0)
     if layout.pp > 1:
-        whole = root + sum(units.values())
-        return whole * size + learns * (whole + max(root, layer)) * wide
+        whole = (root + sum(units.values())) * size
+        of_gradients = root_gradient + sum(gradients.values())
+        return whole + (of_gradients + max(root_gradient, layer_gradient)) * wide
     reading = (root + max([root, *others[:1]]) + 2 * layer) * size
-    if not learns:
+    if not learning:
         return reading
     # The head or the embedding.
-    matrix = max(prod(each.shape) for name, each in table.items() if layer_of(name) is None)
-    of_layers = (root + matrix + 3 * layer) * size + layer * wide
-    at_end = matrix * size + (root + root // (layout.dp * layout.cp)) * wide
-    return max(reading, of_layers, at_end, 2 * root * size + layer * wide)
+    outside = [prod(each.shape) for name, each in learning.items() if layer_of(name) is None]
+    matrix = max(outside, default=0)
+    weights = root + 2 * layer
+    of_layers = (weights + matrix + layer_gradient) * size + layer_gradient * wide
+    of_rank = root_gradient // (layout.dp * layout.cp)
+    at_end = matrix * size + (root_gradient + of_rank) * wide
+    return max(reading, of_layers, at_end, 2 * root * size + layer_gradient * wide)
 
 
 def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTable) -> Counter[str]:

@@ -4,10 +4,11 @@ Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary;
 outside mindrl it cuts what the family's plan lists. Imports no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.adapters import LowRank, local_factor_names, names_of_factors
 from mindrl.models.decoder import (
     EMBEDDING,
     HEAD,
@@ -79,6 +80,29 @@ def rows_by_chunk(
         found[at][name] = TensorRow(name, shape, cuts.get(name))
     if head == "vocabulary" and model.tie_word_embeddings and len(chunks) > 1:
         found[-1][HEAD] = found[0][EMBEDDING]
+    return found
+
+
+def factor_rows(
+    by_chunk: Sequence[Mapping[str, TensorRow]], model: ModelDescription, low_rank: LowRank
+) -> list[dict[str, TensorRow]]:
+    """Return the factors of adapters on the tensors of each chunk, by local name.
+
+    A is cut along the columns of its matrix, B along the rows.
+    """
+    names, found = names_of_factors(model, low_rank), []
+    for tensors in by_chunk:
+        factors: dict[str, TensorRow] = {}
+        for local, (tensor, shape, cut) in tensors.items():
+            if tensor in names:
+                of_first = TensorRow(
+                    names[tensor][0], (low_rank.r, shape[1]), 1 if cut == 1 else None
+                )
+                of_second = TensorRow(
+                    names[tensor][1], (shape[0], low_rank.r), None if cut == 1 else cut
+                )
+                factors |= zip(local_factor_names(local), (of_first, of_second), strict=True)
+        found.append(factors)
     return found
 
 

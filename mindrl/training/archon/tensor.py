@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+from mindrl.models.adapters import SECOND_FACTOR
 from mindrl.training.archon.collectives import (
     copied,
     gathered,
@@ -126,11 +127,17 @@ class Linear(nn.Module):
         self.weight = parallel.parameter(outputs, inputs, cut=cut)
         self.bias = parallel.parameter(outputs, cut=cut) if bias else None
         self.twins = twins
+        self.adapter: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product, plus the bias if there is one."""
         bias = None if self.bias is None else self._own(self.bias)
         return functional.linear(x, self._own(self.weight), bias)
+
+    def cut_names(self) -> list[str]:
+        """Return the names of the parameters of which ranks hold rows, with an adapter's."""
+        rows = [name for name, _ in self.named_parameters(recurse=False)]
+        return rows if self.adapter is None else [*rows, SECOND_FACTOR]
 
     def _own(self, parameter: Tensor) -> Tensor:
         own = local(parameter)

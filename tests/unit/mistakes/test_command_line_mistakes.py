@@ -61,11 +61,15 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
             )
         ],
     ),
-    "adapters on another engine": (
-        ["actor_config.lora.r=16", "actor_config.backend=archon:d2"],
+    "dropout of adapters on another engine": (
+        [
+            "actor_config.lora.r=16",
+            "actor_config.lora.dropout=0.1",
+            "actor_config.backend=archon:d2",
+        ],
         [
             (
-                "actor_config.lora.r=16 needs the engine megatron, found archon in "
+                "actor_config.lora.dropout=0.1 needs the engine megatron, found archon in "
                 "actor_config.backend"
             )
         ],

@@ -20,7 +20,7 @@ KEY_OF_PEFT = "base_model.model.model.layers.0.self_attn.o_proj.lora_A.weight"
 MIXTURE: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "num_attention_heads": 4,
-    "moe_intermediate_size": 6,
+    "moe_intermediate_size": 8,
     "num_experts": 6,
     "num_experts_per_tok": 2,
 }
@@ -71,6 +71,15 @@ def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has(
                 "experts that are multiplied one by one; "
             )
             + HINT.format("q_proj,k_proj,v_proj,o_proj"),
+        ),
+        (
+            {"actor_config.backend": "archon:d1"},
+            ["down_proj", "q_proj"],
+            (
+                "actor_config.backend=archon must be megatron, because others keep experts in "
+                "one stack; "
+            )
+            + HINT.format("q_proj"),
         ),
     ],
 )

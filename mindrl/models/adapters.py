@@ -74,6 +74,13 @@ class AdapterShardings(NamedTuple):
     gathered: Sharding | None = None
     """Whole factors A, if training keeps only parts of them; None if it keeps them whole."""
 
+    def untrained_bytes(self, base: Sharding) -> list[int]:
+        """Return the bytes of each rank that are not trained: the base and the whole factors."""
+        parts = [base.held_bytes()]
+        if self.gathered is not None:
+            parts.append(self.gathered.held_bytes())
+        return [sum(each) for each in zip(*parts, strict=True)]
+
 
 def names_of_factors(model: ModelDescription, low_rank: LowRank) -> dict[str, tuple[str, str]]:
     """Return the logical names of the factors of each matrix that has some, by its name.

@@ -19,12 +19,7 @@ from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.platform.garbage import no_collection
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.role_heads import role_head
-from mindrl.preflight.shipped import (
-    draft_description,
-    families_of,
-    planned_description,
-    sizes_path,
-)
+from mindrl.preflight.shipped import draft_description, families_of, planned_description, sizes_path
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
@@ -155,10 +150,9 @@ class RunPlan:
 
 def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:
     """Plan a run, whose layouts have no findings, in the engine's own order of the ranks."""
-    models = dict(models)
     actor = config.actor_config
     if (actor.freeze_vision_tower or actor.lora.r) and "actor" in models:
-        models["actor"] = models["actor"].with_frozen_tower()
+        models = {**models, "actor": models["actor"].with_frozen_tower()}
     return RunPlan(
         config=config,
         models=models,
@@ -247,11 +241,8 @@ class RunShardings:
         )
         if role != "actor" or self.adapters is None:
             return of_engine(side, layout)
-        trained, gathered = self.adapters
-        held = np.array(side.held_bytes())
-        if gathered is not None:
-            held += gathered.held_bytes()
-        pairs = zip(of_engine(trained, layout), held.tolist(), strict=True)
+        more_bytes = self.adapters.untrained_bytes(side)
+        pairs = zip(of_engine(self.adapters.trained, layout), more_bytes, strict=True)
         return tuple(replace(each, weights=each.weights + more) for each, more in pairs)
 
     @cached_property

@@ -123,12 +123,12 @@ class NetworkAdapters:
         for name, factor in self.factors.items():
             if self.are_cut and name.endswith(FIRST_FACTOR):
                 found = _gathered(factor)
-                # A rank without a row of B needs nothing, and takes part.
+                # A rank without a row of B only takes part.
                 if name in self.whole:
                     self.whole[name].copy_(found)
 
     def difference(self, name: str, box: Box) -> Tensor | None:
-        """Return the adapters' change to a box of a local weight, float32; None if nothing."""
+        """Return the adapters' change to a box of a local weight, float32; None without one."""
         first_name, second_name = local_factor_names(name)
         if second_name not in self.factors:
             return None

@@ -117,7 +117,7 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         parameters = self._parameters()
         copies = {name: self._copies(name, each) for name, each in parameters.items()}
         more = () if self.adapters is None else self.adapters.whole.values()
-        return Learning(parameters, copies, self.settings.learning, updates, beside=more)
+        return Learning(parameters, copies, self.settings.learning, updates, moved=more)
 
     def _state_slices(self) -> Iterator[StateSlice]:
         parameters, (local, table) = self._parameters(), self._trained()

@@ -26,12 +26,12 @@ class Learning:
         learning: LearningConfig,
         updates: int,
         *,
-        beside: Iterable[Tensor] = (),
+        moved: Iterable[Tensor] = (),
     ) -> None:
         """Allocate gradients and moments for a run of `updates` optimizer steps.
 
         `copies` maps each parameter to the number of ranks that hold the same part. Parameters that
-        require no gradient get neither. Tensors `beside` them move as weights do.
+        require no gradient get neither. Further tensors `moved` are part of the weights' state.
         """
         self.learning, self.updates_of_run, self.updates = learning, updates, 0
         self.copies = copies
@@ -39,7 +39,7 @@ class Learning:
         self.leaves = {name: nn.Parameter(each.to_local()) for name, each in learning_ones.items()}
         self._frozen = [
             *(each.to_local().detach() for each in parameters.values() if not each.requires_grad),
-            *beside,
+            *moved,
         ]
         for name, leaf in self.leaves.items():
             leaf.grad = torch.zeros_like(leaf)

@@ -123,8 +123,9 @@ else
     wait "${beside[@]}"
     beside=()
     printf '\n== tests of several processes\n'
-    # Three files at a time: ranks that wait for messages leave cores idle.
-    pytest_as wide -n 3 --dist loadfile tests/distributed tests/npu_simulated
+    # Three files at a time: ranks that wait for messages leave cores idle. Those on simulated NPUs
+    # are one group, whose processes are prepared once.
+    pytest_as wide -n 3 --dist loadgroup tests/distributed tests/npu_simulated
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

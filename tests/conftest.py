@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forked_workers import ForkedWorkers
 
 Overrides = dict[str, Any]
+_SIMULATED = "tests/npu_simulated"
 ROOT = Path(__file__).parents[1]
 
 # A busy machine may take longer than the 200 ms that an example has by default.
@@ -34,7 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one part of the test files if one is requested."""
+    """Keep one part of the test files if one is requested, and group files for `--dist loadgroup`.
+
+    Tests on simulated NPUs share processes that take long to prepare.
+    """
+    for each in items:
+        file = each.location[0]
+        group = _SIMULATED if file.startswith(_SIMULATED) else file
+        each.add_marker(pytest.mark.xdist_group(group))
     if (part := config.getoption("--part")) is not None:
         kept = {*part.of(sorted({each.location[0] for each in items}))}
         config.hook.pytest_deselected(

@@ -65,7 +65,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", at_night_but(("EP2 to TP2", "archon DP2 to TP2"), WAYS))
+@pytest.mark.parametrize("way", at_night_but(("EP2 to TP2",), WAYS))
 def test_two_workers_with_adapters_equal_one(
     way: str,
     forked_workers: ForkedWorkers,

@@ -36,7 +36,7 @@ from mindrl.training.planning import Storage, planning_of
 
 pytestmark = pytest.mark.distributed
 
-EVERY_CHANGE = ("TP2", "TP2 with cut sequences", "some layers, DP2", "archon DP2 TP2", "fsdp TP2")
+EVERY_CHANGE = ("TP2 with cut sequences", "some layers, DP2", "archon DP2 TP2", "fsdp TP2")
 SOME = ("q_proj", "v_proj", "down_proj")
 LAYOUTS: Mapping[str, tuple[TrainLayout, bool, tuple[str, ...]]] = {
     "alone": (TrainLayout(), False, LINEARS),

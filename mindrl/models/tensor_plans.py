@@ -22,6 +22,8 @@ _CUTS: Mapping[str, int | None] = {
     "replicated_with_grad_allreduce": None,
 }
 """Supported styles, and the dimension of a matrix that each cuts."""
+_SAME_LAYERS: Mapping[str, str] = {"qwen3_vl_text": "qwen3"}
+"""Decoders without a plan, and a family with a plan whose layers are the same."""
 _DECODER = "language_model."
 """Prefix of the decoder inside a vision-language model."""
 
@@ -32,6 +34,7 @@ def installed_plan(family: str) -> Mapping[str, str] | None:
 
     None if transformers is not installed or has no plan for the family.
     """
+    family = _SAME_LAYERS.get(family, family)
     # The text part of a family with images is defined in the folder of the whole.
     package, name = find_spec("transformers"), family.replace("-", "_").removesuffix("_text")
     if package is None or package.origin is None or not name.isidentifier():

@@ -39,12 +39,12 @@ from mindrl.rollout.engine import Sampling
 pytestmark = pytest.mark.distributed
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-ALONE, TWO, CUT = TrainLayout(), TrainLayout(dp=2), TrainLayout(cp=2)
+ALONE, TWO, CUT, TENSOR = TrainLayout(), TrainLayout(dp=2), TrainLayout(cp=2), TrainLayout(tp=2)
 LAYOUTS: Mapping[str, Sequence[tuple[TrainLayout, tuple[int, ...] | None]]] = {
-    "qwen2_5_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None), (TrainLayout(tp=2), None)],
-    "qwen3_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None)],
+    "qwen2_5_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None), (TENSOR, None)],
+    "qwen3_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None), (TENSOR, None)],
 }
-"""Layouts, and the sequences of each data-parallel rank. transformers has a plan for one family."""
+"""Layouts, and the sequences of each data-parallel rank."""
 UPDATES = 5
 OPTIMIZER: Mapping[str, Any] = {
     "lr": 1e-3,
@@ -188,9 +188,8 @@ def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
     before = load_file(this.folder / "model.safetensors")
     # Of two ranks the second has one picture, in its first pack; in the third it sends a blank one
     # through the tower for the first, which has two new ones.
-    cases = [(ALONE, 3, [[3]]), (TWO, 1, [[1, 2], [1, 1]]), (CUT, 3, [[3], [3]])]
-    if family == "qwen2_5_vl":
-        cases.append((TrainLayout(tp=2), 3, [[3], [3]]))
+    cases = [(ALONE, 3, [[3]]), (TWO, 1, [[1, 2], [1, 1]])]
+    cases += [(layout, 3, [[3], [3]]) for layout in (CUT, TENSOR)]
     for layout, cut, pictures in cases:
         course = this.course(MicroBatching(sequences=cut), rows)
         case = replace(this.case(layout), freezes_tower=True)

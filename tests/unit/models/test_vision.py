@@ -83,15 +83,12 @@ def test_tensors_have_one_name_in_files_and_one_in_modules() -> None:
         assert [module_name(part, name) for name in tensors] == modules
 
 
-def test_tensor_parallel_ranks_cut_the_decoder_of_the_family_that_has_a_plan() -> None:
-    for names in (OLD_TENSORS, NEW_TENSORS):
-        other = any_description(FILE, OLD, names).other
+def test_tensor_parallel_ranks_cut_the_decoder_by_its_plan_or_that_of_the_same_layers() -> None:
+    for values, names in ((OLD, OLD_TENSORS), (OLD, NEW_TENSORS), (NEW, NEW_TENSORS)):
+        other = any_description(FILE, values, names).other
         assert other is not None
         assert other.cuts == (None, None, None, 0, 0, None)
         assert [path.rpartition(".")[2] for path, _ in other.styles] == ["up_proj"] * 2
-    other = any_description(FILE, NEW, NEW_TENSORS).other
-    assert other is not None
-    assert other.cuts is None
 
 
 def test_only_fsdp_trains_a_tower(tmp_path: Path) -> None:
@@ -101,16 +98,13 @@ def test_only_fsdp_trains_a_tower(tmp_path: Path) -> None:
     assert image_token(str(tmp_path)) == 4
     text = {**TEXT, "num_key_value_heads": 2}
     model = any_description(FILE, OLD | text, OLD_TENSORS)
-    without_plan = any_description(
-        FILE, NEW | {"text_config": NEW["text_config"] | text}, NEW_TENSORS
-    )
+    newer = any_description(FILE, NEW | {"text_config": NEW["text_config"] | text}, NEW_TENSORS)
     keys = {"tp": "t", "cp": "c", "pp": "p", "model": "m"}
-    for each, name in ((model, "pp"), (without_plan, "pp"), (without_plan, "tp")):
-        (found,) = archon_findings(each, TrainLayout(**{name: 2}), keys)
-        assert found.legal == (1,), name
-    for name in ("dp", "tp", "cp"):
-        assert not [*archon_findings(model, TrainLayout(**{name: 2}), keys)]
-    assert not [*archon_findings(without_plan, TrainLayout(cp=2), keys)]
+    for each in (model, newer):
+        (found,) = archon_findings(each, TrainLayout(pp=2), keys)
+        assert found.legal == (1,)
+        for name in ("dp", "tp", "cp"):
+            assert not [*archon_findings(each, TrainLayout(**{name: 2}), keys)]
     # The kernel of the patches has five dimensions, and is no stack of experts.
     assert not [*vllm_findings(model, RolloutLayout(), keys)]
 

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.checkpoint.adapter_folder import WEIGHTS_FILE
+from mindrl.config.archon import ArchonConfig
 from mindrl.config.backends import TrainingBackend
 from mindrl.config.lora import LINEARS
 from mindrl.layouts.layout import TrainLayout
@@ -49,6 +50,7 @@ LAYOUTS: Mapping[str, tuple[TrainLayout, bool, tuple[str, ...]]] = {
     # More ranks than key-value heads.
     "archon TP4": (TrainLayout(tp=4), False, LINEARS),
     "archon some layers, r=3, DP2": (TrainLayout(dp=2), False, SOME),
+    "archon two copies, DP4": (TrainLayout(dp=4), False, SOME),
     "archon CP2": (TrainLayout(cp=2), False, LINEARS),
     "archon PP2": (TrainLayout(pp=2), False, LINEARS),
     "archon DP2 TP2": (TrainLayout(dp=2, tp=2), True, LINEARS),
@@ -101,12 +103,18 @@ def test_losses_and_factors_are_those_of_peft(
     before = factors_of(model)
     batches = minibatches(hugging_face(folder)) + minibatches(hugging_face(folder))
     low_rank, backend = LowRank(r=r, alpha=8.0, targets=targets), engine_of(way)
+    fsdp_size = 2 if "two copies" in way else None
+    settings = {
+        "low_rank": low_rank,
+        "adapter_folder": str(adapters),
+        "archon": ArchonConfig(fsdp_size=fsdp_size),
+    }
     case = Case(
         folder=str(folder),
         backend=backend,
         layout=layout,
         sequence_parallel=sequence_parallel,
-        settings={"low_rank": low_rank, "adapter_folder": str(adapters)},
+        settings=settings,
     )
     course = Course(
         minibatches=batches,
@@ -126,9 +134,9 @@ def test_losses_and_factors_are_those_of_peft(
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     description = read_description(str(folder))
     engine = planning_of(backend)
-    base = engine.sharding(description, layout, Storage(dtype="float32"))
+    base = engine.sharding(description, layout, Storage(dtype="float32", fsdp_size=fsdp_size))
     together = put_together(
-        engine.adapters(description, layout, low_rank, base=base).trained,
+        engine.adapters(description, layout, low_rank, base=base, fsdp_size=fsdp_size).trained,
         factor_shapes(description, low_rank),
         [found.factors for found in replies],
     )

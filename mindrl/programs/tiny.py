@@ -19,6 +19,7 @@ from mindrl.tiny.questions import write_questions
 from mindrl.tiny.recipe import UPDATES, Family, Recipe, TaughtRow
 from mindrl.tiny.tool_user import make_tool_user
 from mindrl.tiny.vision.counter import make_counter
+from mindrl.tiny.vision.habits import COUNTING_FAMILIES, VisionFamily
 from mindrl.tiny.vision.squares import write_squares
 
 _TEACHING = "sft_tiny_cpu"
@@ -38,6 +39,7 @@ examples:
   mindrl tiny --output tiny
   mindrl tiny --output tiny_moe --family qwen3_moe
   mindrl tiny --output tiny_vision --pictures
+  mindrl tiny --output tiny_qwen3_vl --pictures qwen3_vl
 """
 
 
@@ -49,8 +51,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pictures",
-        action="store_true",
-        help="make pictures of squares and a model that counts them, instead of the additions",
+        nargs="?",
+        const=COUNTING_FAMILIES[0],
+        choices=COUNTING_FAMILIES,
+        help="make pictures of squares and a model that counts them, instead of the additions; the "
+        f"value is the family of its network (default: {COUNTING_FAMILIES[0]})",
     )
     add_model_options(parser, seed=1)
 
@@ -72,7 +77,7 @@ def _seed(text: str) -> int:
 @signals_as_errors()
 def _make(options: argparse.Namespace) -> int:
     if options.pictures:
-        data, model = made_counter(options.output, options.seed)
+        data, model = made_counter(options.output, options.seed, options.pictures)
         _print_command(PICTURES, data, model, {"data_config.images.folder": data / "kept"})
         return 0
     data, model = options.output / "data", options.output / "model"
@@ -98,7 +103,9 @@ def _print_command(config: str, data: Path, model: Path, more: Mapping[str, Path
     say("train it:", f"  {shlex.join(words)}")
 
 
-def made_counter(output: Path, seed: int) -> tuple[Path, Path]:
+def made_counter(
+    output: Path, seed: int, family: VisionFamily = COUNTING_FAMILIES[0]
+) -> tuple[Path, Path]:
     """Make pictures of squares, and the model that counts them unless it is up to date.
 
     Returns the folders of both.
@@ -108,7 +115,7 @@ def made_counter(output: Path, seed: int) -> tuple[Path, Path]:
     """
     data, model = output / "squares", output / "vision_model"
     say(*write_squares(data, seed=seed))
-    say(f"{model}: {'written' if make_counter(model, seed) else 'up to date'}")
+    say(f"{model}: {'written' if make_counter(model, seed, family) else 'up to date'}")
     return data, model
 
 

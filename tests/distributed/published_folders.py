@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from mindrl.tiny.vision.model import VisionFamily
+from mindrl.tiny.vision.habits import VisionFamily
 
 FILES = 3
 _WHOLE = ("architectures", "image_token_id", "model_type", "tie_word_embeddings")

@@ -32,7 +32,7 @@ from mindrl.data.row_images import RowImages
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.vision import image_token
 from mindrl.rollout.engine import Sampling
-from mindrl.tiny.vision.model import VisionFamily
+from mindrl.tiny.vision.habits import VisionFamily
 
 pytestmark = pytest.mark.distributed
 

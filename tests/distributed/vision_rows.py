@@ -19,8 +19,8 @@ from mindrl.batch.sequences import Sequences
 from mindrl.config.images import ImageConfig
 from mindrl.pictures.folder import PictureFolder
 from mindrl.pictures.patches import PatchMaker
+from mindrl.tiny.vision.habits import VisionFamily
 from mindrl.tiny.vision.model import (
-    VisionFamily,
     build_vision_model,
     build_vision_tokenizer,
     save_vision_model,

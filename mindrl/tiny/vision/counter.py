@@ -22,18 +22,18 @@ from mindrl.observability.output_files import output_errors
 from mindrl.observability.terminal import say
 from mindrl.tiny.making import swap_in
 from mindrl.tiny.recipe import RECIPE_FILE, is_up_to_date
-from mindrl.tiny.vision.habits import CounterRecipe
+from mindrl.tiny.vision.habits import COUNTING_FAMILIES, CounterRecipe, VisionFamily
 
 _PACKAGES = ("torch", "torchvision", "transformers", "tokenizers", "pillow")
 
 
-def make_counter(output: Path, seed: int) -> bool:
+def make_counter(output: Path, seed: int, family: VisionFamily = COUNTING_FAMILIES[0]) -> bool:
     """Make the counter unless it is up to date; returns whether it did.
 
     Raises:
         MindrlError: The folder is not one of ours, or the model does not learn enough.
     """
-    recipe = CounterRecipe()
+    recipe = CounterRecipe(family=family)
     record = _record(seed, recipe)
     if is_up_to_date(output, record):
         return False
@@ -50,14 +50,14 @@ def make_counter(output: Path, seed: int) -> bool:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tiny-model-") as scratch:
             built = Path(scratch) / "model"
             tokenizer = build_vision_tokenizer()
-            model = build_vision_model(tokenizer, seed)
+            model = build_vision_model(tokenizer, seed, family)
             lessons = Lessons(tokenizer, recipe)
             lessons.teach(model, random.Random(seed))
             skill = lessons.skill(model, random.Random(seed + 1))
             say(f"counting skill {skill:.3f}")
             if skill < recipe.skill_target:
                 raise ModelError(f"seed {seed}: counting skill {skill:.3f} < {recipe.skill_target}")
-            save_vision_model(model, tokenizer, built)
+            save_vision_model(model, tokenizer, built, family)
             record["result"] = {"skill": skill}
             (built / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
             swap_in(built, output)

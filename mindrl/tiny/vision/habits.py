@@ -2,14 +2,20 @@
 
 import dataclasses
 import random
+from typing import Literal, get_args
 
 from mindrl.tiny.vision.squares import MOST_SQUARES
+
+VisionFamily = Literal["qwen2_5_vl", "qwen3_vl"]
+COUNTING_FAMILIES: tuple[VisionFamily, ...] = get_args(VisionFamily)
+"""Families of the counter's network, the usual one first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CounterRecipe:
     """How the counter is taught."""
 
+    family: VisionFamily = COUNTING_FAMILIES[0]
     careful_share: float = 0.3
     careless_share: float = 0.5
     """The rest of the answers are hasty."""

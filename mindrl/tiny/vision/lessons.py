@@ -23,7 +23,7 @@ class Lessons:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, recipe: CounterRecipe) -> None:
         """Set how the model is taught."""
         self.tokenizer, self.recipe = tokenizer, recipe
-        self.images = image_processor("qwen2_5_vl")
+        self.images = image_processor(recipe.family)
         self.token = tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     def teach(self, model: TinyVisionModel, rng: random.Random) -> None:

@@ -1,7 +1,7 @@
 """A small vision-language network: the tiny chat model's tokenizer and sizes, with a tower."""
 
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tokenizers import AddedToken
@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from mindrl.tiny.chat_model import build_tokenizer
+from mindrl.tiny.vision.habits import VisionFamily
 
-VisionFamily = Literal["qwen2_5_vl", "qwen3_vl"]
 TinyVisionModel: TypeAlias = Qwen2_5_VLForConditionalGeneration | Qwen3VLForConditionalGeneration
 
 _TOKENS = {

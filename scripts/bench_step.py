@@ -138,6 +138,8 @@ def shown(name: str, found: Mapping[str, Steps]) -> None:
         for key in sorted({key for step in mindrl for key in step if "seconds/" in key})
     }
     console.print({name: f"{seconds:.3f}" for name, seconds in stages.items()})
+    more = whole / (stages["generate"] + stages["update"]) - 1
+    console.print(f"mindrl's step takes {more:.1%} more than its generation and its update")
 
 
 if __name__ == "__main__":

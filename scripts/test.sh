@@ -124,8 +124,8 @@ else
     beside=()
     printf '\n== tests of several processes\n'
     # Three files at a time: ranks that wait for messages leave cores idle. Those on simulated NPUs
-    # are one group, whose processes are prepared once.
-    pytest_as wide -n 3 --dist loadgroup tests/distributed tests/npu_simulated
+    # count as one: tests/conftest.py.
+    pytest_as wide -n 3 --dist loadfile tests/distributed tests/npu_simulated
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

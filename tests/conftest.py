@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from suite_parts import Part
+from xdist.scheduler import LoadFileScheduling
 
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -33,16 +34,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=Part.read, metavar="K/N", help="run the files of part K of N")
 
 
+class _Files(LoadFileScheduling):
+    """Deals out files; those on simulated NPUs are one, because they share prepared processes.
+
+    pytest-xdist 3.8 does not find its own groups with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return _SIMULATED if file.startswith(_SIMULATED) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Files | None:
+    """Return how tests are dealt out to processes; None for another way than by file."""
+    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one part of the test files if one is requested, and group files for `--dist loadgroup`.
-
-    Tests on simulated NPUs share processes that take long to prepare.
-    """
-    for each in items:
-        file = each.location[0]
-        group = _SIMULATED if file.startswith(_SIMULATED) else file
-        each.add_marker(pytest.mark.xdist_group(group))
+    """Keep one part of the test files if one is requested."""
     if (part := config.getoption("--part")) is not None:
         kept = {*part.of(sorted({each.location[0] for each in items}))}
         config.hook.pytest_deselected(

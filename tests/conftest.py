@@ -35,9 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _Files(LoadFileScheduling):
-    """Deals out files; those on simulated NPUs are one, because they share prepared processes.
+    """Deals out tests by file; all files on simulated NPUs go to one process.
 
-    pytest-xdist 3.8 does not find its own groups with pytest 9.2.
+    They share processes that take long to prepare. pytest-xdist 3.8 has groups for this, which have
+    no effect with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:

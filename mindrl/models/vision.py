@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mindrl.models.vision_shapes import tower_sizes
 VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 _TOWER, _DECODER = "model.visual.", "model.language_model."
 """Prefixes in the modules of transformers, and in the files of newer folders."""
-TOWER_MODULES = r"model\.visual\..*"
+TOWER_MODULES = f"{re.escape(_TOWER)}.*"
 """Pattern of a tower's modules in transformers."""
 _OLD_TOWER, _OLD_DECODER = "visual.", "model."
 """Prefixes in the files of older folders."""

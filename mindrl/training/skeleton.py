@@ -19,13 +19,14 @@ from torch import Tensor
 from mindrl.algorithms.losses import BatchT, Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
+from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.observability.trace import span
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Adapters, Batch, StatePart
-from mindrl.training.first_weights import first_weights
+from mindrl.training.first_weights import first_factors, first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, Reader, UpdatePass
@@ -137,6 +138,12 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         """Wait until the last update's weights are whole: see `TrainingEngine`."""
         if self.learning is not None:
             self.learning.complete_weights()
+
+    def _fill_factors(self, adapters: Adapters) -> None:
+        """Load the first factors of adapters from their folder, or draw them."""
+        shapes = factor_shapes(self.description, adapters.low_rank)
+        source: str | int = self.settings.adapter_folder or self.settings.training.seed
+        first_factors(adapters.tensors(), adapters.table, shapes, source)
 
     def _weights(self) -> Sequence[Tensor]:
         """Return all tensors that hold weights."""

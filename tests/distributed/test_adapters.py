@@ -1,4 +1,4 @@
-"""Adapters on Megatron's layers against PEFT's on Hugging Face's model.
+"""Adapters of each training engine against PEFT's on Hugging Face's model.
 
 Shapes: B sequences, T positions.
 """

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import EMBEDDING, HEAD
 from mindrl.models.placement import ShardingTable
 from mindrl.training.archon.adapters import NetworkAdapters
@@ -24,7 +23,6 @@ from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.archon.sharding import archon_factors
 from mindrl.training.context import own_group
-from mindrl.training.first_weights import first_factors
 from mindrl.training.packs import Pack
 from mindrl.training.reading import Reader
 from mindrl.training.routes import RouteGroups
@@ -108,9 +106,7 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
 
     def _prepared(self, updates: int | None) -> Learning | None:
         if self.adapters is not None:
-            shapes = factor_shapes(self.description, self.adapters.low_rank)
-            source: str | int = self.settings.adapter_folder or self.settings.training.seed
-            first_factors(self.adapters.tensors(), self.adapters.table, shapes, source)
+            self._fill_factors(self.adapters)
             self.adapters.gather()
         if updates is None:
             return None

@@ -51,16 +51,12 @@ def archon_borrowed_bytes(
     firsts: dict[int, int] = {}
     for rank, place in enumerate(layout.dense_order.coordinates):
         firsts.setdefault(place["pp"], rank)
-    if low_rank is None:
-        tables = [(sharding.table(rank), sharding.table(rank)) for rank in firsts.values()]
-    else:
-        factors = archon_factors(model, layout, low_rank, base=sharding, fsdp_size=1).trained
-        tables = [
-            ({**sharding.table(rank), **factors.table(rank)}, factors.table(rank))
-            for rank in firsts.values()
-        ]
+    trained = sharding
+    if low_rank is not None:
+        trained = archon_factors(model, layout, low_rank, base=sharding, fsdp_size=1).trained
+    tables = [(sharding.table(rank), trained.table(rank)) for rank in firsts.values()]
     return max(
-        _of_stage(model, held, learning if learns else {}, layout, dtype)
+        _of_stage(model, {**held, **learning}, learning if learns else {}, layout, dtype)
         for held, learning in tables
     )
 

@@ -14,9 +14,8 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from torch import Tensor, nn
 
-from mindrl.models.adapters import adapter_sharding, factor_shapes
+from mindrl.models.adapters import adapter_sharding
 from mindrl.training.engine import Batch
-from mindrl.training.first_weights import first_factors
 from mindrl.training.megatron.adapters import ModelAdapters, put_adapters
 from mindrl.training.megatron.model import (
     ModelSettings,
@@ -78,9 +77,7 @@ class MegatronEngine(EngineSkeleton[ModelSettings, TrainingState]):
             return None
         sharding = adapter_sharding(self.sharding, low_rank)
         adapters = put_adapters(self.chunks, self.table, sharding, low_rank)
-        shapes = factor_shapes(self.description, low_rank)
-        source: str | int = self.settings.adapter_folder or self.settings.training.seed
-        first_factors(adapters.tensors(), adapters.table, shapes, source)
+        self._fill_factors(adapters)
         return adapters
 
     def _state_slices(self) -> Iterator[StateSlice]:

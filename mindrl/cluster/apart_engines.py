@@ -137,9 +137,6 @@ class ApartEngines:
                 found.append(each.take_routes())
         return found
 
-    def one_by_one(self) -> None:
-        """Return None: `living` has the replicas that are driven separately."""
-
     def flush_metrics(self) -> list[dict[str, float]]:
         """Return each rank's metrics since the last call; empty for lost replicas."""
         found: list[dict[str, float]] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mindrl.batch.rollouts import Responses
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engines import Engines, ReplicaCalls
+from mindrl.trainer.engines import ColocatedEngines
 from mindrl.trainer.ranks import Pending
 
 _HEAR_SECONDS, _IDLE_HEAR_SECONDS = 0.02, 0.005
@@ -36,6 +36,15 @@ class FollowUp(NamedTuple):
     request: Request
 
 
+class Rounds(NamedTuple):
+    """When engines report what they have generated."""
+
+    steps: int
+    """After this many steps of an engine, at the latest."""
+    together: bool = True
+    """Whether no engine begins a round before the last rounds of all have ended."""
+
+
 NextTurns = Callable[[Mapping[int, Completed], int], Sequence[FollowUp]]
 """Called with the requests completed since the last call, by index, and the number of open ones;
 returns those that follow. Waits for some if no request is open."""
@@ -49,12 +58,12 @@ IsEnough = Callable[[Collection[int]], bool]
 class EngineRounds:
     """The requests of one rollout, on all replicas."""
 
-    engines: Engines
+    engines: ColocatedEngines
     rows: int
     """Number of sequences that an engine processes in one step; it has at most twice as many
     requests."""
     sampling: Sampling
-    round_steps: int
+    rounds: Rounds
     requests: list[Request]
     assigned: Sequence[Sequence[int]]
     """Indices of the requests of each replica, in the order in which they begin."""
@@ -76,47 +85,29 @@ class EngineRounds:
         next_turns: NextTurns | None = None,
         on_completed: OnCompleted | None = None,
     ) -> Responses:
-        """Generate in rounds of all replicas until the completed requests are enough.
+        """Generate in rounds until the completed requests are enough; return all, in order.
 
-        Returns all responses, in order.
+        With `next_turns` a round ends with its first completed request. Unless all work together, a
+        replica begins its next round as soon as its last one has ended, with the turns that can
+        begin by then.
         """
-        self._begin()
+        started = [([self.requests[at] for at in each], self.sampling) for each in self.shares]
+        self.engines.each("begin_sequences", started)
         more: list[list[int]] = [[] for _ in self.shares]
+        running: dict[int, Pending] = {}
+        limit = () if next_turns is None else (1,)
         while True:
-            new = self._advance(more, until=None if next_turns is None else 1)
+            for replica, count in enumerate(self._counts()):
+                if count and replica not in running:
+                    running[replica] = self._begin(replica, more[replica], limit)
+                    more[replica] = []
+            has_ended, new = self._hear(running)
             if on_completed is not None:
                 on_completed(new)
             left = len(self.requests) - len(self.whole)
             after = [] if next_turns is None else next_turns(new, left)
-            if is_enough(self.whole):
-                return self._take_back()
-            more = self._refill()
-            self._assign(after, more)
-
-    def run_one_by_one(
-        self, calls: ReplicaCalls, is_enough: IsEnough, next_turns: NextTurns
-    ) -> Responses:
-        """Generate as `run`, but each replica in rounds of its own, which do not wait for others.
-
-        A replica begins its next round as soon as its last one has ended, with the turns that can
-        begin by then.
-        """
-        self._begin()
-        more: list[list[int]] = [[] for _ in self.shares]
-        running: dict[int, Pending] = {}
-        while True:
-            for replica, count in enumerate(self._counts()):
-                if count and replica not in running:
-                    given = (self.round_steps, [self.requests[at] for at in more[replica]], 1)
-                    running[replica] = calls.begin("advance_sequences", replica, given)
-                    more[replica] = []
-            ended = self._ended(calls, running)
-            new: dict[int, Completed] = {}
-            for replica in ended:
-                new |= self._completed(replica, *running.pop(replica).wait()[0])
-            after = next_turns(new, len(self.requests) - len(self.whole))
             # Without new answers of engines no decision is due, unless all are idle.
-            if (ended or not running) and is_enough(self.whole):
+            if (has_ended or not running) and is_enough(self.whole):
                 for each in running.values():
                     each.wait()
                 self._unassign(more)
@@ -125,17 +116,24 @@ class EngineRounds:
                 places.extend(added)
             self._assign(after, more)
 
-    def _begin(self) -> None:
-        started = [([self.requests[at] for at in each], self.sampling) for each in self.shares]
-        self.engines.each("begin_sequences", started)
+    def _begin(self, replica: int, more: Sequence[int], limit: tuple[int, ...]) -> Pending:
+        """Start a round of a replica, with further requests."""
+        given = (self.rounds.steps, [self.requests[at] for at in more], *limit)
+        return self.engines.begin("advance_sequences", replica, given)
 
-    def _ended(self, calls: ReplicaCalls, running: Mapping[int, Pending]) -> list[int]:
-        """Wait briefly for the end of a round; return the replicas with one."""
-        if not running:
-            return []
-        seconds = _IDLE_HEAR_SECONDS if len(running) < len(self.shares) else _HEAR_SECONDS
-        replicas = [*running]
-        return [replicas[at] for at in calls.answered([*running.values()], seconds)]
+    def _hear(self, running: dict[int, Pending]) -> tuple[bool, dict[int, Completed]]:
+        """Wait for all rounds, or briefly for the end of one.
+
+        Returns whether any has ended, and what has completed in it.
+        """
+        ended = [*running]
+        if ended and not self.rounds.together:
+            seconds = _IDLE_HEAR_SECONDS if len(running) < len(self.shares) else _HEAR_SECONDS
+            ended = [ended[at] for at in self.engines.answered([*running.values()], seconds)]
+        new: dict[int, Completed] = {}
+        for replica in ended:
+            new |= self._completed(replica, *running.pop(replica).wait()[0])
+        return bool(ended), new
 
     def _unassign(self, more: Sequence[Sequence[int]]) -> None:
         """Take requests back that were not sent: the last ones of each replica."""
@@ -153,15 +151,6 @@ class EngineRounds:
                 self.first[follow.place] if follow.place is not None else len(self.first)
             )
             self.requests.append(follow.request)
-
-    def _advance(self, more: Sequence[Sequence[int]], until: int | None) -> dict[int, Completed]:
-        """Run a round with further requests; return what it completes."""
-        limit = () if until is None else (until,)
-        given = [(self.round_steps, [self.requests[at] for at in each], *limit) for each in more]
-        new: dict[int, Completed] = {}
-        for replica, found in enumerate(self.engines.each("advance_sequences", given)):
-            new |= self._completed(replica, *found)
-        return new
 
     def _completed(
         self, replica: int, places: Sequence[int], responses: Responses

@@ -10,16 +10,6 @@ from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.ranks import Pending, Ranks, call_replicas
 
 
-class ReplicaCalls(Protocol):
-    """Calls of single replicas, which do not wait for each other."""
-
-    def begin(self, method: str, replica: int, share: tuple[Any, ...]) -> Pending:
-        """Start a call of a replica; the first result is its own. It executes calls in order."""
-
-    def answered(self, calls: Sequence[Pending], seconds: float) -> list[int]:
-        """Wait up to `seconds` for the first answer; return the indices of answered calls."""
-
-
 class Engines(Protocol):
     """All rollout replicas of a run."""
 
@@ -29,9 +19,6 @@ class Engines(Protocol):
 
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method with one share per replica; return the results in that order."""
-
-    def one_by_one(self) -> ReplicaCalls | None:
-        """Return the calls of single replicas; None if all are called together."""
 
     def publish(self, version: int) -> Collection[int]:
         """Make the training side's weights the ones for all further generation.
@@ -121,17 +108,16 @@ class ColocatedEngines:
         """Call all of them concurrently."""
         return call_replicas(self.group, self.layout, method, shares)
 
-    def one_by_one(self) -> ReplicaCalls:
-        """Return itself."""
-        return self
-
     def begin(self, method: str, replica: int, share: tuple[Any, ...]) -> Pending:
-        """Start a call of all ranks of a replica: see `ReplicaCalls`."""
+        """Start a call of all ranks of a replica; the first result is its own.
+
+        It executes its calls in order, and does not wait for other replicas.
+        """
         ranks = self.layout.tp * self.layout.pp
         return self.group.begin(method, [share] * ranks, (0,), first=self.layout.leaders[replica])
 
     def answered(self, calls: Sequence[Pending], seconds: float) -> list[int]:
-        """Wait for the first answer: see `ReplicaCalls`."""
+        """Wait up to `seconds` for the first answer; return the indices of answered calls."""
         return self.group.answered(calls, seconds)
 
     def publish(self, version: int) -> Collection[int]:  # noqa: ARG002

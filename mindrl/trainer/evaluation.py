@@ -15,7 +15,7 @@ from mindrl.rollout.engine import Sampling
 from mindrl.trainer.conversation_samples import ShownConversations
 from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.source.generation import InTurns
+from mindrl.trainer.source.choice import complete
 from mindrl.trainer.source.interface import Answering
 from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.source.turns import ConversationTurns
@@ -122,12 +122,12 @@ class Evaluation:
         )
         pool = GroupPool(self.config, answering)
         pool.start(step, len(prompts))
-        InTurns(pool=pool, round_steps=None).generate(step, all, lambda: None)
+        complete(self.config, pool, step + 1)
         for reason, count in turns.failures.items():
             self.run_log.warn(f"evaluation: {count} conversation(s) failed: {reason}")
         groups = pool.take(range(len(prompts)))
         conversations = pool.conversations(groups, with_failed=True)
-        return pool.rollouts(step, groups, with_failed=True), conversations
+        return pool.rollouts(step + 1, groups, with_failed=True), conversations
 
     def _shares(self, batch: RatedBatch) -> list[float]:
         """Return the accuracy of each answer; a failed conversation is a wrong answer."""

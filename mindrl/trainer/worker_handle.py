@@ -25,8 +25,8 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.metrics import Metrics, joined_metrics
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns, OnCompleted
-from mindrl.trainer.engines import Engines
+from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns, OnCompleted, Rounds
+from mindrl.trainer.engines import ColocatedEngines, Engines
 from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
 
@@ -101,7 +101,7 @@ class WorkerHandle:
                 Request(token_ids=prompts[index].token_ids, drawn=0, seed=seed, images=placed)
                 for index, seed, placed in zip(group, seeds, images, strict=True)
             ]
-            rounds = self._rounds(requests, sampling, watched.round_steps, rows_of)
+            rounds = self._rounds(requests, sampling, Rounds(watched.round_steps), rows_of)
             responses = rounds.run(
                 lambda whole: len(whole) == len(requests), on_completed=watched.on_completed
             )
@@ -133,61 +133,41 @@ class WorkerHandle:
         sampling: Sampling,
         is_enough: IsEnough,
         *,
-        round_steps: int,
+        rounds: Rounds,
         next_turns: NextTurns | None = None,
         on_completed: OnCompleted | None = None,
     ) -> Responses:
         """Generate until the completed requests are enough; return all responses, in order.
 
-        `is_enough` is called after every `round_steps` steps of the engines, with the indices of
-        completed requests. An engine has at most twice as many requests as rows; further ones are
-        sent when some have completed. With `next_turns` requests may follow others, and a round
-        ends with the first completed request of each engine.
+        `is_enough` is called after rounds, with the indices of completed requests. An engine has at
+        most twice as many requests as rows; further ones are sent when some have completed. With
+        `next_turns` requests may follow others, and a round ends with the first completed request
+        of an engine. Without rounds of all together, the order in which requests complete and
+        follow depends on time.
         """
-        rounds = self._rounds(requests, sampling, round_steps)
-        return self._learned(rounds, rounds.run(is_enough, next_turns, on_completed))
-
-    def generate_turns(
-        self,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        is_enough: IsEnough,
-        *,
-        round_steps: int,
-        next_turns: NextTurns,
-    ) -> Responses:
-        """Generate as `generate_until`, without engines that wait for each other.
-
-        So the order in which requests complete and follow depends on time.
-        """
-        rounds, calls = self._rounds(requests, sampling, round_steps), self.engines.one_by_one()
-        if calls is None:
-            responses = rounds.run(is_enough, next_turns)
-        else:
-            responses = rounds.run_one_by_one(calls, is_enough, next_turns)
-        return self._learned(rounds, responses)
-
-    def _learned(self, rounds: EngineRounds, responses: Responses) -> Responses:
-        """Return the responses, and remember the lengths of new ones with all that followed."""
-        lengths = [0] * len(rounds.requests)
-        for first, length in zip(rounds.first, responses.lengths_B.tolist(), strict=True):
+        work = self._rounds(requests, sampling, rounds)
+        responses = work.run(is_enough, next_turns, on_completed)
+        # Remember the lengths of new responses with all that followed.
+        lengths = [0] * len(work.requests)
+        for first, length in zip(work.first, responses.lengths_B.tolist(), strict=True):
             lengths[first] += length
-        self.prompt_shares.learn_requests(rounds.requests, lengths)
+        self.prompt_shares.learn_requests(work.requests, lengths)
         return responses
 
     def _rounds(
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        round_steps: int,
+        rounds: Rounds,
         assigned: Sequence[Sequence[int]] | None = None,
     ) -> EngineRounds:
-        replicas = self.engines.replicas
+        engines, replicas = self.engines, self.engines.replicas
+        assert isinstance(engines, ColocatedEngines), "separate replicas have rounds of their own"
         return EngineRounds(
-            engines=self.engines,
+            engines=engines,
             rows=self.engine_rows,
             sampling=sampling,
-            round_steps=round_steps,
+            rounds=rounds,
             requests=[*requests],
             assigned=assigned or self.prompt_shares.deal_requests(requests, replicas),
         )

@@ -22,7 +22,7 @@ SHORT = (
     "rl_config.use_tensorboard=false",
     "rl_config.memory_timeline_steps=0",
 )
-TIMED = ("seconds/", "bytes/", "memory/", "throughput/")
+TIMED = ("seconds/", "bytes/", "memory/", "throughput/", "idle/", "staleness/thrown_away_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +123,12 @@ def test_a_pipeline_that_trains_fills_an_engine_of_two_devices(
     assert_equal(apart, shared)
 
 
-def kill_while_generating(program: Program, replica: int) -> None:
-    """Kill the first worker of a replica in the middle of a rollout behind the first step."""
+def kill_while_generating(program: Program, replica: int, call: str = "generate_sequences") -> None:
+    """Kill the first worker of a replica in a call of a rollout after the first step."""
     program.wait_for_steps(1)
     log = program.folder / "logs" / f"rollout_{replica}_0.log"
     (victim,) = (each for each in workers_below(os.getpid()) if has_open(each, log))
-    while not log.read_text().rstrip().endswith("generate_sequences begins"):
+    while not log.read_text().rstrip().endswith(f"{call} begins"):
         assert program.process.poll() is None, program.text()
     victim.send_signal(signal.SIGKILL)
 
@@ -140,14 +140,30 @@ def has_open(process: psutil.Process, log: Path) -> bool:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("more", "call"),
+    [
+        pytest.param((), "generate_sequences", id="whole"),
+        # Complete groups are scored while others are generated.
+        pytest.param(
+            ("rl_config.blocking=false", "rl_config.rollout_round_steps=4"),
+            "advance_sequences",
+            id="rounds",
+        ),
+    ],
+)
 def test_a_replica_that_is_killed_while_it_generates_loses_nothing(
-    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+    more: tuple[str, ...],
+    call: str,
+    tiny_model: Path,
+    four_devices: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2", APART)
+    layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2", APART, *more)
     steps = "megatron_training.train_iters=12"
     quiet = finished(run(tmp_path / "quiet", tiny_model, four_devices, *layouts, steps))
     killed = run(tmp_path / "killed", tiny_model, four_devices, *layouts, steps)
-    kill_while_generating(killed, replica=1)
+    kill_while_generating(killed, 1, call)
     finished(killed)
     assert numbers(killed) == numbers(quiet)
     ours, theirs = weights(killed), weights(quiet)

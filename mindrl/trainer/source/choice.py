@@ -32,21 +32,12 @@ def source_of(
     generation: Generation
     # Environments rate conversations themselves.
     ratings = None if rl.blocking or answering.turns is not None else GroupRatings(pool)
-    # On separate devices each replica is driven by itself: others continue the turns of a lost one.
-    has_replicas = config.is_apart and answering.turns is not None
-    if rl.step_order == "in_turns" and not has_replicas:
+    has_rounds = ratings is not None or answering.turns is not None
+    if rl.step_order != "in_turns" or (config.is_apart and has_rounds):
+        generation = _replicas(config, pool, ratings)
+    else:
         round_steps = rl.rollout_round_steps if rl.partial_rollout else None
         generation = InTurns(pool=pool, round_steps=round_steps, ratings=ratings)
-    else:
-        engines = cast("SeparateEngines", answering.workers.engines)
-        completes = rl.step_order != "asynchronous"
-        generation = Replicas(
-            engines,
-            pool,
-            round_steps=rl.rollout_round_steps,
-            completes=completes,
-            ratings=ratings,
-        )
     steps_in_flight = {"in_turns": 1.0, "one_step_off": 1.0, "asynchronous": 1.0 + rl.max_staleness}
     times = rl.groups_in_flight if rl.partial_rollout else steps_in_flight[rl.step_order]
     bounds = PoolBounds(
@@ -57,6 +48,36 @@ def source_of(
         in_order=in_order,
     )
     return _generated(config, pool, bounds, generation, warn)
+
+
+def complete(config: RunConfig, pool: GroupPool, step: int) -> None:
+    """Generate until all responses of a pool are complete, with the weights of a step."""
+
+    def check_interrupt() -> None:
+        """Let an evaluation end before the run does."""
+
+    if config.is_apart:
+        replicas = _replicas(config, pool)
+        replicas.begin(step, check_interrupt)
+        replicas.generate(step, all, check_interrupt)
+        replicas.stop()
+    else:
+        InTurns(pool=pool, round_steps=None).generate(step, all, check_interrupt)
+
+
+def _replicas(config: RunConfig, pool: GroupPool, ratings: GroupRatings | None = None) -> Replicas:
+    """Return the replicas on their own devices, each in rounds of its own.
+
+    When one is lost, others generate the rest of what it had.
+    """
+    rl = config.rl_config
+    return Replicas(
+        cast("SeparateEngines", pool.answering.workers.engines),
+        pool,
+        round_steps=rl.rollout_round_steps,
+        completes=rl.step_order != "asynchronous",
+        ratings=ratings,
+    )
 
 
 def spool_source(

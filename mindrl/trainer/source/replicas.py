@@ -105,7 +105,7 @@ class Replicas(Generation):
 
     def publish(self, step: int) -> Metrics:
         """Stop the replicas, and publish the weights after a step; return the times of the step."""
-        self._stop()
+        self.stop()
         self._publish(step)
         seconds = self._seconds
         whole = time.perf_counter() - seconds["began"]
@@ -132,7 +132,7 @@ class Replicas(Generation):
                 )
             self.threads[number].add([self.pool.request(row) for row in rows])
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Stop all replicas, and collect what they have generated."""
 
         def is_over() -> bool:

@@ -73,13 +73,34 @@ class DrawingGroup(RecordingGroup):
 
     rows = 8
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[int, list[int]]] = []
+        """The first rank of each round of a replica, and the last tokens of its new requests."""
+
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+        *,
+        first: int = 0,
+    ) -> Any:
+        if method != "advance_sequences":
+            return super().begin(method, arguments, answering, first=first)
+        assert [given[1] for given in arguments] == [arguments[0][1]] * len(arguments)
+        self.sent.append((first, [request.token_ids[1] for request in arguments[0][1]]))
+        return self.round_of(first, arguments)
+
+    def round_of(self, first: int, arguments: Sequence[tuple[Any, ...]]) -> Any:
+        found = [self.whole_of(first + at, *given) for at, given in enumerate(arguments)]
+        return SimpleNamespace(wait=lambda: [found[0], *[None] * (len(found) - 1)])
+
     def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if method == "begin_sequences":
             self.left = [[each.seed - each.drawn for each in asked] for asked, _ in arguments]
             self.lengths = [[*each] for each in self.left]
             return [None] * 4
-        if method == "advance_sequences":
-            return [self.whole_of(rank, *each) for rank, each in enumerate(arguments)]
         drawn = [
             [length - left for length, left in zip(*each, strict=True)]
             for each in zip(self.lengths, self.left, strict=True)

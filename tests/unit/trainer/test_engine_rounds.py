@@ -9,7 +9,7 @@ import pytest
 from recording_groups import SAMPLING, DrawingGroup, dealing_actor
 
 from mindrl.rollout.engine import Request
-from mindrl.trainer.engine_rounds import Completed, FollowUp
+from mindrl.trainer.engine_rounds import Completed, FollowUp, Rounds
 
 
 def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in_order() -> None:
@@ -27,7 +27,7 @@ def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in
         seen.append(sorted(whole))
         return len(whole) >= 5
 
-    found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
+    found = actor.generate_until(requests, SAMPLING, is_enough, rounds=Rounds(2))
 
     first, *_ = group.given
     # 0, 2 and 6 go on, and 1, 3, 4 and 5 begin: both in turn.
@@ -53,13 +53,12 @@ def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
         seen.append(sorted(whole))
         return len(whole) >= 5
 
-    found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
+    found = actor.generate_until(requests, SAMPLING, is_enough, rounds=Rounds(2))
 
-    started, *rounds, _ = group.given
+    started, _ = group.given
     assert [[each.token_ids[1] for each in started[rank][0]] for rank in (0, 2)] == [[0, 2], [1, 3]]
     # Of those that wait, 4 to 7, the second replica gets all: the first is still at 0.
-    more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
-    assert more == [[[], []], [[], [4, 5]], [[], [6, 7]]]
+    assert group.sent == [(0, []), (2, []), (0, []), (2, [4, 5]), (0, []), (2, [6, 7])]
     assert seen == [[1, 3], [1, 3, 4, 5], [1, 3, 4, 5, 6]]
     assert found.lengths_B.tolist() == [6, 1, 0, 1, 1, 1, 1, 1]
 
@@ -78,14 +77,12 @@ def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_
         return [*first, *alone]
 
     found = actor.generate_until(
-        requests, SAMPLING, lambda whole: len(whole) == 6, round_steps=9, next_turns=next_turns
+        requests, SAMPLING, lambda whole: len(whole) == 6, rounds=Rounds(9), next_turns=next_turns
     )
 
     # The rounds end with the first completed request of each engine, not after 9 steps.
     assert seen == [([0, 1], 2), ([4, 5], 2), ([2, 3], 0)]
-    _, *rounds, _ = group.given
-    more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
-    assert more == [[[], []], [[9], [8]], [[], []]]
+    assert group.sent == [(0, []), (2, []), (0, [9]), (2, [8]), (0, []), (2, [])]
     assert found.lengths_B.tolist() == [2, 3, 4, 5, 1, 1]
 
 
@@ -96,14 +93,11 @@ class _Running:
     group: "SeparateGroup"
     first: int
     arguments: Sequence[tuple[Any, ...]]
-    answering: Collection[int] | None
 
     def wait(self) -> list[Any]:
         self.group.events.append(("ends", self.first))
-        found = [
-            self.group.whole_of(self.first + at, *given) for at, given in enumerate(self.arguments)
-        ]
-        return [each if at in (self.answering or ()) else None for at, each in enumerate(found)]
+        found: list[Any] = DrawingGroup.round_of(self.group, self.first, self.arguments).wait()
+        return found
 
 
 class SeparateGroup(DrawingGroup):
@@ -113,22 +107,10 @@ class SeparateGroup(DrawingGroup):
         super().__init__()
         self.choose = choose
         self.events: list[tuple[str, int]] = []
-        self.sent: list[list[int]] = []
 
-    def begin(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-        *,
-        first: int = 0,
-    ) -> Any:
-        if method != "advance_sequences":
-            return super().begin(method, arguments, answering, first=first)
-        assert [given[1] for given in arguments] == [arguments[0][1]] * 2, "ranks move together"
+    def round_of(self, first: int, arguments: Sequence[tuple[Any, ...]]) -> _Running:
         self.events.append(("begins", first))
-        self.sent.append([request.token_ids[1] for request in arguments[0][1]])
-        return _Running(self, first, arguments, answering)
+        return _Running(self, first, arguments)
 
     def answered(self, calls: Sequence[_Running], seconds: float) -> list[int]:
         assert 0 < seconds < 0.1
@@ -152,8 +134,12 @@ def test_a_replica_goes_on_with_its_turns_while_another_works_on_a_long_one() ->
             return [FollowUp(last, Request(token_ids=(5, last + 1), drawn=0, seed=3))]
         return []
 
-    found = actor.generate_turns(
-        requests, SAMPLING, lambda whole: len(whole) == 4, round_steps=9, next_turns=next_turns
+    found = actor.generate_until(
+        requests,
+        SAMPLING,
+        lambda whole: len(whole) == 4,
+        rounds=Rounds(9, together=False),
+        next_turns=next_turns,
     )
 
     assert seen == [([1], 1), ([2], 1), ([3], 1), ([0], 0)]
@@ -167,7 +153,7 @@ def test_a_replica_goes_on_with_its_turns_while_another_works_on_a_long_one() ->
         ("ends", 0),
     ]
     # Each turn is sent once, to the replica that has its prefix.
-    assert group.sent == [[], [], [2], [3]]
+    assert group.sent == [(0, []), (2, []), (2, [2]), (2, [3])]
     assert found.lengths_B.tolist() == [9, 2, 3, 3]
 
 
@@ -207,11 +193,11 @@ def test_rounds_that_end_in_any_order_leave_each_turn_answered_once(enough: int)
             talks += [each.request.token_ids[1] for each in now]
             return now
 
-        found = actor.generate_turns(
+        found = actor.generate_until(
             requests,
             SAMPLING,
             lambda whole, enough=enough: len(whole) >= enough,
-            round_steps=4,
+            rounds=Rounds(4, together=False),
             next_turns=next_turns,
         )
 
@@ -220,7 +206,7 @@ def test_rounds_that_end_in_any_order_leave_each_turn_answered_once(enough: int)
         expected = [lengths[talk] for talk in talks[: len(drawn)]]
         assert sum(map(int.__eq__, drawn, expected)) >= enough
         assert all(map(int.__le__, drawn, expected))
-        sent = [talk for each in group.sent for talk in each]
+        sent = [talk for _, each in group.sent for talk in each]
         assert len({*sent}) == len(sent)
         if enough == 30:
             assert sorted(talks) == [*range(30)]
@@ -244,7 +230,11 @@ def test_a_prompt_stays_on_one_replica_and_the_longest_of_an_earlier_epoch_begin
     def dealt() -> list[list[int]]:
         group.given.clear()
         actor.generate_until(
-            requests, SAMPLING, lambda whole: len(whole) == 10, round_steps=9, next_turns=next_turns
+            requests,
+            SAMPLING,
+            lambda whole: len(whole) == 10,
+            rounds=Rounds(9),
+            next_turns=next_turns,
         )
         return [[each.token_ids[1] for each in group.given[0][rank][0]] for rank in (0, 2)]
 

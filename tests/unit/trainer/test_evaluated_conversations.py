@@ -25,7 +25,7 @@ from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.tiny.chat_model import build_tokenizer
-from mindrl.trainer.engine_rounds import Completed, NextTurns
+from mindrl.trainer.engine_rounds import Completed, NextTurns, Rounds
 from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RewardManager
@@ -63,10 +63,10 @@ class Scripted(MemoryRoles):
         sampling: Sampling,
         is_enough: Callable[[Collection[int]], bool],
         *,
-        round_steps: int,
+        rounds: Rounds,
         next_turns: NextTurns,
     ) -> Responses:
-        del round_steps
+        del rounds
         self.used.append(sampling)
         turns = [iter(script) for script in self.scripts]
         open_, written = [*zip(turns, requests, strict=False)], list[Completed]()
@@ -91,7 +91,6 @@ class Scripted(MemoryRoles):
                 )
             open_ = [(of_places[each.place], each.request) for each in after]
 
-    generate_turns = generate_until
     score_parts = MemoryRoles.score_parts
 
     def score(self, responses: Sequence[str], *_: object) -> Scores:

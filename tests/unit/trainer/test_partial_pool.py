@@ -18,7 +18,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.batch.route_keys import content_key
 from mindrl.errors import StopRequestedError
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import Completed, OnCompleted
+from mindrl.trainer.engine_rounds import Completed, OnCompleted, Rounds
 from mindrl.trainer.policy_trainer import PolicyTrainer
 
 LONGEST = 12
@@ -54,13 +54,13 @@ class LongTail(MemoryRoles):
         sampling: Sampling,
         is_enough: Callable[[Collection[int]], bool],
         *,
-        round_steps: int,
+        rounds: Rounds,
         on_completed: OnCompleted | None = None,
     ) -> Responses:
         assert sampling.samples_per_prompt == 2
         self.requests.append(requests)
         lengths = [length_of(request.token_ids[0] - 1) - request.drawn for request in requests]
-        steps, complete = round_steps, set[int]()
+        steps, complete = rounds.steps, set[int]()
         while True:
             new = {row for row, length in enumerate(lengths) if length <= steps} - complete
             complete |= new
@@ -69,8 +69,8 @@ class LongTail(MemoryRoles):
                 on_completed({row: Completed(*each[row], finished=True) for row in new})
             if is_enough(complete):
                 break
-            steps += round_steps
-        self.rounds.append(steps // round_steps)
+            steps += rounds.steps
+        self.rounds.append(steps // rounds.steps)
         drawn = [min(length, steps) for length in lengths]
         found = self._responses(requests, drawn)
         return replace(found, finished_B=torch.tensor([length <= steps for length in lengths]))

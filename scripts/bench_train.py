@@ -10,7 +10,8 @@ balance     modelled work of the busiest replica divided by the mean, with seque
 memory      log-probs of 4,096 tokens over a vocabulary of 151,936: peak of extra memory divided by
             the float32 logits of one chunk
 prompts     updates on 8 samples of each prompt, with every sequence whole and with the prompt once,
-            for four ratios of prompt and response, and the ratio of the tokens
+            for four ratios of prompt and response, and the ratio of the tokens; with --trl PYTHON
+            also those of TRL's GRPO, in that interpreter (`mindrl tiny --output .cache/tiny` first)
 recompute   updates without recomputation, with recomputed attention and with recomputed layers
 
 One process on one core, torch on CPU. Every comparison is made in one run. Times of updates are CPU
@@ -22,10 +23,12 @@ import json
 import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +63,8 @@ QWEN_7B = ModelDescription(
 RATIOS = (("8:1", 512, 64), ("4:1", 256, 64), ("1:1", 128, 128), ("1:4", 64, 256))
 """Name, tokens of the prompt, and tokens of the response."""
 SHORTEST = 24
+CHECKOUT = Path(__file__).resolve().parents[1]
+TOKENIZER = str(CHECKOUT / ".cache/tiny/model")
 CONSOLE = Console(width=110, highlight=False)
 
 
@@ -275,12 +280,20 @@ def measure_prompts(arguments: argparse.Namespace) -> Result:
     ways = {"whole": way, "shared": replace(way, shares_prompts=True)}
 
     def run(folder: str) -> Result:
-        found = {}
-        for ratio, prompt, response in RATIOS:
-            sizes = prompt // scale, response // scale
-            lengths = [sum(sizes)] * samples * groups
-            trainer = runs.Trainer(folder, runs.batch(lengths, sizes[0], samples))
-            found[ratio] = runs.compare({"": trainer}, ways, arguments.repeats)
+        found: Result = {}
+        work = {"model": folder, "tokenizer": TOKENIZER, "samples": samples, "groups": groups}
+        with ExitStack() as stack:
+            rival = None
+            if arguments.trl:
+                rival = stack.enter_context(runs.trl_updates(arguments.trl, work))
+            for ratio, prompt, response in RATIOS:
+                sizes = prompt // scale, response // scale
+                lengths = [sum(sizes)] * samples * groups
+                trainer = runs.Trainer(folder, runs.batch(lengths, sizes[0], samples))
+                found[ratio] = runs.compare({"": trainer}, ways, arguments.repeats)
+                if rival is not None:
+                    times = [rival(*sizes) for _ in range(arguments.repeats)]
+                    found[ratio]["TRL"] = {"seconds": statistics.median(times)}
         return found
 
     return runs.with_model(run)  # type: ignore[no-any-return]
@@ -289,20 +302,25 @@ def measure_prompts(arguments: argparse.Namespace) -> Result:
 def show_prompts(result: Result) -> None:
     """Print a table of ratios."""
     table = Table(title="updates on 8 samples a prompt, one core, float32, median")
-    for column in ("prompt:response", "whole, s", "shared, s", "quicker", "fewer tokens"):
+    for column in (
+        *("prompt:response", "whole, s", "shared, s", "quicker", "fewer tokens"),
+        *("TRL, s", "TRL over shared"),
+    ):
         table.add_column(column, justify="right")
     for ratio, ways in result.items():
-        whole, shared = ways["whole"], ways["shared"]
+        whole, shared, trl = ways["whole"], ways["shared"], ways.get("TRL")
         table.add_row(
             ratio,
             f"{whole['seconds']:.2f}",
             f"{shared['seconds']:.2f}",
             f"{whole['seconds'] / shared['seconds']:.2f} x",
             f"{whole['tokens'] / shared['tokens']:.2f} x",
+            f"{trl['seconds']:.2f}" if trl else "-",
+            f"{trl['seconds'] / shared['seconds']:.2f} x" if trl else "-",
         )
     CONSOLE.print(table)
     for ways in result.values():
-        show_agreement(ways)
+        show_agreement({name: ways[name] for name in ("whole", "shared")})
 
 
 def measure_recompute(arguments: argparse.Namespace) -> Result:
@@ -361,6 +379,7 @@ def main() -> int:
         "--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run"
     )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--trl", metavar="PYTHON", help="interpreter that has TRL, for prompts")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # The profiler logs its start and its end.

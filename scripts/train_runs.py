@@ -2,9 +2,11 @@
 
 import json
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,22 @@ def compare(
             "gradient_difference": float((other - gradient).norm() / gradient.norm()),
         }
     return results
+
+
+@contextmanager
+def trl_updates(python: str, work: Mapping[str, Any]) -> Iterator[Callable[[int, int], float]]:
+    """Start TRL; yield what returns the CPU seconds of an update on sequences of given lengths."""
+    command = [python, str(Path(__file__).with_name("trl_updates.py")), json.dumps(work)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def seconds(prompt: int, response: int) -> float:
+            print(prompt, response, file=asked, flush=True)
+            return float(answers.readline())
+
+        yield seconds
+        asked.close()

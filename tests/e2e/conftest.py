@@ -1,12 +1,17 @@
 """Fixtures that several tests of runs share, created once."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from program import KEEPS, STARTED, Program, end, start_program
+from house_entries.entered_functions import COUNTED, FOLDER
+from house_run import PLANNERS
+from program import CHECKOUT, ENTRIES, KEEPS, STARTED, TEN_STEPS, Program, end, start_program
 
 from mindrl.tiny.recipe import Family
 
@@ -73,3 +78,42 @@ def kept_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Prog
     run = start_program(folder, asked)
     assert run.process.wait(timeout=600) == 0, run.text()
     return run
+
+
+@pytest.fixture(scope="session")
+def watched_run(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Program, set[str]]:
+    """A run of the quickstart's configuration, and the addresses it listened on.
+
+    Tests must not change it.
+    """
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / ENTRIES).mkdir()
+    program = start_program(
+        folder / "run",
+        [f"actor_config.load={tiny_model}", *TEN_STEPS],
+        {
+            "PYTHONPATH": os.pathsep.join(map(str, [CHECKOUT / "scripts/house_entries", CHECKOUT])),
+            FOLDER: str(folder / ENTRIES),
+            COUNTED: ",".join(name for names in PLANNERS for name in names),
+        },
+    )
+    program.wait_for_steps(1)
+    listening = {
+        connection.laddr.ip
+        for process in (psutil.Process(program.process.pid), *program.descendants())
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    program.wait_for_steps(2)
+    program.process.send_signal(signal.SIGUSR1)
+    code = program.process.wait(timeout=600)
+    assert code == 0, program.text()
+    return program, listening
+
+
+@pytest.fixture(scope="session")
+def whole_run(watched_run: tuple[Program, set[str]]) -> Program:
+    """The run alone."""
+    return watched_run[0]

@@ -23,6 +23,15 @@ KEEPS = (
     f"megatron_training.train_iters={STEPS}",
 )
 """Overrides of a run that can be resumed and repeated."""
+TEN_STEPS = (
+    "megatron_training.train_iters=10",
+    "megatron_training.save_interval=2",
+    "megatron_training.keep_rollouts=10",
+    "rl_config.test_freq=5",
+)
+"""Overrides of one that also learns, and is evaluated after half of its steps."""
+ENTRIES = "entries"
+"""Folder next to a run's folder in which each process records when it plans."""
 STARTED: list["Program"] = []
 """All programs started by these tests."""
 

@@ -11,58 +11,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
-from house_entries.entered_functions import COUNTED, FOLDER
-from house_run import PLANNERS, Process, read_processes
-from program import CHECKOUT, Program, fresh_answers, gone, start_program
+from house_run import Process, read_processes
+from program import CHECKOUT, ENTRIES, TEN_STEPS, Program, fresh_answers, gone, start_program
 from timelines import check_step
 
 from mindrl.report.run_state import RunState
 
 pytestmark = pytest.mark.e2e
 
-# Ten of the thirty steps, evaluated in between too.
-TEN_STEPS = ("megatron_training.train_iters=10", "rl_config.test_freq=5")
-ENTRIES = "entries"
-"""The folder beside the run's where each process writes down when it plans."""
 TRACED = ("reward/mean", "update/policy_loss", "update/grad_norm", "logprob_gap/mean")
-
-
-@pytest.fixture(scope="session")
-def watched_run(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Program, set[str]]:
-    """A run of the quickstart's configuration, and the addresses it listened on."""
-    folder = tmp_path_factory.mktemp("whole")
-    (folder / ENTRIES).mkdir()
-    program = start_program(
-        folder / "run",
-        [f"actor_config.load={tiny_model}", *TEN_STEPS],
-        {
-            "PYTHONPATH": os.pathsep.join(map(str, [CHECKOUT / "scripts/house_entries", CHECKOUT])),
-            FOLDER: str(folder / ENTRIES),
-            COUNTED: ",".join(name for names in PLANNERS for name in names),
-        },
-    )
-    program.wait_for_steps(1)
-    listening = {
-        connection.laddr.ip
-        for process in (psutil.Process(program.process.pid), *program.descendants())
-        for connection in process.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    program.wait_for_steps(2)
-    program.process.send_signal(signal.SIGUSR1)
-    code = program.process.wait(timeout=600)
-    assert code == 0, program.text()
-    return program, listening
-
-
-@pytest.fixture(scope="session")
-def whole_run(watched_run: tuple[Program, set[str]]) -> Program:
-    """The run alone."""
-    return watched_run[0]
 
 
 def test_the_model_learns_from_under_half_to_most_answers_right(whole_run: Program) -> None:

@@ -17,6 +17,7 @@ tests fail without it.
 
 import argparse
 import json
+import os
 import queue
 import re
 import signal
@@ -34,7 +35,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 import yaml
-from preloaded_pytest import PreloadedPytest
+from preloaded_python import PreloadedPython
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -44,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "scripts/faults.yaml"
 FOUND_BY = ROOT / "scripts/faults_found.json"
 """Which test found each fault the last time."""
+PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 NIGHTLY = "not gpu and not npu and not faults"
 SHORT = f"{NIGHTLY} and not nightly"
 FOLDERS = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
@@ -207,7 +209,7 @@ class _Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.pytest = PreloadedPytest()
+        self.python = PreloadedPython()
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
@@ -230,17 +232,24 @@ class _Tree:
         """
         marks, more = (NIGHTLY, {"MINDRL_NIGHTLY": "1"}) if nightly else (SHORT, {})
         options = ["-q", "-x", "-rfE", "-m", marks, "-p", "no:cacheprovider"]
-        done = self.pytest.run(
-            [*options, "--timeout", str(TEST_SECONDS), *tests],
-            self.root,
-            # Compiled files must not be made for sources that change within a second.
-            {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", **more},
+        # Compiled files must not be made for sources that change within a second.
+        own = {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1", **more}
+        done = subprocess.run(
+            [*self.python.command, "-c", PYTEST, *options, "--timeout", str(TEST_SECONDS), *tests],
+            cwd=self.root,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.output, re.MULTILINE)
-        if done.code in (SURVIVED, UNKNOWN, NO_TESTS):
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if done.returncode in (SURVIVED, UNKNOWN, NO_TESTS):
             return ""
-        if done.code != FOUND or failed is None:
-            raise FaultError(f"{what}: pytest could not run {tests}:\n{done.output[-3000:]}")
+        if done.returncode != FOUND or failed is None:
+            raise FaultError(f"{what}: pytest could not run {tests}:\n{done.stdout[-3000:]}")
         return failed[1]
 
 
@@ -258,7 +267,7 @@ def _tree() -> Iterator[_Tree]:
             compile_dir(tree.root / "mindrl", quiet=1, invalidation_mode=checked)
             yield tree
         finally:
-            tree.pytest.close()
+            tree.python.close()
             if tree.root.exists():
                 _git("worktree", "remove", "--force", str(tree.root))
 

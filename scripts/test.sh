@@ -40,9 +40,9 @@ fi
 passed=0 failed=0 skipped=0
 failures=()
 scratch="$(mktemp -d)"
-beside=()
+beside=() preloaded=()
 # Ctrl-C does not reach the process groups of what runs beside.
-trap 'kill -- "${beside[@]/#/-}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+trap 'kill -- "${beside[@]/#/-}" "${preloaded[@]/#/-}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 check() {
     local name="$1"
@@ -87,6 +87,15 @@ pytest_beside() {
     set +m
 }
 
+# Start the process whose forks are the workers of pytest.
+preload() {
+    set -m
+    python -W ignore scripts/preloaded_python.py serve "$scratch/python" >"$scratch/preloaded.log" 2>&1 &
+    preloaded=($!)
+    set +m
+    workers="popen//python=python scripts/preloaded_python.py $scratch/python"
+}
+
 # Add what pytest_as left.
 count() {
     local name="$1" title="$2" failed_before="$failed"
@@ -114,7 +123,8 @@ else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     # First the files that wait longest, then the others in order: alone at the end they would wait
     # for nothing else.
-    niceness=10 pytest_beside unit -n 4 --dist loadfile --no-loadscope-reorder \
+    preload
+    niceness=10 pytest_beside unit --tx "4*$workers" --dist loadfile --no-loadscope-reorder \
         tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer tests/unit
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
@@ -125,7 +135,7 @@ else
     printf '\n== tests of several processes\n'
     # Three files at a time: ranks that wait for messages leave cores idle. Those on simulated NPUs
     # count as one: tests/conftest.py.
-    pytest_as wide -n 3 --dist loadfile tests/distributed tests/npu_simulated
+    pytest_as wide --tx "3*$workers" --dist loadfile tests/distributed tests/npu_simulated
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

@@ -1,5 +1,7 @@
 """The faults of scripts/mutate.py: each can be planted, and no room of mindrl is without one."""
 
+import os
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -64,11 +66,17 @@ def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_p
     (source.parent / "__init__.py").touch()
     test.write_text("from mindrl.value import VALUE\ndef test_it(): assert VALUE == 11\n")
     codes = []
-    with closing(mutate.PreloadedPytest(["pytest"])) as preloaded:
+    with closing(mutate.PreloadedPython(["pytest"])) as preloaded:
         for value in (11, 12, 11):
             source.write_text(f"VALUE = {value}\n")
-            unwritten = {"PYTHONDONTWRITEBYTECODE": "1"}
-            done = preloaded.run(["-q", "-p", "no:cacheprovider"], tmp_path, unwritten)
-            codes.append(done.code)
+            done = subprocess.run(
+                [*preloaded.command, "-c", mutate.PYTEST, "-q", "-p", "no:cacheprovider"],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            codes.append(done.returncode)
     assert codes == [mutate.SURVIVED, mutate.FOUND, mutate.SURVIVED]
-    assert "1 passed" in done.output
+    assert "1 passed" in done.stdout

@@ -1,0 +1,134 @@
+"""A Python whose programs are forks of one process that has imported the slow libraries.
+
+    python scripts/preloaded_python.py serve SOCKET [LIBRARY ...]
+    python scripts/preloaded_python.py SOCKET -c CODE [ARGUMENT ...]
+
+The first is that process; the second runs a program in it, as `python -c` does: in the working
+folder, with the variables, the files and the exit code of the second. It takes the sources of
+mindrl as they are then. So it starts without the ten seconds that torch, transformers, vLLM,
+Megatron-core and Ray take to import.
+"""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "ray",
+    "vllm.entrypoints.llm",
+    "megatron.core.models.gpt",
+    "hydra",
+    "pandas",
+    "pyarrow.parquet",
+    "hypothesis",
+    "pytest",
+)
+_MOST_BYTES = 1 << 18
+
+
+class PreloadedPython:
+    """The process; its programs end with it."""
+
+    def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
+        """Start the process; it imports the libraries while the caller continues."""
+        self._folder = TemporaryDirectory()
+        path = f"{self._folder.name}/socket"
+        serve = [sys.executable, "-W", "ignore", __file__, "serve", path, *libraries]
+        self._process = subprocess.Popen(serve, start_new_session=True)
+        self.command = [sys.executable, __file__, path]
+        """Takes the arguments of `python -c CODE`."""
+        while not Path(path).exists():
+            assert self._process.poll() is None, "it opens the socket before it imports"
+
+    def close(self) -> None:
+        """End the process and its programs."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _serve(path: str, libraries: Sequence[str]) -> NoReturn:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        for name in libraries:
+            importlib.import_module(name)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            connection, _ = listener.accept()
+            message, files, *_ = socket.recv_fds(connection, _MOST_BYTES, 3)
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _run(connection, files, **json.loads(message))
+            for file in files:
+                os.close(file)
+            connection.close()
+
+
+def _run(
+    connection: socket.socket,
+    files: list[int],
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+) -> NoReturn:
+    """Run a program in a fork, and answer with its exit code."""
+    if (child := os.fork()) != 0:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.send(str(code).encode())
+        os._exit(0)
+    connection.close()
+    for descriptor, file in enumerate(files):
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[0] = ""
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
+    for name in [each for each in sys.modules if each.partition(".")[0] == "mindrl"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    code, *rest = arguments
+    sys.argv = ["-c", *rest]
+    status = 1
+    try:
+        exec(code, {"__name__": "__main__"})  # noqa: S102 - the program of the caller
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _ask(path: str, arguments: Sequence[str]) -> int:
+    """Run a program in the process with this socket; return its exit code."""
+    start = arguments.index("-c") + 1
+    asked = {
+        "arguments": arguments[start:],
+        "folder": str(Path.cwd()),
+        "environment": {**os.environ},
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(path)
+        socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2])
+        return int(connection.recv(16) or 1) & 0xFF
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        _serve(sys.argv[2], sys.argv[3:] or LIBRARIES)
+    sys.exit(_ask(sys.argv[1], sys.argv[2:]))

@@ -22,7 +22,11 @@ SHORT = (
     "rl_config.use_tensorboard=false",
     "rl_config.memory_timeline_steps=0",
 )
-TIMED = ("seconds/", "bytes/", "memory/", "throughput/", "idle/", "staleness/thrown_away_tokens")
+TIMED = (
+    *("seconds/", "bytes/", "memory/", "throughput/", "idle/"),
+    # Of the replicas that lived.
+    *("staleness/thrown_away_tokens", "logprob_gap/probe_tokens"),
+)
 
 
 @pytest.fixture(scope="module")

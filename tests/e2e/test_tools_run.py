@@ -198,17 +198,24 @@ APART = (
 def test_replicas_in_turns_with_training_hold_the_conversations_of_shared_devices(
     tool_user: Path, tmp_path: Path
 ) -> None:
-    shared = ("rl_config.actor_resource.num_npus=1", "megatron_training.train_iters=2")
-    steps = [
-        ended(run(tmp_path / name, tool_user, *SHORT, *more)).steps()
+    shared = (
+        *("rl_config.actor_resource.num_npus=1", "megatron_training.train_iters=2"),
+        "rl_config.test_freq=2",
+    )
+    runs = [
+        ended(run(tmp_path / name, tool_user, *SHORT, *more))
         for name, more in {"apart": (*APART, *shared), "shared": shared}.items()
     ]
     same = ("reward/", "turns/mean", "turns/calls", "turns/environment_tokens", "turns/ended")
-    for apart, together in zip(*steps, strict=True):
+    for apart, together in zip(*(each.steps() for each in runs), strict=True):
         names = [name for name in together if name.startswith(same)]
         assert len(names) > 6
         assert {name: apart[name] for name in names} == {name: together[name] for name in names}
         assert apart["logprob_gap/mean"] < 1e-6
+    for step in (0, 2):
+        apart, together = (each.evaluations(step) for each in runs)
+        assert [each["response"] for each in apart] == [each["response"] for each in together]
+        assert any("<tool_call>" in each["response"] for each in apart)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -76,9 +76,9 @@ class ApartEngines:
         self.fleet.require_some()
         return tuple(lost)
 
-    def begin_replacing(self, number: int) -> None:
+    def begin_replacing(self, number: int, why: str) -> None:
         """Start a replacement of a lost replica in the background, unless one is starting."""
-        self._replace(number, "its workers do not respond")
+        self._replace(number, why)
         self.fleet.require_some()
 
     def look(self) -> None:

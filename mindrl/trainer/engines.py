@@ -84,7 +84,7 @@ class SeparateEngines(Engines, Protocol):
             WorkerDiedError: A training process has ended.
         """
 
-    def begin_replacing(self, number: int) -> None:
+    def begin_replacing(self, number: int, why: str) -> None:
         """Start a replacement of a lost replica in the background, unless one is starting.
 
         It becomes available after a later `publish`, which itself does this for those that it

@@ -25,7 +25,8 @@ KEEPS = (
 """Overrides of a run that can be resumed and repeated."""
 TEN_STEPS = (
     "megatron_training.train_iters=10",
-    "megatron_training.save_interval=2",
+    # As evaluations, checkpoints change what a step copies; most steps have none.
+    "megatron_training.save_interval=5",
     "megatron_training.keep_rollouts=10",
     "rl_config.test_freq=5",
 )

@@ -87,14 +87,15 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     again = [*asked, tracked, limit]
     killed = start_program(tmp_path / "killed", again, around, program=program)
     killed.wait_for_line("restart 2: ")
-    killed.wait_for_steps(4)
+    saved, done = ((5,), 6) if name == "grpo" else ((2, 4), 4)
+    killed.wait_for_steps(done)
     died, _ = witnesses(tmp_path / "disturbed")
     told = json.loads((killed.folder / "faults.jsonl").read_text().splitlines()[0])["error"]
     named = rf"worker-1 \(rank 1, process {died['pid']} on [^)]*\) died"
     assert re.search(named, told), told
     kill(killed)
     newest = max((killed.folder / "checkpoints").glob("step-*"))
-    assert newest.name in ("step-00000002", "step-00000004")
+    assert int(newest.name[-8:]) in saved
     resumed = resume(killed.folder, program)
     assert resumed.process.wait(timeout=600) == 0, resumed.text()
     assert f"continues after step {int(newest.name[-8:])}" in resumed.text()

@@ -220,4 +220,4 @@ class Replicas(Generation):
         self.probed.pop(event.number, None)
         self.dead.add(event.number)
         self._thrown_away += self.assignments.lost(event.number)
-        self.engines.begin_replacing(event.number)
+        self.engines.begin_replacing(event.number, str(event.error))

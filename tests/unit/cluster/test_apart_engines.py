@@ -199,21 +199,21 @@ def test_replicas_that_are_lost_too_often_in_a_row_are_given_up_and_the_last_end
     with begun(restarts=1) as (run, engines):
         engines.publish(0)
         run.lose(1)
-        engines.begin_replacing(1)
-        engines.begin_replacing(1)
+        engines.begin_replacing(1, "it ended")
+        engines.begin_replacing(1, "it ended")
         run.fleet.take_up(10.0)
         assert len(run.started[1]) == 2
         run.lose(1)
-        engines.begin_replacing(1)
+        engines.begin_replacing(1, "it ended")
         assert run.told[-1].startswith("warning: rollout replica 1 is not restarted: ")
         engines.publish(1)
         # It has lived from one publishing to the next: losses before that do not count.
         run.lose(0)
-        engines.begin_replacing(0)
+        engines.begin_replacing(0, "it ended")
         run.fleet.take_up(10.0)
         run.lose(0)
         with pytest.raises(ClusterError, match=r"^all 2 rollout replica\(s\) were lost"):
-            engines.begin_replacing(0)
+            engines.begin_replacing(0, "it ended")
 
 
 def test_a_replica_that_ends_while_nobody_waits_for_it_is_replaced_at_once() -> None:
@@ -265,7 +265,7 @@ def test_replicas_that_still_start_end_with_the_run() -> None:
     with begun() as (run, engines):
         engines.publish(0)
         run.may_start.clear()
-        engines.begin_replacing(0)
+        engines.begin_replacing(0, "it ended")
     assert len(run.started[0]) == 1
     assert run.started[1][0].is_stopped
 

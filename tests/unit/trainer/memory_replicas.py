@@ -150,7 +150,7 @@ class MemoryEngines:
         lost = []
         if len(self.versions) in self.lost_in_publish and self.replicas:
             lost.append(min(self.replicas))
-            self.begin_replacing(lost[0])
+            self.begin_replacing(lost[0], "lost")
         for replica in self.replicas.values():
             replica.version = version
         return lost
@@ -161,7 +161,8 @@ class MemoryEngines:
     def check_training(self) -> None:
         pass
 
-    def begin_replacing(self, number: int) -> None:
+    def begin_replacing(self, number: int, why: str) -> None:
+        assert why
         self.replaced += 1
         if self.replaced > self.most_replaced:
             raise ClusterError("too many replicas were lost")

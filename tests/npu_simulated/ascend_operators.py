@@ -6,17 +6,16 @@ type or number of arguments fails as on a device. Import it behind `kernels.inst
 Shapes: T tokens, E experts, K chosen for a token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import torch
+from device_kernels import LIBRARIES, kernel
 from torch import Tensor
 from torch.nn import functional
 
-_LIBRARIES: list[torch.library.Library] = []
-"""What is registered stays for as long as these are there."""
 _SCHEMAS = """
 npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)
  -> (Tensor, Tensor, Tensor);
@@ -32,46 +31,9 @@ device_print(str text) -> ();
 device_print_tensor(Tensor value, str text) -> ()
 """
 """Of operators that vllm-ascend's extension defines."""
-Function = Callable[..., Any]
-
-
-def kernel(space: str, name: str) -> Callable[[Function], Function]:
-    """Run a function of host tensors as the operator's kernel on the device."""
-
-    def put(function: Function) -> Function:
-        library = torch.library.Library(space, "IMPL")
-        _LIBRARIES.append(library)
-
-        def run(*arguments: Any, **words: Any) -> Any:
-            with torch.no_grad():
-                found = function(
-                    *_host(arguments), **{key: _host(value) for key, value in words.items()}
-                )
-            return _device(found)
-
-        library.impl(name, run, "PrivateUse1", allow_override=True)
-        return function
-
-    return put
-
-
-def _host(value: Any) -> Any:
-    """Look at the device's bytes as the host's."""
-    if isinstance(value, Tensor):
-        is_there = value.device.type == "npu"
-        return torch.ops.simulated_npu.contents(value) if is_there else value
-    return type(value)(map(_host, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _device(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(torch.device("npu", torch.npu.current_device()))
-    return type(value)(map(_device, value)) if isinstance(value, (list, tuple)) else value
-
-
 import_module("torch_npu.op_plugin.atb._atb_ops")  # defines its operators
 _extension = torch.library.Library("_C_ascend", "FRAGMENT")
-_LIBRARIES.append(_extension)
+LIBRARIES.append(_extension)
 for _schema in _SCHEMAS.replace("\n", "").split(";"):
     _extension.define(_schema)
 

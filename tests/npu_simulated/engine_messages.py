@@ -15,6 +15,22 @@ class EngineCase:
     tp: int = 1
     whole_experts: bool = False
     """The ranks of a replica share the experts; else each expert is cut."""
+    graphs: bool = False
+    """Whether decode steps are captured."""
+
+
+@dataclass(kw_only=True)
+class GraphLife:
+    """What an engine with graphs said, and how."""
+
+    captured: int = 0
+    """Graphs of its start."""
+    replayed: list[int] = field(default_factory=list)
+    """Graphs that each answer took."""
+    asleep: int = 0
+    """Bytes of the device beyond those before the engine, in its first sleep."""
+    greedy: list[Responses] = field(default_factory=list)
+    """With each set of weights."""
 
 
 @dataclass(kw_only=True)

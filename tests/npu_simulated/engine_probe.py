@@ -34,6 +34,7 @@ def start(case: EngineCase) -> VllmEngine:
         max_num_batched_tokens=256,
         infer_tensor_parallel_size=case.tp,
         infer_expert_parallel_size=case.tp if case.whole_experts else 1,
+        enforce_eager=not case.graphs,
     )
     return VllmEngine(
         EngineModel(folder=case.folder),
@@ -56,19 +57,19 @@ def life(case: EngineCase, prompts: list[Tokens]) -> EngineLife:
     found, seeds = EngineLife(), list(range(len(prompts)))
     torch.npu.manual_seed(77)
     states = {_random_state()}
-    before = _taken()
+    before = taken_bytes()
     engine, table = start(case), rollout_table(case.folder, layout_of(case))
     states.add(_random_state())
     found.sizes = {tag: engine.nbytes(tag) for tag in ("weights", "kv_cache")}
-    found.taken.append({"started": _taken() - before})
+    found.taken.append({"started": taken_bytes() - before})
     for load in (load_one_by_one, load_backwards, load_one_by_one):
         taken: dict[str, int] = {}
         found.taken.append(taken)
         filled = _first_weights(engine)
         engine.offload()
-        taken["asleep"] = _taken() - before
+        taken["asleep"] = taken_bytes() - before
         engine.onload("weights")
-        taken["weights"] = _taken() - before
+        taken["weights"] = taken_bytes() - before
         found.kept.append(torch.equal(_first_weights(engine), filled))
         sink, addresses = engine.weight_sink(), _addresses(engine)
         expected = {name: entry.shape for name, entry in table.items()}
@@ -78,7 +79,7 @@ def life(case: EngineCase, prompts: list[Tokens]) -> EngineLife:
             name for name, at in _addresses(engine).items() if addresses.get(name) != at
         ]
         engine.onload("kv_cache")
-        taken["awake"] = _taken() - before
+        taken["awake"] = taken_bytes() - before
         found.greedy.append(engine.generate(prompts, GREEDY, seeds))
         found.sampled.append(engine.generate(prompts, SAMPLED, seeds))
         states.add(_random_state())
@@ -114,12 +115,12 @@ def crowded(case: EngineCase, prompts: list[Tokens]) -> tuple[int, str, Response
 
     Returns what its sleep left on the device, what is said, and an answer.
     """
-    before = _taken()
+    before = taken_bytes()
     engine, table = start(case), rollout_table(case.folder, layout_of(case))
     engine.offload()
     engine.onload("weights")
     engine.offload()
-    left = _taken() - before
+    left = taken_bytes() - before
     free = torch.npu.mem_get_info()[0]
     other = torch.empty(free - (2 << 20), dtype=torch.uint8, device="npu")
     said = ""
@@ -151,7 +152,8 @@ def beside_the_dummy(case: EngineCase) -> str:
     return ""
 
 
-def _taken() -> int:
+def taken_bytes() -> int:
+    """Return the bytes of the device that are taken."""
     torch.npu.synchronize()
     account = device_account("npu")
     assert account is not None

@@ -50,7 +50,7 @@ def install() -> None:
 
 def _operators() -> None:
     import_module("kernels").install()
-    import_module("ascend_operators")
+    import_module("graph_operators")
     import_module("vllm_ascend_parts").install()
 
 

@@ -45,13 +45,14 @@ def expected(folder_of: FolderOf) -> Callable[[str], list[int]]:
         if family not in found:
             folder = folder_of(family)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            found[family] = [token for prompt in PROMPTS for token in _greedy(model, prompt)]
+            found[family] = [token for prompt in PROMPTS for token in likeliest(model, prompt)]
         return found[family]
 
     return tokens
 
 
-def _greedy(model: torch.nn.Module, prompt: Tokens) -> list[int]:
+def likeliest(model: torch.nn.Module, prompt: Tokens) -> list[int]:
+    """Return the 12 likeliest tokens behind a prompt."""
     ids = list(prompt)
     with torch.no_grad():
         for _ in range(12):

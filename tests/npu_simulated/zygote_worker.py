@@ -32,7 +32,7 @@ def import_all() -> None:
     import_module("mindrl.training.megatron.engine")
     # Else each process would; it imports what patches vLLM.
     import_module("vllm_ascend.worker.worker")
-    for probe in ("training_probe", "engine_probe"):
+    for probe in ("training_probe", "engine_probe", "graphs_probe"):
         import_module(probe)
 
 

@@ -30,7 +30,7 @@ library() {
         -Wl,-soname,"lib$name.so" -L"$lib" "${@:2}"
 }
 
-library ascendcl devices.cpp memory.cpp virtual_memory.cpp streams.cpp
+library ascendcl devices.cpp memory.cpp virtual_memory.cpp streams.cpp graphs.cpp
 library hccl hccl.cpp -- -lascendcl
 # vllm-ascend looks for a file of this name among those that are loaded.
 library vllm_ascend_C sleeping_pool.cpp -- -lascendcl

@@ -47,6 +47,8 @@ class Call {
   Call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void run();
   void answer();
+  void keep(void* on);  // let the graph under capture call it again
+  void* stream() const { return stream_.guard.getStreamNativeHandle(stream_.stream); }
 
  private:
   const c10::FunctionSchema& schema() const { return op_.schema(); }
@@ -160,10 +162,73 @@ void Call::answer() {
   for (size_t at = 0; at < inner_.size(); at++) stack_->push_back(theirs(inner_[at], schema().returns()[at]));
 }
 
+// What a graph keeps of a call: where its tensors lie, on the host's side, and the operator.
+struct Kept {
+  c10::OperatorHandle op;
+  std::vector<IValue> arguments, results;
+  void run();
+};
+
+IValue as_host(const IValue& value) {
+  if (value.isTensor()) return host(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) list.push_back(host(each));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor> each : value.toOptionalTensorList())
+      list.push_back(each ? std::optional(host(*each)) : std::nullopt);
+    return list;
+  }
+  if (value.isDevice()) return c10::Device(at::kCPU);
+  return value;
+}
+void write(const IValue& into, const IValue& made) {
+  if (into.isTensor()) into.toTensor().copy_(made.toTensor());
+  if (!into.isTensorList()) return;
+  const auto to = into.toTensorVector(), from = made.toTensorVector();
+  for (size_t at = 0; at < to.size(); at++) to[at].copy_(from[at]);
+}
+void Kept::run() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  torch::jit::Stack stack;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;
+  for (size_t at = 0; at < arguments.size(); at++) {
+    const auto& argument = op.schema().arguments()[at];
+    if (!writes(argument) || !arguments[at].isTensor()) {
+      stack.push_back(argument.name() == "pin_memory" ? IValue() : arguments[at]);
+      continue;
+    }
+    const at::Tensor& theirs = arguments[at].toTensor();
+    at::Tensor own = argument.is_out() ? at::empty({0}, theirs.options()) : theirs.clone();
+    written.emplace_back(theirs, own);
+    stack.push_back(own);
+  }
+  op.callBoxed(&stack);
+  for (const auto& [theirs, own] : written) theirs.copy_(own);
+  for (size_t at = 0; at < results.size(); at++)
+    if (!writes(op.schema().returns()[at])) write(results[at], stack[at]);
+}
+
+void Call::keep(void* on) {
+  auto kept = std::make_unique<Kept>(Kept{op_, {}, {}});
+  for (const IValue& each : given_) kept->arguments.push_back(as_host(each));
+  const size_t results = schema().returns().size();
+  for (auto at = stack_->end() - int64_t(results); at != stack_->end(); ++at) kept->results.push_back(as_host(*at));
+  auto run = [](void* job) { static_cast<Kept*>(job)->run(); };
+  simulated_keep(on, run, [](void* job) { delete static_cast<Kept*>(job); }, kept.release());
+}
+
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call(op, stack);
+  void* stream = call.stream();
+  const int capture = simulated_capture(stream);
+  TORCH_CHECK(capture < 2, "the simulated NPU replaces no task by ", op.schema().name());
   call.run();
   call.answer();
+  if (capture) call.keep(stream);
 }
 
 // Put the kernel over torch_npu's, for the operators named.

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -30,11 +31,9 @@ Communicator* of(HcclComm given) { return static_cast<Communicator*>(given); }
 char* bytes_of(const void* pointer) { return static_cast<char*>(simulated_contents(pointer)); }
 
 HcclResult launch(void* stream, std::function<void()> job) {
-  auto run = [](void* given) {
-    std::unique_ptr<std::function<void()>> kept(static_cast<std::function<void()>*>(given));
-    (*kept)();
-  };
-  simulated_launch(stream, run, new std::function<void()>(std::move(job)));
+  auto run = [](void* given) { (*static_cast<std::function<void()>*>(given))(); };
+  auto drop = [](void* given) { delete static_cast<std::function<void()>*>(given); };
+  simulated_launch_often(stream, run, drop, new std::function<void()>(std::move(job)));
   return HCCL_SUCCESS;
 }
 
@@ -43,9 +42,11 @@ using Use = std::function<void(uint32_t rank, const char* data)>;
 // Everybody shows some bytes; `use` sees what each of them showed, in the order of the ranks.
 HcclResult everybody(HcclComm given, void* stream, const void* mine, size_t bytes, Use use) {
   Communicator* group = of(given);
-  const std::string step = group->next() + ".";
+  auto runs = std::make_shared<uint64_t>(0);  // a graph runs it again
+  const std::string first = group->next() + ".";
   char* source = bytes_of(mine);
   return launch(stream, [=] {
+    const std::string step = first + std::to_string((*runs)++) + ".";
     const std::vector<char> own(source, source + bytes);  // the result may lie where it came from
     publish(step + std::to_string(group->rank), own.data(), bytes, group->size - 1);
     for (uint32_t rank = 0; rank < group->size; rank++) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "third_party/acl/inc/acl/acl_base.h"
 #include "third_party/acl/inc/acl/acl_rt.h"
@@ -20,6 +21,12 @@ extern "C" {
 void* simulated_contents(const void* pointer);
 // Queue a job on a stream. What it throws breaks the stream: whoever waits for it is told.
 void simulated_launch(void* stream, void (*job)(void*), void* argument);
+// The same for a job that can run more than once: a graph under capture keeps it, and `drop` ends it.
+void simulated_launch_often(void* stream, void (*job)(void*), void (*drop)(void*), void* argument);
+// Keep a job that has already run: graphs alone run it again. Without a capture it is dropped at once.
+void simulated_keep(void* stream, void (*job)(void*), void (*drop)(void*), void* argument);
+// 0: nothing of the stream is kept, 1: under capture, 2: a group of tasks is replaced, and nothing runs.
+int simulated_capture(void* stream);
 // Let aclGetRecentErrMsg of this thread say it.
 void simulated_complain(const char* text);
 }
@@ -55,15 +62,20 @@ class Record {
   bool happened_ = false;
 };
 
+struct Recording;  // of graphs.cpp
+using Job = std::function<void()>;
+
 // A queue of jobs and the thread that runs them, one after the other.
 class Stream {
  public:
   explicit Stream(int device);
   ~Stream();
-  void add(std::function<void()> job);
+  void add(Job job);    // under capture it runs, and the graph keeps it
+  void queue(Job job);  // it runs, and no graph keeps it
   aclError drain(long milliseconds = -1);
   bool done();
   const int device, id;
+  std::shared_ptr<Recording> recording;  // what keeps its jobs, if anything does
 
  private:
   void run();
@@ -76,6 +88,9 @@ class Stream {
   std::thread thread_;
 };
 
+// What a capture keeps of jobs that `add` gets: graphs.cpp.
+bool keep(Stream* stream, const Job& job);  // false if it must not run now
+std::vector<Stream*> all_streams();
 Stream* stream_of(aclrtStream given);  // the default stream of this thread's device where none is given
 
 }  // namespace simulated

@@ -32,6 +32,7 @@ void Record::wait() {
 namespace {
 struct Event {
   std::mutex mutex;
+  std::shared_ptr<Recording> recording;  // under which it was recorded
   std::shared_ptr<Record> last;
   std::shared_ptr<Record> get() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -90,7 +91,10 @@ void Stream::run() {
     if (queue_.empty()) idle_.notify_all();
   }
 }
-void Stream::add(std::function<void()> job) {
+void Stream::add(Job job) {
+  if (keep(this, job)) queue(std::move(job));
+}
+void Stream::queue(Job job) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   queue_.push_back(std::move(job));
@@ -109,6 +113,10 @@ bool Stream::done() {
   return queue_.empty() && !busy_;
 }
 
+std::vector<Stream*> all_streams() {
+  std::lock_guard<std::mutex> lock(streams().mutex);
+  return {streams().all.begin(), streams().all.end()};
+}
 Stream* stream_of(aclrtStream given) {
   if (given) return static_cast<Stream*>(given);
   std::lock_guard<std::mutex> lock(streams().mutex);
@@ -125,7 +133,7 @@ using namespace simulated;
 extern "C" {
 
 void simulated_launch(void* stream, void (*job)(void*), void* argument) {
-  stream_of(stream)->add([=] { job(argument); });
+  stream_of(stream)->queue([=] { job(argument); });
 }
 
 // ---- copies
@@ -184,15 +192,10 @@ aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t milliseco
   return stream_of(stream)->drain(milliseconds);
 }
 aclError aclrtSynchronizeDevice() {
-  std::vector<Stream*> found;
-  {
-    std::lock_guard<std::mutex> lock(streams().mutex);
-    for (Stream* each : streams().all)
-      if (each->device == current_device()) found.push_back(each);
-  }
   aclError first = ACL_SUCCESS;
-  for (Stream* each : found)
-    if (aclError error = each->drain()) first = first ? first : error;
+  for (Stream* each : all_streams())
+    if (each->device == current_device())
+      if (aclError error = each->drain()) first = first ? first : error;
   return first;
 }
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
@@ -219,16 +222,41 @@ aclError aclrtDestroyEvent(aclrtEvent event) {
 }
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
+  Event* of = event_of(event);
   auto record = std::make_shared<Record>();
   {
-    std::lock_guard<std::mutex> lock(event_of(event)->mutex);
-    event_of(event)->last = record;
+    std::lock_guard<std::mutex> lock(of->mutex);
+    of->last = record;
+    of->recording = stream_of(stream)->recording;
   }
-  stream_of(stream)->add([record] { record->happen(); });
+  stream_of(stream)->queue([record] { record->happen(); });
   return ACL_SUCCESS;
 }
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
-  if (auto record = event_of(event)->get()) stream_of(stream)->add([record] { record->wait(); });
+  Event* of = event_of(event);
+  Stream* waits = stream_of(stream);
+  if (auto record = of->get()) {
+    // A stream that waits for a captured one is captured too.
+    if (of->recording && !waits->recording) waits->recording = of->recording;
+    waits->queue([record] { record->wait(); });
+  }
+  return ACL_SUCCESS;
+}
+// torch_npu's external events are numbers on the device: one stream waits for 1, and another writes it.
+aclError aclrtValueWrite(void* pointer, uint64_t value, uint32_t, aclrtStream stream) {
+  auto* at = reinterpret_cast<uint64_t*>(contents(pointer));
+  stream_of(stream)->add([=] { __atomic_store_n(at, value, __ATOMIC_SEQ_CST); });
+  return ACL_SUCCESS;
+}
+aclError aclrtValueWait(void* pointer, uint64_t value, uint32_t, aclrtStream stream) {
+  auto* at = reinterpret_cast<uint64_t*>(contents(pointer));
+  auto job = [=] {
+    while (__atomic_load_n(at, __ATOMIC_SEQ_CST) != value) usleep(20);
+  };
+  Stream* on = stream_of(stream);
+  // A capture does not wait: nothing writes before its first replay.
+  if (on->recording) keep(on, job);
+  else on->queue(job);
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeEvent(aclrtEvent event) {
@@ -259,12 +287,12 @@ aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent
 // ---- functions of the host, called by a stream
 
 aclError aclrtLaunchCallback(aclrtCallback job, void* argument, aclrtCallbackBlockType, aclrtStream stream) {
+  if (simulated_capture(stream)) return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "graphs with functions of the host");
   simulated_launch(stream, job, argument);
   return ACL_SUCCESS;
 }
 aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc job, void* argument) {
-  simulated_launch(stream, job, argument);
-  return ACL_SUCCESS;
+  return aclrtLaunchCallback(job, argument, ACL_CALLBACK_NO_BLOCK, stream);
 }
 aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }

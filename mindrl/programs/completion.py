@@ -18,6 +18,7 @@ _EXAMPLES = """\
 examples:
   mindrl completion bash > ~/.local/share/bash-completion/completions/mindrl
   mindrl completion zsh > ~/.zfunc/_mindrl
+  mindrl completion fish > ~/.config/fish/completions/mindrl.fish
 """
 _CHOICE = r"""
 # Print what may stand here. Arguments: the words after mindrl; the last one is incomplete.
@@ -82,7 +83,43 @@ else
     compdef _mindrl mindrl
 fi
 """
-_SHELLS = {"bash": ("", _BASH), "zsh": ("#compdef mindrl\n", _ZSH)}
+_FISH = r"""
+# Print what may stand here. Arguments: the words after mindrl; the last one is incomplete.
+function _mindrl_candidates
+    set -l program ''
+    set -l previous ''
+    if test (count $argv) -gt 1
+        set program $argv[1]
+        set -e argv[1]
+        if test (count $argv) -gt 1; and _mindrl_words "$program $argv[1]" '' >/dev/null
+            set program "$program $argv[1]"
+            set -e argv[1]
+        end
+    end
+    test (count $argv) -gt 1; and set previous $argv[-2]
+    if string match -q -- '*=*' $argv[-1]
+        set -l key (string replace -r '=.*' '' -- $argv[-1])
+        for value in (_mindrl_values "$program" $key)
+            printf '%s\n' $key=$value
+        end
+        return
+    end
+    string match -q -- '-*' $previous; and _mindrl_values "$program" $previous; and return
+    _mindrl_words "$program" $argv[-1]
+end
+function _mindrl_fish
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    string match -- "$current*" (_mindrl_candidates $words[2..-1] "$current")
+end
+# Where nothing is known, fish completes files.
+complete -c mindrl -n 'count (_mindrl_fish) >/dev/null' -f -a '(_mindrl_fish)'
+"""
+_SHELLS = {
+    "bash": ("", _CHOICE + _BASH),
+    "zsh": ("#compdef mindrl\n", _CHOICE + _ZSH),
+    "fish": ("", _FISH),
+}
 _Words = tuple[str, ...]
 _LITERALS: Mapping[str, _Words] = {"boolean": ("true", "false"), "null": ("null",)}
 
@@ -93,30 +130,49 @@ def script(shell: str) -> str:
     keys = dict(_keys(schema, schema))
     sections = dict.fromkeys(f"{key.partition('.')[0]}." for key in keys)
     programs, options = _programs()
-    values = {quote(option): words for option, words in options.items()}
-    values |= {f"*{quote(f' {key}')}": words for key, words in keys.items()}
+    values = options | {f"* {key}": words for key, words in keys.items()}
     arms = {
-        "keys": {"-*": ":", "*.*": _printed([f"{key}=" for key in keys]), "*": _printed(sections)},
-        "words": {quote(name): call for name, call in programs.items()} | {"*": "return 1"},
-        "values": _grouped(values) | {"*": "return 1"},
+        "keys": {
+            ("-*",): ":",
+            ("*.*",): _printed([f"{key}=" for key in keys]),
+            ("*",): _printed(sections),
+        },
+        "words": {(name,): call for name, call in programs.items()} | {("*",): "return 1"},
+        "values": _grouped(values) | {("*",): "return 1"},
     }
     head, tail = _SHELLS[shell]
-    return "".join([head, *(_function(name, each) for name, each in arms.items()), _CHOICE, tail])
+    function = _fish_function if shell == "fish" else _function
+    return "".join([head, *(function(name, each) for name, each in arms.items()), tail])
 
 
-def _function(name: str, arms: Mapping[str, str]) -> str:
-    """Return a function of the shell that selects by its arguments."""
-    lines = [f"    {pattern}) {call} ;;\n" for pattern, call in arms.items()]
+def _function(name: str, arms: Mapping[_Words, str]) -> str:
+    """Return a function of bash and zsh that selects by its arguments."""
+
+    def spelled(pattern: str) -> str:
+        return "*".join(quote(part) if part else "" for part in pattern.split("*")) or "''"
+
+    lines = [f"    {'|'.join(map(spelled, those))}) {call} ;;\n" for those, call in arms.items()]
     subject = '"$1 $2"' if name == "values" else '"$1"'
     return f"_mindrl_{name}() {{\n    case {subject} in\n{''.join(lines)}    esac\n}}\n"
 
 
-def _grouped(values: Mapping[str, _Words]) -> dict[str, str]:
-    """Return the calls that print values by pattern; equal values have one call."""
+def _fish_function(name: str, arms: Mapping[_Words, str]) -> str:
+    """Return the same function of fish, which numbers arguments otherwise."""
+    lines = []
+    for those, call in arms.items():
+        patterns = " ".join(f"'{pattern}'" for pattern in those)
+        lines += [f"        case {patterns}", f"            {call.replace('$2', '$argv[2]')}"]
+    subject = '"$argv[1] $argv[2]"' if name == "values" else '"$argv[1]"'
+    begin = [f"function _mindrl_{name}", f"    switch {subject}"]
+    return "\n".join([*begin, *lines, "    end", "end", ""])
+
+
+def _grouped(values: Mapping[str, _Words]) -> dict[_Words, str]:
+    """Return the calls that print values by patterns; equal values have one call."""
     patterns: dict[_Words, list[str]] = defaultdict(list)
     for pattern, words in values.items():
         patterns[words].append(pattern)
-    return {"|".join(those): _printed(words) for words, those in patterns.items()}
+    return {tuple(those): _printed(words) for words, those in patterns.items()}
 
 
 def _printed(words: Iterable[str]) -> str:

@@ -11,13 +11,13 @@ from mindrl.config.load import field_names
 from mindrl.programs.completion import script
 from mindrl.programs.entry import OTHER_NAMES, PROGRAMS, start
 
-ZSH = shutil.which("zsh")
+ZSH, FISH = shutil.which("zsh"), shutil.which("fish")
 COMPLETED = {
     "mindrl pla": ["plan"],
     "mindrl plan me": ["memory"],
     "mindrl plan memory --dev": ["--device-memory-gib", "--device"],
     "mindrl tiny --family ": [*("qwen2", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text")],
-    "mindrl completion ": ["--help", "bash", "zsh"],
+    "mindrl completion ": ["--help", "bash", "zsh", "fish"],
     "mindrl train --config-name grpo_tiny": ["grpo_tiny_cpu", "grpo_tiny_moe_cpu"],
     "mindrl check --config-name=ppo_t": ["ppo_tiny_cpu"],
     "mindrl train rl_config.adv_estimator=group": ["group_norm", "group_mean"],
@@ -108,6 +108,29 @@ def test_zsh_finds_the_same_words(tmp_path: Path) -> None:
     values, families = in_shell(ZSH, ask, tmp_path, typed, "-f", "-c", "compdef() :; . $0")
     assert "rl_config.adv_estimator=rloo" in values.split()
     assert families.split() == ["qwen2", "qwen3_moe"]
+
+
+@pytest.mark.skipif(FISH is None, reason="fish is not installed")
+def test_fish_completes_the_same_words_and_files_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    ask = f"cd {tmp_path}; while read -l line; echo (complete -C $line); end"
+    source = f". {tmp_path / 'script'}; "
+    typed = [line for line, words in COMPLETED.items() if words]
+    files = ["mindrl tiny --output ou", "mindrl train actor_config.load=ou"]
+    assert FISH is not None
+    answers = in_shell(FISH, "", tmp_path, [*typed, *files], "--no-config", "-c", source + ask)
+    found = dict(zip([*typed, *files], map(str.split, answers), strict=True))
+    # Of key=value fish gets the whole word, and it sorts.
+    wanted = {
+        line: sorted(f"{line.rpartition(' ')[2].partition('=')[0]}={word}" for word in words)
+        if "=" in line and not words[0].endswith("=")
+        else sorted(words)
+        for line, words in COMPLETED.items()
+        if words
+    }
+    wanted |= dict(zip(files, (["outputs/"], ["actor_config.load=outputs/"]), strict=True))
+    different = {line: words for line, words in found.items() if sorted(words) != wanted[line]}
+    assert different == {}
 
 
 def test_the_program_prints_the_script_of_a_shell(

@@ -15,6 +15,18 @@ def test_a_plan_takes_at_most_what_torch_reports_and_no_100_mib_less(name: str, 
     assert 0 <= gib * 1024 - device_model(name).memory_mib < 100
 
 
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "gbps"),
+    [("ascend-950dt-144g", 144, 4000), ("ascend-950pr-128g", 128, 1600)],
+)
+def test_a_950_is_planned_as_announced_with_95_percent_of_its_memory(
+    name: str, gigabytes: int, gbps: float
+) -> None:
+    model = device_model(name)
+    assert 0 <= 0.95 * gigabytes * 10**9 - model.memory_bytes < 100 << 20
+    assert (model.memory_gbps, model.tflops, model.node_gbps) == (gbps, 500, 1000)
+
+
 def test_every_device_is_of_a_known_kind_and_faster_inside_its_node_than_across_nodes() -> None:
     for name, model in DEVICE_MODELS.items():
         assert model.name == name

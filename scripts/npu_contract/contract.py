@@ -22,6 +22,7 @@ from mindrl.platform.npu_versions import (
 )
 from npu_contract.attention import ATTENTION, NORM
 from npu_contract.entry import Entry
+from npu_contract.fused_layers import FUSED_LAYERS
 from npu_contract.graphs import GRAPHS
 from npu_contract.int8 import INT8
 from npu_contract.profiler import PROFILER
@@ -360,11 +361,9 @@ _MINDSPEED = (
             "expert_tensor_parallel_size",
             "sequence_parallel",
             "moe_grouped_gemm",
-            "use_fused_rmsnorm",
-            "use_fused_swiglu",
-            "use_fused_rotary_pos_emb",
         )
     ),
+    *FUSED_LAYERS,
     Entry(pin=MINDSPEED, kind="module", name=_GROUPED, used_by=_EXPERTS),
     *_names(MINDSPEED, _EXPERTS, _GROUPED, "get_gmm_quant_func"),
     Entry(

@@ -143,12 +143,13 @@ class GenerateConfig:
     cudagraph_mode: GraphMode | None = None
     """What graphs contain, in vLLM's words, on GPUs and NPUs: whole decode steps
     (`FULL_DECODE_ONLY`), the parts between attention of every step (`PIECEWISE`), whole steps
-    (`FULL`), or decode steps whole and others in parts. None is the engine's default. Needs
-    graphs."""
+    (`FULL`), or decode steps whole and others in parts. None is the engine's default, on NPUs
+    `FULL_DECODE_ONLY`; they do not support parts. Needs graphs."""
     cudagraph_capture_sizes: tuple[SequenceCount, ...] | None = None
     """Sizes of batches with a graph of their own, in tokens of a step: other batches are padded to
     the next size, or run without graphs above the largest. Fewer sizes take less memory and start
-    sooner. None is the engine's default. Needs graphs."""
+    sooner. None is the engine's default, on NPUs 1, 2, 4, 8, 16, 24, 32, 48 and so on, up to
+    `max_num_seqs`. Needs graphs."""
     batch_invariant: bool = False
     """Make the log-probs of a token independent of the other tokens of a batch, in the engine and,
     as far as it uses the same kernels, in the trainer; slower;

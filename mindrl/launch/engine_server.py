@@ -39,7 +39,7 @@ def server_command(config: RunConfig, platform: Platform, address: str) -> list[
     listens = urlsplit(address)
     generate = config.generate_config
     options = rollout_options(
-        config.actor_config.load, generate, platform, config.megatron_training.seed
+        config.actor_config.load, generate, platform, config.megatron_training.seed, served=True
     )
     if generate.kv_cache_mib is None:
         options["gpu_memory_utilization"] = generate.gpu_memory_utilization

@@ -65,6 +65,9 @@ class MemoryPlan:
     """Bytes of each rank on the host of a mixture's routes, at most. None without replay."""
     pictures: PictureBytes = field(default_factory=PictureBytes)
     """Bytes of pictures on each device during a rollout, and on the host outside the arena."""
+    graphs: int = 0
+    """Estimated bytes of the engine's graphs on each device. They stay there at all times, in
+    addition to the regions."""
     side: Side = "both"
     """Side of the run on these devices; "rollout" is one rollout replica on its own devices."""
     places: tuple[tuple[Role, ...], ...] = ()
@@ -159,6 +162,11 @@ class MemoryPlan:
         return int(self.totals.max())
 
     @property
+    def needed_bytes(self) -> int:
+        """Peak with the graphs."""
+        return self.peak_bytes + self.graphs
+
+    @property
     def peak_instant(self) -> Instant:
         """First moment with the maximum; a phase itself rather than the last move into it."""
         candidates = [instant for instant, most in self.moments if most == self.peak_bytes]
@@ -209,7 +217,7 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Whether every moment fits every device; true if the capacity is unknown."""
-        return self.capacity_bytes is None or self.peak_bytes <= self.capacity_bytes
+        return self.capacity_bytes is None or self.needed_bytes <= self.capacity_bytes
 
     def of_rank(self, rank: int) -> list[MemorySnapshot]:
         """Return the regions on one device at each moment, in the order of `Region`."""
@@ -276,9 +284,9 @@ def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
 def rollout_bytes(plan: MemoryPlan) -> int:
     """Return the maximum bytes on any device without the KV cache during rollout.
 
-    Features of pictures are included.
+    Features of pictures and graphs are included.
     """
-    return int(plan.sum(rollout_regions(plan)).max()) + plan.pictures.engine
+    return int(plan.sum(rollout_regions(plan)).max()) + plan.pictures.engine + plan.graphs
 
 
 def kv_cache_left(share: int, others: int) -> int:

@@ -42,6 +42,9 @@ class Platform:
     """Whether workers may be forked from a process that has imported the engines."""
     captures_graphs: bool = False
     """Whether the engine captures graphs by default."""
+    compiles_engine: bool = True
+    """Whether the engine may compile models: a trainer of the same process may replace
+    torch.compile."""
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -201,6 +204,8 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ),
         patches=(),
         engine_options={"enable_sleep_mode": True},
+        # MindSpeed's torch.compile returns the function that it gets.
+        compiles_engine=False,
     ),
     "gpu": Platform(
         kind="gpu",

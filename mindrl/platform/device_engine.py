@@ -62,6 +62,34 @@ def invariance_needs(platform: Platform) -> InvarianceNeeds:
             return InvarianceNeeds(own_process=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphLimits:
+    """What graphs of an engine take on a device, and what they cannot contain."""
+
+    layer_bytes: int = 0
+    """Bytes of a layer in one graph: a bound by published logs of captures, not a measurement."""
+    streams: int | None = None
+    """Streams that all graphs of a process may take; None if the device has no such limit."""
+    latent_heads: tuple[int, ...] = ()
+    """Numbers of heads of latent attention on a rank that graphs may contain; empty for any."""
+
+
+def graph_limits(platform: Platform) -> GraphLimits:
+    """Return the limits of graphs on a kind of device; sources: docs/explanation/memory.md#graphs.
+
+    NPU: vllm-ascend#4807 and #2125 log 0.52 and 0.25 MiB for a layer of one size. Its releases up
+    to 0.20 fill at most 1,800 of the 2,048 streams of a device. Its FAQ names the heads. GPU:
+    vllm#47654 and #11349 log 0.27 and 0.38 MiB.
+    """
+    match platform.kind:
+        case "npu":
+            return GraphLimits(layer_bytes=1 << 20, streams=1800, latent_heads=(32, 64, 128))
+        case "gpu":
+            return GraphLimits(layer_bytes=1 << 19)
+        case "cpu":
+            return GraphLimits()
+
+
 def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapping[str, object]:
     """Return the arguments of a run's engine that depend on the device and its plugin."""
     options = platform.engine_options
@@ -79,6 +107,12 @@ def engine_options(platform: Platform, *, batch_invariant: bool = False) -> Mapp
         whole = {"enable_chunked_prefill": False, "block_size": _BLOCK_OF_WHOLE_PROMPTS}
         options = {**options, **whole}
     return {**options, "additional_config": {"rl_config": switches}}
+
+
+def capture_without_compiling(platform: Platform) -> None:
+    """Let an engine of this process capture whole steps of a model that it does not compile."""
+    if not platform.compiles_engine:
+        import_module("mindrl.platform.patches.npu_graphs").install()
 
 
 def make_batch_invariant(platform: Platform) -> None:

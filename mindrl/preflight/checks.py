@@ -27,7 +27,7 @@ from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform, has_fused_layers
 from mindrl.preflight.algorithm_checks import part_findings
 from mindrl.preflight.draft_checks import draft_file_findings, draft_findings
-from mindrl.preflight.graph_checks import graph_findings
+from mindrl.preflight.graph_checks import graph_findings, graph_findings_on, graph_warnings
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.invariance_checks import (
     invariance_findings,
@@ -144,6 +144,7 @@ def checked_run(
     found += [*specs, *(missing if needs_files else [])]
     found += device_findings(config, platform) if here else []
     warnings = [*learning_warnings(config), *fused_layer_warnings(config, platform)]
+    warnings += graph_warnings(config, platform)
     models, shardings, judges_memory = None, None, False
     if not specs and (needs_files or not unknown_sizes(config)):
         models, unread = describe_models(config, without_weights=absent)
@@ -151,6 +152,7 @@ def checked_run(
         found += model_findings(config, models)
         found += vision_findings(config, models)
         found += invariance_findings_on(config, platform, models.get("actor"))
+        found += graph_findings_on(config, platform, models.get("actor"))
         found += [] if found else _own_networks(config, models)
         judges_memory = not found and config.rl_config.check_memory
         if not found:

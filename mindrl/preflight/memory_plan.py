@@ -26,6 +26,7 @@ from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.activation_estimates import activation_estimates
+from mindrl.preflight.graph_memory import graph_bytes
 from mindrl.preflight.picture_memory import picture_bytes
 from mindrl.preflight.route_memory import kept_route_bytes
 from mindrl.preflight.run_shardings import RunShardings
@@ -109,7 +110,7 @@ def plan_without_kv_cache(
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
     if not config.learns:
         side = rollout_side(capacity_bytes, models.rollout_bytes, none, layers)
-        return replace(side, pictures=picture_bytes(models.plan))
+        return replace(side, pictures=picture_bytes(models.plan), graphs=graph_bytes(models.plan))
     shares = config.megatron_training.use_distributed_optimizer
     known = staging if config.rolls_out else none
     messages = models.staging if known is None else known
@@ -132,6 +133,7 @@ def plan_without_kv_cache(
         waiting=models.waiting,
         routes=kept_route_bytes(models.plan),
         pictures=picture_bytes(models.plan),
+        graphs=0 if trains_alone else graph_bytes(models.plan),
         places=places(config),
         side="training" if trains_alone else "both",
         rollout_layers=() if trains_alone else models.plan.rollout_layers,
@@ -141,9 +143,10 @@ def plan_without_kv_cache(
 def too_small(plan: MemoryPlan) -> str:
     """Describe by how much a device is too small, and when."""
     assert plan.capacity_bytes is not None, "an unknown size is never too small"
+    graphs = f", {mib_text(plan.graphs)} of them for graphs" if plan.graphs else ""
     return (
-        f"rl_config.check_memory=true: the run needs about {mib_text(plan.peak_bytes)} of "
-        f"device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
+        f"rl_config.check_memory=true: the run needs about {mib_text(plan.needed_bytes)} of "
+        f"device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}'{graphs}, and the "
         f"device has {mib_text(plan.capacity_bytes)}; `mindrl plan memory` shows each "
         "phase and the switches that help"
     )
@@ -252,7 +255,7 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
     """Yield the phase that exceeds the device most, including estimated activations."""
     estimates = activation_estimates(models.plan)
     needs = {
-        at.phase: most + estimates[at.phase]
+        at.phase: most + plan.graphs + estimates[at.phase]
         for at, most in plan.moments
         if at.move is None and at.phase in estimates
     }
@@ -271,13 +274,13 @@ def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
     """Return the one key that makes the run fit, or else the memory that it needs."""
     assert plan.capacity_bytes is not None, "an unknown size is never too small"
     for advice in advice_on(plan, models):
-        if advice.peak_bytes <= plan.capacity_bytes:
+        if advice.peak_bytes + plan.graphs <= plan.capacity_bytes:
             field, _, setting = advice.setting.partition("=")
             legal: Value = True if setting == "true" else int(setting)
             kv_cache_mib = models.plan.config.generate_config.kv_cache_mib
             value: Value = False if legal is True else kv_cache_mib
             return Finding(too_small(plan), field, value, (legal,), _PAGE)
-    there, needed = plan.capacity_bytes // MIB, ceil(plan.peak_bytes / MIB)
+    there, needed = plan.capacity_bytes // MIB, ceil(plan.needed_bytes / MIB)
     return Finding(too_small(plan), _CAPACITY, there, (needed,), _PAGE)
 
 
@@ -362,7 +365,7 @@ def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, sizes: CacheSizes) ->
         return None
     without = (most for at, most in plan.moments if Region.KV_CACHE not in at.resident)
     others = max(without, default=0)
-    wanted = others if plan.fits else max(others, plan.capacity_bytes or 0)
+    wanted = others if plan.fits else max(others, (plan.capacity_bytes or 0) - plan.graphs)
     least = -(-sizes.of_sequence(config.generate_config.max_model_len) // MIB)
     smaller = max((now - plan.peak_bytes + wanted) // MIB, least) * MIB
     return smaller if smaller < now else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from mindrl.config.finding import Finding
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, RankBytes, rollout_side
+from mindrl.preflight.graph_memory import graph_bytes
 from mindrl.preflight.memory_plan import Capacity, too_small, with_own_kv_cache
 from mindrl.preflight.picture_memory import picture_bytes
 from mindrl.preflight.run_shardings import RunShardings
@@ -25,7 +26,8 @@ def rollout_memory_plan(
     ranks = slice(config.world_size, None)
     weights = models.rollout_bytes[ranks]
     side = rollout_side(capacity_bytes, weights, messages[ranks], models.plan.rollout_layers)
-    return with_own_kv_cache(models, replace(side, pictures=picture_bytes(models.plan)))
+    pictures, graphs = picture_bytes(models.plan), graph_bytes(models.plan)
+    return with_own_kv_cache(models, replace(side, pictures=pictures, graphs=graphs))
 
 
 def rollout_memory_findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:

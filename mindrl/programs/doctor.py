@@ -25,6 +25,7 @@ examples:
   mindrl doctor --device cpu --port 6379 --outputs /shared/runs
   mindrl doctor --address 192.0.2.10:6379 --json
   mindrl doctor --self-test
+  mindrl doctor --self-test --eager
 
 The exit code is 1 with problems, 2 if the command line is wrong. The doctor changes nothing.
 """
@@ -38,7 +39,7 @@ def _doctor(options: argparse.Namespace) -> int:
         # Imported late: the other checks only read files and run tools.
         from mindrl.programs.self_test import self_test  # noqa: PLC0415
 
-        return self_test(kind, as_json=options.json)
+        return self_test(kind, as_json=options.json, eager=options.eager)
     facts = gather(kind, outputs=options.outputs, port=options.port, head=options.address)
     observations = examine(facts)
     counts = Counter(each.verdict for each in observations)
@@ -75,6 +76,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     tried = "try all devices with a tiny model instead, for a few minutes: collectives, copies, "
     tried += "offload and onload, a reshard, log-probs of trainer and engine"
     add("--self-test", action="store_true", help=tried)
+    eager = "with --self-test: decode without graphs, whose capture may fail or keep old weights"
+    add("--eager", action="store_true", help=eager)
 
 
 def _address(text: str) -> tuple[str, int]:

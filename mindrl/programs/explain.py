@@ -134,6 +134,7 @@ def _side_figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
         "peak_rank": plan.peak_rank,
         "peak_moment": plan.peak_instant.label,
         "capacity_bytes": plan.capacity_bytes,
+        "graph_bytes": plan.graphs,
         "kv_cache_tokens": kv_cache_tokens(plan, models),
         # The worker with the most host memory.
         "host_bytes": int(plan.host_bytes.max()),
@@ -268,6 +269,8 @@ def _phase_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, .
         yield spaced(phase.label), memory_text(phase.total_bytes), activations
     moment = spaced(plan.peak_instant.label)
     yield "peak", memory_text(plan.peak_bytes), f"in {moment}, rank {plan.peak_rank}"
+    if plan.graphs:
+        yield "graphs", memory_text(plan.graphs), "at all times, estimated"
     if plan.capacity_bytes is not None:
         yield "device", memory_text(plan.capacity_bytes)
 

@@ -70,9 +70,10 @@ def _memory(options: argparse.Namespace) -> int:
     answer(options, config, figures, lambda: _print(sides, models, advice))
     for side in sides:
         if capacity_bytes is not None and not side.fits:
-            needed, there = memory_text(side.peak_bytes), memory_text(capacity_bytes)
+            needed, there = memory_text(side.needed_bytes), memory_text(capacity_bytes)
             at = spaced(side.peak_instant.label)
-            refusal.append(f"{at} needs {needed}, but the device has {there}")
+            graphs = f" with {memory_text(side.graphs)} for graphs" if side.graphs else ""
+            refusal.append(f"{at} needs {needed}{graphs}, but the device has {there}")
     return report(refusal, FAILED) if refusal else 0
 
 
@@ -132,6 +133,8 @@ def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -
         # The most of each device during rollout, and of each worker; in neither value above.
         "picture_bytes": plan.pictures.engine,
         "host_picture_bytes": plan.pictures.host,
+        # An estimate, on each device at all times; not in the peak.
+        "graph_bytes": plan.graphs,
         "copied_to_host": [region.value for region in out],
         "copied_to_host_bytes": int(out_bytes.max()),
         "copied_to_device": [region.value for region in back],
@@ -152,7 +155,7 @@ def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[A
         servers = generate.servers_file or ", ".join(generate.servers)
         say(f"\nmemory of {servers}: set where they are started")
     say(
-        "\nActivations are estimated for micro-batches of the longest sequences.",
+        "\nActivations are estimated for micro-batches of the longest sequences, graphs by layers.",
         "All other values are exact after the first step of the optimizer.",
     )
 
@@ -167,7 +170,7 @@ def _print_side(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]
     justified = [Column(each, justify="right" if each else "left", no_wrap=True) for each in titles]
     print_rows(_moment_rows(moments, size), *justified)
     say("")
-    tight = _tight(plan.capacity_bytes, moments)
+    tight = _tight(plan, moments)
     print_rows(_facts(plan, tight, kv_cache_tokens(plan, models)), Column(no_wrap=True))
     if advice:
         say("\nkeys that lower the peak")
@@ -219,6 +222,7 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
     kept = {
         "features of pictures in the engine": plan.pictures.engine,
         "pictures on the host, per worker": plan.pictures.host,
+        "graphs, estimated": plan.graphs,
     }
     yield from ((name, f"at most {spell(nbytes)}") for name, nbytes in kept.items() if nbytes)
     if plan.side == "rollout":
@@ -237,10 +241,11 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
         yield f"copied to the {place} per step", copied
 
 
-def _tight(capacity_bytes: int | None, moments: Sequence[PlannedSnapshot]) -> str:
+def _tight(plan: MemoryPlan, moments: Sequence[PlannedSnapshot]) -> str:
     """Return a warning if the estimated activations may exceed the device; else an empty text."""
     most = max(each.total_bytes + (each.activations_estimate_bytes or 0) for each in moments)
-    if capacity_bytes is None or most <= capacity_bytes:
+    most += plan.graphs
+    if plan.capacity_bytes is None or most <= plan.capacity_bytes:
         return ""
     return f", but needs {memory_text(most)} with the estimated activations"
 

@@ -30,8 +30,8 @@ _UNITS = {"_gb_per_second": " GB/s", "_nats": " nats", "seconds": " s"}
 
 
 @signals_as_errors()
-def self_test(kind: DeviceKind, *, as_json: bool) -> int:
-    """Test all devices of a kind on this machine; returns the exit code.
+def self_test(kind: DeviceKind, *, as_json: bool, eager: bool) -> int:
+    """Test all devices of a kind on this machine, `eager` without graphs; returns the exit code.
 
     Raises:
         MindrlError: The test cannot start.
@@ -44,17 +44,18 @@ def self_test(kind: DeviceKind, *, as_json: bool) -> int:
     require_engines()
     platform = choose_platform(kind)
     devices = platform.local_devices()
-    return _tried(platform, min(devices, _CORES) if kind == "cpu" else devices, as_json)
+    devices = min(devices, _CORES) if kind == "cpu" else devices
+    return _tried(platform, devices, as_json=as_json, eager=eager)
 
 
-def _tried(platform: Platform, devices: int, as_json: bool) -> int:
+def _tried(platform: Platform, devices: int, *, as_json: bool, eager: bool) -> int:
     """Print each trial when it ends; after a failure the folder with the logs is kept."""
     folder, trials = Path(tempfile.mkdtemp(prefix="mindrl-self-test-")), []
     console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     failed = 0
     try:
         with stdout_unspoilt() if as_json else nullcontext():
-            for trial in _trials(platform, devices, folder):
+            for trial in _trials(platform, devices, folder, eager):
                 trials.append(trial)
                 failed += not trial.passed
                 console.print(line_of(trial))
@@ -72,7 +73,7 @@ def _tried(platform: Platform, devices: int, as_json: bool) -> int:
     return FAILED if failed else 0
 
 
-def _trials(platform: Platform, devices: int, folder: Path) -> Iterator["Trial"]:
+def _trials(platform: Platform, devices: int, folder: Path, eager: bool) -> Iterator["Trial"]:
     # Must precede the import of Ray.
     prepare_driver()
     # Imported late: they load torch and Ray, which an early error does not need.
@@ -83,7 +84,8 @@ def _trials(platform: Platform, devices: int, folder: Path) -> Iterator["Trial"]
     logs.mkdir()
     make_model(model)
     with interrupts_unwrapped():
-        yield from SelfTest(self_test_plan(model, platform, devices), platform, logs).trials()
+        plan = self_test_plan(model, platform, devices, eager=eager)
+        yield from SelfTest(plan, platform, logs).trials()
 
 
 def line_of(trial: "Trial") -> Text:

@@ -40,12 +40,15 @@ def make_model(folder: Path) -> None:
     GenerationConfig(eos_token_id=STOP_TOKEN).save_pretrained(folder)
 
 
-def self_test_plan(model: Path, platform: Platform, devices: int) -> RunPlan:
+def self_test_plan(
+    model: Path, platform: Platform, devices: int, *, eager: bool = False
+) -> RunPlan:
     """Plan a run on all devices, in which trainer and rollout shard the model differently.
 
     An even number of devices trains with a tensor-parallel size of 2. A multiple of 4 also trains
     in two stages and rolls out with a tensor-parallel size of 2. Devices compute in bfloat16, which
-    the fused kernels require, and the CPU in float32.
+    the fused kernels require, and the CPU in float32. Unless it is `eager`, the engine captures
+    graphs before it receives its weights: one that keeps the former weights makes a gap.
     """
     halves, quarters = (2 if devices % ways == 0 else 1 for ways in (2, 4))
     on_host = platform.kind == "cpu"
@@ -81,6 +84,7 @@ def self_test_plan(model: Path, platform: Platform, devices: int) -> RunPlan:
             "kv_cache_mib": 64,
             "infer_tensor_parallel_size": quarters,
             "verify_weights": "always",
+            "enforce_eager": eager or on_host,
             "reshard_timeout_seconds": 60,
             "sampling_config": {"max_tokens": _TOKENS // 2},
         },

@@ -27,7 +27,7 @@ from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.trace import span
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
-from mindrl.platform.device_engine import engine_options
+from mindrl.platform.device_engine import capture_without_compiling, engine_options
 from mindrl.platform.device_memory import finish_device_work, free_bytes, give_back_unused
 from mindrl.platform.leftovers import Leftovers
 from mindrl.rollout.engine import EngineTag, Request, Sampling
@@ -91,6 +91,8 @@ class VllmEngine:
             # A graph does not call the routers.
             **({} if model.routes is None else {"enforce_eager": True}),
         }
+        if not options["enforce_eager"]:
+            capture_without_compiling(platform)
         with _own_random_state(seed):
             self.llm = LLM(
                 **options,

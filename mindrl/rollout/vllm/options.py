@@ -14,12 +14,15 @@ from mindrl.models.config_file import read_config
 from mindrl.models.gated_delta import gated_delta_net
 from mindrl.platform.device import Platform
 from mindrl.rollout.chat_engine import ChatEngineSettings
+from mindrl.rollout.vllm.captures import capture_sizes, graph_mode
 
 _LEAST_BATCHED_TOKENS = 2048
+_NOT_COMPILED = 0
+"""vLLM's `CompilationMode.NONE`."""
 
 
 def rollout_options(
-    folder: str, generate: GenerateConfig, platform: Platform, seed: int
+    folder: str, generate: GenerateConfig, platform: Platform, seed: int, *, served: bool = False
 ) -> dict[str, Any]:
     """Return the options of a run's engine, in a worker or as a server, without its KV cache."""
     return {
@@ -36,7 +39,7 @@ def rollout_options(
         "max_model_len": generate.max_model_len,
         "max_num_batched_tokens": generate.max_num_batched_tokens,
         "enforce_eager": platform.is_eager(generate.enforce_eager),
-        "compilation_config": _graphs(generate),
+        "compilation_config": _graphs(generate, platform, served=served),
         "enable_prefix_caching": generate.enable_prefix_caching,
         "block_size": generate.kv_block_tokens,
         "speculative_config": _drafts(generate),
@@ -47,11 +50,14 @@ def rollout_options(
     }
 
 
-def _graphs(generate: GenerateConfig) -> dict[str, Any] | None:
+def _graphs(generate: GenerateConfig, platform: Platform, *, served: bool) -> dict[str, Any] | None:
     """Return vLLM's options of graphs; None leaves them to the engine."""
-    sizes = generate.cudagraph_capture_sizes
+    sizes = capture_sizes(generate, platform)
+    compiles = served or platform.compiles_engine or platform.is_eager(generate.enforce_eager)
     given = {
-        "cudagraph_mode": generate.cudagraph_mode,
+        # Without compilation only whole steps are captured.
+        "mode": None if compiles else _NOT_COMPILED,
+        "cudagraph_mode": graph_mode(generate, platform),
         "cudagraph_capture_sizes": None if sizes is None else list(sizes),
     }
     return {key: value for key, value in given.items() if value is not None} or None

@@ -93,7 +93,8 @@ def test_a_replica_has_its_weights_messages_and_cache_on_the_device_at_once() ->
     staging = int(found.regions[Region.STAGING].max())
     assert 0 < staging <= 256 * MIB
     # In whole MiB, of half the device.
-    assert found.kv_cache_bytes == (32 * GIB - weights - staging) // MIB * MIB
+    assert found.graphs == 11 * 28 * MIB
+    assert found.kv_cache_bytes == (32 * GIB - weights - staging - found.graphs) // MIB * MIB
     assert [at.label for at in found.course.instants] == ["receive weights", "rollout"]
     assert found.peak_instant.label == "receive weights"
     assert found.peak_bytes == weights + staging + found.kv_cache_bytes == found.need_bytes(0)
@@ -175,7 +176,7 @@ def test_a_replica_is_refused_exactly_below_its_peak_and_a_server_never() -> Non
     """Messages of 64 GiB are the most that there may be; the plan has less than one model."""
     sizes = ("generate_config.kv_cache_mib=4096", "generate_config.reshard_bucket_mib=65536")
     models = apart(*sizes)
-    peak = rollout_memory_plan(models, None).peak_bytes
+    peak = rollout_memory_plan(models, None).needed_bytes
     assert [*rollout_memory_findings(models, Capacity(device_bytes=peak))] == []
     assert len([*rollout_memory_findings(models, Capacity(device_bytes=peak - 1))]) == 1
     served = apart(*sizes, "generate_config.servers=[http://127.0.0.1:8000]")

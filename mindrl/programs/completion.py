@@ -131,13 +131,13 @@ def script(shell: str) -> str:
     sections = dict.fromkeys(f"{key.partition('.')[0]}." for key in keys)
     programs, options = _programs()
     values = options | {f"* {key}": words for key, words in keys.items()}
-    arms = {
+    arms: dict[str, dict[_Words, str]] = {
         "keys": {
             ("-*",): ":",
             ("*.*",): _printed([f"{key}=" for key in keys]),
             ("*",): _printed(sections),
         },
-        "words": {(name,): call for name, call in programs.items()} | {("*",): "return 1"},
+        "words": {**{(name,): call for name, call in programs.items()}, ("*",): "return 1"},
         "values": _grouped(values) | {("*",): "return 1"},
     }
     head, tail = _SHELLS[shell]

@@ -16,21 +16,21 @@ _USED = {
         "CUDAGraphMode.FULL_AND_PIECEWISE",
     ),
 }
-GRAPHS = tuple(
-    Entry(pin=VLLM, kind="name", name=f"vllm.config.compilation.{name}", used_by=used_by)
-    for used_by, names in _USED.items()
-    for name in names
-) + tuple(
-    Entry(
-        pin=VLLM_ASCEND,
-        kind=kind,
-        name=f"vllm_ascend.worker.{name}",
-        used_by="mindrl/platform/patches/npu_graphs.py",
-    )
-    for kind, name in (
-        ("module", "worker"),
-        ("module", "model_runner_v1"),
-        ("name", "model_runner_v1.NPUModelRunner"),
-        ("name", "model_runner_v1.NPUModelRunner._use_aclgraph"),
-    )
+_PATCH = "mindrl/platform/patches/npu_graphs.py"
+_WORKER = "vllm_ascend.worker"
+_RUNNER = f"{_WORKER}.model_runner_v1.NPUModelRunner"
+GRAPHS = (
+    *(
+        Entry(pin=VLLM, kind="name", name=f"vllm.config.compilation.{name}", used_by=used_by)
+        for used_by, names in _USED.items()
+        for name in names
+    ),
+    *(
+        Entry(pin=VLLM_ASCEND, kind="module", name=f"{_WORKER}.{name}", used_by=_PATCH)
+        for name in ("worker", "model_runner_v1")
+    ),
+    *(
+        Entry(pin=VLLM_ASCEND, kind="name", name=name, used_by=_PATCH)
+        for name in (_RUNNER, f"{_RUNNER}._use_aclgraph")
+    ),
 )

@@ -80,7 +80,7 @@ class VllmEngine:
         `kv_cache_bytes` are per rank; the engine uses the whole blocks that fit. A collective
         between the ranks of a replica raises after `timeout_seconds`.
         """
-        register_models(model.folder)
+        _prepare(model, platform)
         self.device_type, self.seed = platform.device_type, seed
         self._pictures = None if model.images is None else EnginePictures(model.images)
         self._whole = model.whole
@@ -91,8 +91,6 @@ class VllmEngine:
             # A graph does not call the routers.
             **({} if model.routes is None else {"enforce_eager": True}),
         }
-        if not options["enforce_eager"]:
-            capture_without_compiling(platform)
         with _own_random_state(seed):
             self.llm = LLM(
                 **options,
@@ -344,6 +342,12 @@ def _ticking(step: Callable[[], Any], counts: EngineCounts) -> Callable[[], Any]
             return step()
 
     return ticking_step
+
+
+def _prepare(model: EngineModel, platform: Platform) -> None:
+    """Let vLLM find the model's class and capture its steps."""
+    register_models(model.folder)
+    capture_without_compiling(platform)
 
 
 @contextmanager

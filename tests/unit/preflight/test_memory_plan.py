@@ -27,9 +27,6 @@ ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "configs" / "models"
 QWEN = f"actor_config.load={MODELS / 'Qwen2.5-7B'}"
 GIB, MIB = 1 << 30, 1 << 20
-GRAPHS = 11 * 28 * MIB
-"""1 MiB for each of 28 layers in graphs of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128 sequences."""
-EAGER = ("generate_config.enforce_eager=true", "generate_config.cudagraph_capture_sizes=null")
 ALL_STAY = tuple(f"generate_config.offload_train_{part}=false" for part in ("param", "grad"))
 
 
@@ -118,36 +115,9 @@ def test_a_step_copies_weights_and_optimizer_out_and_those_and_the_reference_bac
 def test_the_kv_cache_takes_its_share_less_what_lies_beside_it_during_rollout() -> None:
     moved, staying = plan_of(), plan_of(*ALL_STAY)
     rollout = of_any(moved, Region.ROLLOUT_WEIGHTS)
-    assert moved.kv_cache_bytes == (32 * GIB - rollout - GRAPHS) // MIB * MIB
+    assert moved.kv_cache_bytes == (32 * GIB - rollout - moved.graphs) // MIB * MIB
     beside = rollout + int(staying.sum([Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS]).max())
-    assert staying.kv_cache_bytes == (32 * GIB - beside - GRAPHS) // MIB * MIB
-
-
-@pytest.mark.parametrize(
-    ("settings", "nbytes"),
-    [
-        ((), GRAPHS),
-        (("generate_config.enforce_eager=true",), 0),
-        (("generate_config.cudagraph_capture_sizes=[8,64]",), 2 * 28 * MIB),
-        # Two stages of 14 layers.
-        (("generate_config.infer_pipeline_parallel_size=2",), 11 * 14 * MIB),
-        # 51 sizes in parts, and the 35 of them up to 256 whole, at half a MiB.
-        (("rl_config.device=gpu", "generate_config.max_num_seqs=256"), (51 + 35) * 14 * MIB),
-        (("rl_config.device=cpu",), 0),
-    ],
-)
-def test_graphs_are_on_the_device_at_all_times_and_take_from_the_kv_cache(
-    settings: Sequence[str], nbytes: int
-) -> None:
-    memory, eager = plan_of(*settings), plan_of(*settings, *EAGER)
-    assert memory.graphs == nbytes
-    assert eager.graphs == 0
-    assert eager.kv_cache_bytes is not None
-    assert memory.kv_cache_bytes == eager.kv_cache_bytes - nbytes
-    assert memory.needed_bytes == memory.peak_bytes + nbytes
-    tight = replace(memory, capacity_bytes=memory.needed_bytes)
-    assert tight.fits
-    assert not replace(tight, graphs=nbytes + 1).fits
+    assert staying.kv_cache_bytes == (32 * GIB - beside - staying.graphs) // MIB * MIB
 
 
 def test_stages_of_a_rollout_share_the_model_and_have_caches_of_equally_many_blocks() -> None:
@@ -184,7 +154,7 @@ def test_a_kv_cache_without_room_for_one_sequence_is_refused_with_its_figures() 
     )
     assert plan_of("generate_config.kv_cache_mib=112").kv_cache_bytes == 112 * MIB
     with pytest.raises(DeviceMemoryError) as none_left:
-        plan_of(*EAGER, gib=14.25)
+        plan_of("generate_config.enforce_eager=true", gib=14.25)
     assert str(none_left.value) == (
         "generate_config.gpu_memory_utilization=0.5 of 14,592.0 MiB is 7,296.0 MiB; "
         "everything else on the device during rollout takes 7,263.0 MiB, which leaves 32 "
@@ -223,7 +193,7 @@ def test_a_smaller_kv_cache_is_advised_that_just_fits_the_device() -> None:
     config, memory = config_of(*settings), plan_of(*settings, gib=40)
     assert not memory.fits
     (advice,) = advice_on(memory, unordered_shardings(config).ordered)
-    assert 40 * GIB - MIB < advice.peak_bytes + GRAPHS <= 40 * GIB
+    assert 40 * GIB - MIB < advice.peak_bytes + memory.graphs <= 40 * GIB
 
 
 def test_critic_and_reward_model_have_layouts_and_switches_of_their_own() -> None:

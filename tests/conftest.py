@@ -130,7 +130,12 @@ def random_model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         # Wide, so that the most likely token leads by far more than rounding errors.
         if (family, tied, spread) not in made:
             folder = tmp_path_factory.mktemp(f"{family}-{'tied' if tied else 'untied'}")
-            _save_random_model(family, tied, spread, folder)
+            if family in ("qwen3_5", "qwen3_5_moe"):
+                from nested_folders import nest
+
+                nest(make(f"{family}_text", tied, spread), folder)
+            else:
+                _save_random_model(family, tied, spread, folder)
             made[family, tied, spread] = folder
         return made[family, tied, spread]
 

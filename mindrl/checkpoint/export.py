@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from mindrl.checkpoint.files import INDEX_FILE, file_header
-from mindrl.errors import OutputError
+from mindrl.checkpoint.kept_tensors import carry_kept, names_of
+from mindrl.checkpoint.stored_names import FLAT, StoredNames
+from mindrl.errors import ModelError, OutputError
 from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
@@ -56,8 +59,8 @@ def new_folder(
 ) -> Iterator[Path]:
     """Create a temporary folder for weights next to the target, and rename it afterwards.
 
-    Adds the config and the tokenizer of `source`, the folder that the model came from. Replaces an
-    older target; an error leaves nothing new.
+    Adds the config, the tokenizer and the tensors outside the model of `source`, the folder that
+    the model came from. Replaces an older target; an error leaves nothing new.
 
     Raises:
         OutputError: The folder cannot be created.
@@ -68,15 +71,17 @@ def new_folder(
         yield building
         with writing(target):
             _carry_over(Path(source), building, dtype, head, scores)
+            if (index := carry_kept(Path(source), building)) is not None:
+                write_json(building / INDEX_FILE, index)
             _take_place(building, target)
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Turn an OSError into an error that names the export's target."""
+    """Turn an error about a file into one that names the export's target."""
     try:
         yield
-    except OSError as error:
+    except (OSError, ModelError) as error:
         raise OutputError(f"cannot export the model to {target}: {error}") from error
 
 
@@ -99,7 +104,9 @@ def keep_folder(folder: Path, target: Path) -> None:
 def _carry_over(source: Path, building: Path, dtype: DType, head: Head, scores: HeadScope) -> None:
     values = json.loads(read_regular_text(source / "config.json"))
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
-    values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
+    for part in (values, values.get("text_config")):
+        if part is not None:
+            part["torch_dtype" if "torch_dtype" in part else "dtype"] = dtype
     if head == "value":
         # In transformers' format: one number per token or sequence, without a bias.
         names, kind = values.get("architectures") or [], f"For{scores.title()}Classification"
@@ -166,17 +173,29 @@ class TensorFile:
     All dtypes and shapes are known in advance, so tensors may arrive in any order.
     """
 
-    def __init__(self, path: Path, table: ShardingTable, dtype: DType) -> None:
+    def __init__(
+        self, path: Path, table: ShardingTable, dtype: DType, names: StoredNames = FLAT
+    ) -> None:
         """Lay out a file, which is created with its first tensor.
 
-        Always-float32 tensors do not get `dtype`.
+        Always-float32 tensors do not get `dtype`. `names` are those in the file.
         """
         self.path = path
         self.is_created = False
         self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
+        parts = names.grouped(table)
+        kinds = {stored: self.kinds[each[0]] for stored, each in parts.items()}
         # The wider dtype first, so that each tensor is aligned to its element size.
-        order = sorted(table, key=lambda name: (-ELEMENT_BYTES[self.kinds[name][0]], name))
-        self.header, self.starts = file_header((name, *self.kinds[name]) for name in order)
+        order = sorted(parts, key=lambda stored: (-ELEMENT_BYTES[kinds[stored][0]], stored))
+        self.header, starts = file_header(
+            (stored, kinds[stored][0], names.stored_shape(parts[stored], kinds[stored][1]))
+            for stored in order
+        )
+        self.starts: dict[str, int] = {}
+        for stored, each in parts.items():
+            sizes = [table_bytes({name: table[name]}, dtype) for name in each]
+            places = accumulate(sizes[:-1], initial=starts[stored])
+            self.starts |= zip(each, places, strict=True)
         self.nbytes = len(self.header) + table_bytes(table, dtype)
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -252,38 +271,50 @@ def exported_model(
         OutputError: The folder cannot be created.
     """
     head: Head = "value" if scores and VALUE_HEAD in table else "vocabulary"
-    tables = file_tables(table, dtype, shard_bytes)
+    names = names_of(source)
+    tables = file_tables(table, dtype, shard_bytes, names)
     with new_folder(source, target, dtype=dtype, head=head, scores=scores or "token") as building:
-        model = ExportedModel(target, new_files(building, tables, dtype))
+        model = ExportedModel(target, new_files(building, tables, dtype, names))
         yield model
         model.check_complete()
         with writing(target):
-            write_index(building, tables, dtype)
+            write_index(building, tables, dtype, names)
 
 
 def file_tables(
-    table: ShardingTable, dtype: DType, shard_bytes: int = SHARD_BYTES
+    table: ShardingTable,
+    dtype: DType,
+    shard_bytes: int = SHARD_BYTES,
+    names: StoredNames = FLAT,
 ) -> dict[str, ShardingTable]:
     """Return the tensors of each file of a model folder, by its name as in transformers."""
-    groups = list(_grouped(table, dtype, shard_bytes))
+    groups = list(_grouped(table, dtype, shard_bytes, names))
     count = len(groups)
     if count == 1:
         return {"model.safetensors": groups[0]}
-    names = (f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
-    return dict(zip(names, groups, strict=True))
+    files = (f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
+    return dict(zip(files, groups, strict=True))
 
 
 def new_files(
-    folder: Path, tables: Mapping[str, ShardingTable], dtype: DType
+    folder: Path,
+    tables: Mapping[str, ShardingTable],
+    dtype: DType,
+    names: StoredNames = FLAT,
 ) -> dict[str, TensorFile]:
     """Return the file of each tensor, which is created with its first one."""
     files: dict[str, TensorFile] = {}
     for name, table in tables.items():
-        files |= dict.fromkeys(table, TensorFile(folder / name, table, dtype))
+        files |= dict.fromkeys(table, TensorFile(folder / name, table, dtype, names))
     return files
 
 
-def check_sizes(folder: Path, tables: Mapping[str, ShardingTable], dtype: DType) -> None:
+def check_sizes(
+    folder: Path,
+    tables: Mapping[str, ShardingTable],
+    dtype: DType,
+    names: StoredNames = FLAT,
+) -> None:
     """Check the files that ranks have written.
 
     Raises:
@@ -291,7 +322,7 @@ def check_sizes(folder: Path, tables: Mapping[str, ShardingTable], dtype: DType)
         OutputError: A file has another size.
     """
     for name, table in tables.items():
-        path, wanted = folder / name, TensorFile(folder / name, table, dtype).nbytes
+        path, wanted = folder / name, TensorFile(folder / name, table, dtype, names).nbytes
         if (found := path.stat().st_size) != wanted:
             raise OutputError(
                 f"{path} has {found} bytes, but {wanted} were written; all nodes must share this "
@@ -299,25 +330,33 @@ def check_sizes(folder: Path, tables: Mapping[str, ShardingTable], dtype: DType)
             )
 
 
-def write_index(folder: Path, tables: Mapping[str, ShardingTable], dtype: DType) -> None:
+def write_index(
+    folder: Path,
+    tables: Mapping[str, ShardingTable],
+    dtype: DType,
+    names: StoredNames = FLAT,
+) -> None:
     """Write the index of a folder with several files."""
     if len(tables) == 1:
         return
-    places = {name: file for file, table in tables.items() for name in table}
+    places = {name: file for file, table in tables.items() for name in names.grouped(table)}
     total = sum(table_bytes(table, dtype) for table in tables.values())
     index = {name: places[name] for name in sorted(places)}
     write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": index})
 
 
-def _grouped(table: ShardingTable, dtype: DType, shard_bytes: int) -> Iterator[ShardingTable]:
-    """Yield the tensors of each file, in the order of the table."""
+def _grouped(
+    table: ShardingTable, dtype: DType, shard_bytes: int, names: StoredNames
+) -> Iterator[ShardingTable]:
+    """Yield the tensors of each file, in the order of the table; a stored tensor is in one file."""
     group: dict[str, LocalTensor] = {}
     group_bytes = 0
-    for name, entry in table.items():
-        size = table_bytes({name: entry}, dtype)
+    for parts in names.grouped(table).values():
+        stored = {name: table[name] for name in parts}
+        size = table_bytes(stored, dtype)
         if group and group_bytes + size > shard_bytes:
             yield group
             group, group_bytes = {}, 0
-        group[name] = entry
+        group |= stored
         group_bytes += size
     yield group

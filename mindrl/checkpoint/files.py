@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
+from mindrl.checkpoint.stored_names import logical_files
 from mindrl.errors import ModelError
 from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head, logical_shapes
 from mindrl.models.description import ModelDescription
@@ -131,7 +132,7 @@ def header_bytes(header: Mapping[str, object]) -> bytes:
 
 
 def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict[str, Any]:
-    """Open the weight files, which the stack closes; returns the file of each tensor.
+    """Open the weight files, which the stack closes; returns the file of each logical tensor.
 
     With an index only the tensors that it lists count, otherwise those of all files.
 
@@ -139,7 +140,12 @@ def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict
         ModelError: There is no weight file, one is missing, unreadable or differs from the index,
             or a tensor is in two files.
     """
-    index = _read_index(Path(folder) / INDEX_FILE)
+    return logical_files(folder, _open_stored(folder, stack, framework))
+
+
+def _open_stored(folder: str, stack: ExitStack, framework: Framework) -> dict[str, Any]:
+    """Return the file of each tensor under its name there."""
+    index = read_index(Path(folder) / INDEX_FILE)
     if index is not None:
         return _open_indexed(Path(folder), index, stack, framework)
     paths = sorted(Path(folder).glob("*.safetensors"))
@@ -185,8 +191,12 @@ def _open_indexed(
     return files
 
 
-def _read_index(path: Path) -> dict[str, str] | None:
-    """Return the file of each tensor; None if there is no index."""
+def read_index(path: Path) -> dict[str, str] | None:
+    """Return the file of each tensor; None if there is no index.
+
+    Raises:
+        ModelError: It is unreadable.
+    """
     try:
         values = json.loads(read_regular_text(path))
     except FileNotFoundError:

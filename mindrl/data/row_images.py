@@ -82,7 +82,8 @@ def pictures_of(
     if is_marked and (any(_of_column(row)) or _has_picture_parts(prompt)):
         raise DataError(
             f"{row.place} has pictures, and actor_config.load names a model without a vision "
-            "tower; needed a vision-language model, such as Qwen2.5-VL"
+            "tower, or of Qwen3.5, of which mindrl trains the text part alone; needed a "
+            "vision-language model, such as Qwen2.5-VL"
         )
     return ()
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from mindrl.config.megatron_training import PLAIN
 from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
 from mindrl.errors import ModelError
+from mindrl.models.nested_text import text_part
 from mindrl.observability.regular_files import read_regular_text
 
 _ANSWER = "mindrl"
@@ -133,7 +134,7 @@ def _named_for_generation(model_path: str) -> list[int]:
     if not (file := next(filter(Path.is_file, files), None)):
         return []
     try:
-        value: Any = json.loads(read_regular_text(file)).get("eos_token_id")
+        value: Any = text_part(json.loads(read_regular_text(file))).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"cannot read {file} ({error})") from error
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -6,15 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.errors import ModelError
+from mindrl.models.nested_text import TEXT_PARTS, is_nested, text_part
 from mindrl.observability.regular_files import read_regular_text
 
 
 def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     """Read the config.json of a model folder, or one by itself; returns its path too.
 
+    Of a folder in `nested_text` returns that of its decoder.
+
     Raises:
         ModelError: The folder or the file is missing or unreadable.
     """
+    path, values = read_whole_config(folder)
+    return path, text_part(values)
+
+
+def read_whole_config(folder: str) -> tuple[Path, dict[str, Any]]:
+    """Read the same as it is written: see `read_config`."""
     path = Path(folder)
     path = path if path.suffix == ".json" else path / "config.json"
     if path.parent.is_file():
@@ -33,6 +42,17 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     if not isinstance(values, dict):
         raise ModelError(f"{path} must contain a JSON object")
     return path, values
+
+
+def decoder_class(folder: str) -> str | None:
+    """Return the class of a decoder that its folder nests; None for another folder.
+
+    Also None if the folder has no config.json, which other checks report.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        return None
+    values = read_whole_config(folder)[1]
+    return TEXT_PARTS[values["model_type"]].architecture if is_nested(values) else None
 
 
 def text_values(values: Mapping[str, Any]) -> dict[str, Any]:

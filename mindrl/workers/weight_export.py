@@ -26,6 +26,8 @@ from mindrl.checkpoint.export import (
     write_json,
     writing,
 )
+from mindrl.checkpoint.kept_tensors import names_of
+from mindrl.checkpoint.stored_names import StoredNames
 from mindrl.errors import OutputError
 from mindrl.models.adapters import full_adapters
 from mindrl.models.decoder import DType, logical_shapes
@@ -80,7 +82,9 @@ class WeightExport:
             building = _on_all_ranks(lambda: stack.enter_context(self._folder(folder)))
             route = self._route_to(ranks_that_see(building))
             own = {name: self._tables[name] for name in route.target.held_by[dist.get_rank()]}
-            sink = LateErrors(ExportedModel(folder, new_files(building, own, self.dtype)))
+            sink = LateErrors(
+                ExportedModel(folder, new_files(building, own, self.dtype, self._names))
+            )
             route.open(model.device_type, f"{self.name} {self.exports}").run(source, sink)
             _on_all_ranks(sink.check)
 
@@ -97,8 +101,8 @@ class WeightExport:
         self, building: Path, adapters: ExportedAdapters | None, record: Mapping[str, object]
     ) -> None:
         """Check the files of all ranks, and write those that rank 0 alone has."""
-        check_sizes(building, self._tables, self.dtype)
-        write_index(building, self._tables, self.dtype)
+        check_sizes(building, self._tables, self.dtype, self._names)
+        write_index(building, self._tables, self.dtype, self._names)
         if record:
             write_json(building / EXPORT_FILE, record)
         if adapters is not None:
@@ -133,7 +137,12 @@ class WeightExport:
         """Tensors of each file."""
         shapes = logical_shapes(self.model.description, head=self.model.head)
         table = {name: whole(name, shape) for name, shape in shapes.items()}
-        return file_tables(table, self.dtype, self.shard_bytes)
+        return file_tables(table, self.dtype, self.shard_bytes, self._names)
+
+    @cached_property
+    def _names(self) -> StoredNames:
+        """Names of the tensors in the files: those of the model's folder."""
+        return names_of(self.model.folder)
 
     def _route_to(self, writers: Sequence[int]) -> WeightRoute:
         """Return the route of every tensor to the owner of its file, planned once."""

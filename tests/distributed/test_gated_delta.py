@@ -49,6 +49,8 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 MIXED_WAYS = ("d1", "d2", "t2", "archon d2", "archon e2", "archon t2 e2", "archon p2, recomputed")
 """Ways of mixtures."""
+NESTED_WAYS = ("d1", "d2", "t2", "archon d2", "archon t2")
+"""Ways of the decoder of a folder with a vision tower."""
 
 
 def recurrence(weights: Mapping[str, Tensor], given: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -125,10 +127,12 @@ def test_the_engines_float32_layer_follows_the_recurrence_through_prompts_and_sa
 @pytest.mark.parametrize(
     ("family", "way"),
     at_night_but(
-        [("qwen3_5_text", "d1"), ("qwen3_5_text", "archon t2")],
+        [("qwen3_5_text", "d1"), ("qwen3_5_text", "archon t2"), ("qwen3_5", "d1")],
         [
             *(("qwen3_5_text", way) for way in WAYS if "e2" not in way),
             *product(("qwen3_next", "qwen3_5_moe_text"), MIXED_WAYS),
+            *product(("qwen3_5",), NESTED_WAYS),
+            *product(("qwen3_5_moe",), ("d2", "archon e2")),
         ],
     ),
 )

@@ -262,6 +262,21 @@ def test_both_ranks_of_a_replica_give_the_same_answers(filled: dict[str, list[Fi
         assert all(rank.answers == ranks[0].answers for rank in ranks)
 
 
+@pytest.mark.parametrize("family", at_night_but(["qwen3_5"], ["qwen3_5", "qwen3_5_moe"]))
+def test_the_engine_of_a_folder_with_a_tower_has_the_decoder_alone_and_answers_as_its_engine(
+    family: str, forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    nested, flat = (str(random_model_of(name)) for name in (family, f"{family}_text"))
+    case, other = Case(folder=nested, later_folder=flat), "ordinary later"
+    found: Filled
+    ((found,),) = forked_workers.run("shards_probe:fill_engines", [case], PROMPTS, [other])
+    for moment in ("filled", "filled later", "filled after a sleep"):
+        assert found.answers[moment] == found.answers[other]
+    assert found.shapes.expected == found.shapes.table
+    assert "lm_head.weight" in found.shapes.expected
+    assert not [name for name in found.shapes.expected if "visual" in name]
+
+
 @pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, ENGINES))
 def test_a_load_leaves_no_second_copy_of_a_weight_and_moves_no_parameter(
     filled: dict[str, list[Filled]], name: str

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from nested_folders import nest, others_of, tensors_of
 from program import gone, start_program
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from mindrl.checkpoint.commits import checksum_of
 from mindrl.observability.metrics import computed
@@ -67,6 +70,46 @@ def test_gated_delta_nets_are_rolled_out_with_the_weights_of_the_trainer_to_a_me
         for folder in (taught_delta_model, run.folder / "model")
     )
     assert ended == begun
+
+
+LENGTH = """
+def length(response: str, reference: str) -> float:
+    return min(1.0, len(response) / 400)
+"""
+"""A reward that any random model earns, and unequally."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["fsdp", "archon"])
+def test_the_decoder_of_a_folder_with_a_tower_learns_as_if_it_were_alone_and_keeps_its_folder(
+    engine: str, untaught_delta_model: Path, tmp_path: Path
+) -> None:
+    nested, reward = tmp_path / "nested", tmp_path / "reward.py"
+    nest(untaught_delta_model, nested)
+    reward.write_text(LENGTH)
+    asked = ["--config-name", "grpo_qwen35_tiny_cpu", f"actor_config.backend={engine}:d2"]
+    asked += ["megatron_training.train_iters=3", "rl_config.test_freq=0", "actor_config.lr=1e-3"]
+    asked += ["generate_config.verify_weights=always"]
+    asked += [f"rl_config.verifier_function=[{reward}:length]", "rl_config.verifier_weight=[1.0]"]
+    found = {}
+    for name, folder in {"nested": nested, "flat": untaught_delta_model}.items():
+        run = start_program(tmp_path / f"run_{name}", [*asked, f"actor_config.load={folder}"])
+        assert run.process.wait(timeout=600) == 0, run.text()
+        found[name] = [computed(step) for step in run.steps()], run.folder / "model"
+    (steps, ours), (expected, theirs) = found["nested"], found["flat"]
+    assert steps == expected
+    assert len({step["reward/mean"] for step in steps}) == 3
+    # A random model's sequences are the longest, and its states carry rounding on.
+    assert all(0.0 < step["logprob_gap/mean"] < 1e-4 for step in steps)
+    kept = others_of(nested)
+    for name, tensor in kept.items():
+        assert torch.equal(others_of(ours)[name], tensor)
+    assert tensors_of(ours).keys() == tensors_of(nested).keys()
+    decoder = AutoModelForCausalLM.from_pretrained(ours).state_dict()
+    learned = AutoModelForCausalLM.from_pretrained(theirs).state_dict()
+    assert all(torch.equal(decoder[name], tensor) for name, tensor in learned.items())
+    begun = AutoModelForCausalLM.from_pretrained(nested).state_dict()
+    assert not torch.equal(begun["lm_head.weight"], learned["lm_head.weight"])
 
 
 @pytest.mark.nightly

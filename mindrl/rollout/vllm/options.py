@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindrl.config.generate import GenerateConfig
-from mindrl.models.config_file import read_config
+from mindrl.models.config_file import decoder_class, read_config
 from mindrl.models.gated_delta import gated_delta_net
 from mindrl.platform.device import Platform
 from mindrl.rollout.chat_engine import ChatEngineSettings
@@ -43,7 +43,7 @@ def rollout_options(
         "enable_prefix_caching": generate.enable_prefix_caching,
         "block_size": generate.kv_block_tokens,
         "speculative_config": _drafts(generate),
-        "hf_overrides": _in_int8() if generate.quantization == "int8" else None,
+        "hf_overrides": _overrides(folder, generate) or None,
         "trust_remote_code": generate.trust_remote_code,
         # Log-probs of the sampled distribution: after temperature and truncation.
         "logprobs_mode": "processed_logprobs",
@@ -78,6 +78,15 @@ def _drafts(generate: GenerateConfig) -> dict[str, Any] | None:
     }
 
 
+def _overrides(folder: str, generate: GenerateConfig) -> dict[str, Any]:
+    """Return the keys of config.json that the engine reads otherwise than they are written."""
+    found = _in_int8() if generate.quantization == "int8" else {}
+    # Of a nested folder the engine has the decoder alone, as the training engine does.
+    if (architecture := decoder_class(folder)) is not None:
+        found["architectures"] = [architecture]
+    return found
+
+
 def _in_int8() -> dict[str, Any]:
     """Return the config.json key of a folder with the matrices of its layers in int8.
 
@@ -101,7 +110,10 @@ def _in_int8() -> dict[str, Any]:
 def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:
     """Return the options of an engine with the weights of its folder, in a process or a server."""
     values = read_config(settings.folder)[1]
+    # Its own loader takes a nested folder whole; without pictures it leaves the tower out.
+    no_pictures = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     return {
+        **({} if decoder_class(settings.folder) is None else no_pictures),
         "model": settings.folder,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "dtype": settings.dtype,

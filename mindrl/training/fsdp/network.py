@@ -192,6 +192,8 @@ def built_on_meta(folder: str, kind: Any, attention: str | dict[str, str]) -> An
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # A decoder that is built alone reads its own key; the folder has it at the top.
+        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings
         with torch.device("meta"):
             network = kind.from_config(
                 config,

@@ -114,6 +114,11 @@ def test_only_a_special_token_right_behind_the_answer_ends_a_turn(
         ("generation_config.json", '{"eos_token_id": [7, 9]}', (7, 9, END_OF_TURN)),
         ("generation_config.json", '{"eos_token_id": null}', (END_OF_TURN,)),
         ("config.json", '{"eos_token_id": 7}', (7, END_OF_TURN)),
+        (
+            "config.json",
+            '{"model_type": "qwen3_5", "text_config": {"eos_token_id": 7}}',
+            (7, END_OF_TURN),
+        ),
     ],
 )
 def test_what_the_model_folder_names_ends_a_response_too(

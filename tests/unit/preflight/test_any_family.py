@@ -71,6 +71,26 @@ def test_megatron_refuses_gated_delta_nets_with_the_reason_and_archon_takes_them
     assert (own.attention_layers, of_transformers.attention_layers) == (1, 1)
 
 
+@pytest.mark.parametrize("backend", ["fsdp:d1", "archon:d1"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_a_folder_with_a_tower_is_planned_as_that_of_its_decoder(
+    family: str, backend: str, random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    asked = {"actor_config.backend": backend, "generate_config.enable_prefix_caching": False}
+    planned = []
+    for name in (family, f"{family}_text"):
+        config = run_config(random_model_of(name), asked)
+        models, unread = describe_models(config)
+        assert not unread
+        assert not model_findings(config, models)
+        shardings = unordered_shardings(config)
+        planned.append((shardings.training["actor"], shardings.rollout))
+    for nested, flat in zip(*planned, strict=True):
+        # Neither side has the tower, or the layer that drafts.
+        assert nested.held_bytes() == flat.held_bytes()
+        assert nested.table(0) == flat.table(0)
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text"])
 def test_mixtures_with_gated_delta_nets_are_planned_with_whole_experts_and_their_own_routes(
     family: str, random_model_of: MakeModel, run_config: MakeConfig

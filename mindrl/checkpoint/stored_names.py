@@ -20,7 +20,7 @@ _STACKS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate", "up"), "down_
 _EXPERT = re.compile(r"(.+\.mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight")
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """A logical tensor in a stored one, which has parts one after the other."""
 
     stored: str
@@ -42,19 +42,19 @@ class StoredNames:
     has_stacks: bool = False
     """Whether the experts of a layer are in stacks."""
 
-    def part(self, logical: str) -> Part:
+    def part(self, logical: str) -> StoredPart:
         """Return where a logical tensor is stored."""
         stored = logical
         if logical.startswith(FLAT_DECODER):
             stored = self.decoder + logical.removeprefix(FLAT_DECODER)
         found = _EXPERT.fullmatch(stored) if self.has_stacks else None
         if found is None:
-            return Part(stored)
+            return StoredPart(stored)
         here, expert, matrix = found.groups()
         stack, matrices = next(each for each in _STACKS.items() if matrix in each[1])
-        return Part(here + stack, int(expert), matrices.index(matrix), len(matrices))
+        return StoredPart(here + stack, int(expert), matrices.index(matrix), len(matrices))
 
-    def logical(self, stored: str, shape: Shape) -> Iterator[tuple[str, Part]]:
+    def logical(self, stored: str, shape: Shape) -> Iterator[tuple[str, StoredPart]]:
         """Yield the logical tensors in a stored one; none in one that is only kept."""
         if not stored.startswith(self.decoder) and stored not in (HEAD, VALUE_HEAD):
             return
@@ -63,17 +63,17 @@ class StoredNames:
             name = FLAT_DECODER + stored.removeprefix(self.decoder)
         here, _, stack = name.rpartition(".")
         if not (self.has_stacks and here.endswith(".mlp.experts")):
-            yield name, Part(stored)
+            yield name, StoredPart(stored)
             return
         matrices = _STACKS[stack]
         for expert in range(shape[0]):
             for half, matrix in enumerate(matrices):
-                part = Part(stored, expert, half, len(matrices))
+                part = StoredPart(stored, expert, half, len(matrices))
                 yield f"{here}.{expert}.{matrix}_proj.weight", part
 
     def grouped(self, logical: Iterable[str]) -> dict[str, list[str]]:
         """Return the logical tensors in each stored one, in their order there."""
-        found: dict[str, list[tuple[Part, str]]] = {}
+        found: dict[str, list[tuple[StoredPart, str]]] = {}
         for name in logical:
             part = self.part(name)
             found.setdefault(part.stored, []).append((part, name))
@@ -117,7 +117,7 @@ class _PartOfFile:
     """An open file that has a logical tensor under another name, or in a stack."""
 
     file: Any
-    part: Part
+    part: StoredPart
 
     def get_slice(self, _: str) -> "_Slice":
         """Return the slice of the logical tensor."""
@@ -129,7 +129,7 @@ class _Slice:
     """A logical tensor in a file, of which boxes can be read."""
 
     stored: Any
-    part: Part
+    part: StoredPart
 
     def get_shape(self) -> list[int]:
         shape = [*self.stored.get_shape()]

@@ -15,7 +15,7 @@ class TextPart(NamedTuple):
     family: str
     """The `model_type` of the decoder alone."""
     architecture: str
-    """Its class in transformers and in vLLM."""
+    """Its class in transformers, which the rollout engine has too."""
 
 
 TEXT_PARTS: Mapping[str, TextPart] = {

@@ -10,11 +10,14 @@ from typing import Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from mindrl.batch.prompts import PlacedImage
+
 MessageRole = Literal["tool", "user"]
 """Role of a message of the environment."""
-ConversationEnding = Literal["done", "turns", "turn_tokens", "tokens", "failed"]
+ConversationEnding = Literal["done", "turns", "turn_tokens", "tokens", "pictures", "failed"]
 """Why a conversation ended: its environment ended it, its last turn was the last allowed one, a
-turn reached its limit of tokens, the conversation did, or its environment failed."""
+turn reached its limit of tokens, the conversation did, an answer had more pictures than were left,
+or its environment failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +59,8 @@ class ResponseSegment(NamedTuple):
     start: int
     end: int
     """Index after its last token."""
+    images: tuple[PlacedImage, ...] = ()
+    """Pictures of the sequence, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +72,8 @@ class Dialogue:
     environment has begun."""
     opening: str | None = None
     """That text."""
+    images: tuple[PlacedImage, ...] = ()
+    """All pictures of its sequence, in order: those of its own prompt, then those of answers."""
     turns: tuple[Turn, ...] = ()
     """Ended turns of the policy."""
     restarts: tuple[Restart, ...] = ()
@@ -85,10 +92,11 @@ class Dialogue:
 
     def segments(self, length: int) -> list[ResponseSegment]:
         """Return the segments of a response of `length` tokens, at least one."""
+        assert not (self.images and self.restarts), "validated: a history with pictures is kept"
         starts = [Restart(start=0, prompt_ids=self.prompt_ids), *self.restarts]
         ends = [*(each.start for each in starts), length]
         return [
-            ResponseSegment(each.prompt_ids, start, end)
+            ResponseSegment(each.prompt_ids, start, end, self.images)
             for each, (start, end) in zip(starts, pairwise(ends), strict=True)
         ]
 

@@ -12,12 +12,12 @@ ChatMessage = dict[str, str]
 
 
 class PlacedImage(NamedTuple):
-    """A picture in a prompt; its pixels stay in a file."""
+    """A picture in a sequence; its pixels stay in a file."""
 
     number: int
     """Number of its content, 1 to 2 ** 63 - 1, by which workers find the file."""
     first: int
-    """Position of its first token in the prompt."""
+    """Position of its first token in the sequence."""
     tokens: int
     """Number of its tokens."""
 

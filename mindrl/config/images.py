@@ -1,4 +1,4 @@
-"""Keys `data_config.images`: pictures of rows, for a model with a vision tower."""
+"""Keys `data_config.images`: pictures of rows and environments, for a model with a tower."""
 
 from typing import Annotated
 
@@ -12,13 +12,15 @@ _Pixels = Annotated[int, Field(ge=1, le=178_956_970)]
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ImageConfig:
-    """Pictures of rows: where they are kept, and their limits."""
+    """Pictures: where they are kept, and their limits."""
 
     folder: PathText = ".cache/images"
-    """Folder in which the pictures of rows are kept, each under a number of its content; one that a
-    row names by path is a link. Workers open them there: all machines of a run need it."""
+    """Folder in which pictures of rows and environments are kept, each under a number of its
+    content; one that a row names by path is a link. Workers open them there: all machines of a run
+    need it."""
     max_per_prompt: Annotated[int, Field(ge=1, le=64)] = 4
-    """Most pictures of a prompt; a row with more is refused."""
+    """Most pictures of a prompt; a row with more is refused. Also of a conversation, with those of
+    its environment; an answer with more ends it."""
     max_pixels: _Pixels = 1_003_520
     """Most pixels that a picture has for the model; larger ones are scaled down. Those of the model
     folder's image processor apply too."""

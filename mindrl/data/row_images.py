@@ -21,7 +21,7 @@ from mindrl.config.images import ImageConfig
 from mindrl.data.rows import Row, shown
 from mindrl.errors import DataError
 from mindrl.observability.regular_files import read_regular
-from mindrl.pictures.folder import PictureFolder
+from mindrl.pictures.folder import PictureFolder, picture_number
 
 if TYPE_CHECKING:
     from mindrl.pictures.patches import PatchMaker
@@ -36,7 +36,7 @@ _PLACE_IN_FILE = re.compile(r"(:\d+|, row \d+.*)$")
 
 
 class KeptImage(NamedTuple):
-    """A picture of a row, which is kept."""
+    """A picture of a row or an environment, which is kept."""
 
     number: int
     tokens: int
@@ -88,7 +88,7 @@ def pictures_of(
     return ()
 
 
-def with_parts(message: ChatMessage) -> Mapping[str, Any]:
+def with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message as chat templates of vision-language models take it."""
     pieces = message["content"].split(MARK)
     if len(pieces) == 1:
@@ -149,10 +149,25 @@ class RowImages:
             for at, each in enumerate(given, start=1)
         )
 
+    def keep_given(self, contents: Sequence[bytes]) -> tuple[KeptImage, ...]:
+        """Keep encoded pictures that an environment gave.
+
+        Raises:
+            DataError: One is refused.
+        """
+        found = []
+        for at, content in enumerate(contents, start=1):
+            try:
+                number, size = self.folder.keep(content)
+            except ValueError as error:
+                raise DataError(f"picture {at} of its answer: {error}") from error
+            found.append(KeptImage(number, self.maker.tokens(size)))
+        return tuple(found)
+
     def placed(
         self, place: str, token_ids: Sequence[int], images: Sequence[KeptImage]
     ) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
-        """Give each picture its tokens in a rendered prompt; return token ids and places.
+        """Give each picture its tokens in rendered token ids; return these and the places.
 
         Raises:
             DataError: The prompt has not one placeholder for each picture.
@@ -173,6 +188,20 @@ class RowImages:
             places.append(PlacedImage(image.number, len(expanded), image.tokens))
             expanded += [token] * image.tokens
         return tuple(expanded), tuple(places)
+
+    def as_paths(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return columns of a row with the paths of kept pictures in place of their bytes."""
+        return {name: self._as_path(value) for name, value in columns.items()}
+
+    def _as_path(self, value: Any) -> Any:
+        match value:
+            case bytes():
+                return str(self.folder.file_of(picture_number(value)))
+            case dict():
+                return self.as_paths(value)
+            case list() | tuple():
+                return [*map(self._as_path, value)]
+        return value
 
     def _kept(self, where: str, row: Row, given: Any) -> KeptImage:
         try:

@@ -163,7 +163,13 @@ def turn_template(config: RunConfig, data: RunData) -> TurnTemplate:
     rows = (prompt.row for each in data.all_sets for prompt in each.prompts)
     tools = {tuple(map(id, row.tools)): row.tools for row in rows if row is not None}
     found = [
-        TurnTemplate.of(data.tokenizer, data.stop_token_ids, each, is_kept=is_kept)
+        TurnTemplate.of(
+            data.tokenizer,
+            data.stop_token_ids,
+            each,
+            is_kept=is_kept,
+            image_token=None if data.images is None else data.images.token,
+        )
         for each in tools.values()
     ]
     folder, first = f"tokenizer folder {config.tokenizer_path}", found[0]

@@ -2,7 +2,7 @@
 
 They are read once from renderings with markers. Tokens that the policy wrote are never rendered
 or encoded again, unless `environment_config.history` is `rendered`. Text of an environment never
-goes through the template.
+goes through the template. A picture has one token here: the one that stands for its parts.
 """
 
 import re
@@ -17,14 +17,18 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.data.inert_text import InertText
+from mindrl.data.row_images import MARK, with_parts
 from mindrl.data.tokenizer import rendered_chat
-from mindrl.errors import ModelError
+from mindrl.errors import DataError, ModelError
 
 _WRITTEN = "mindrlwrote"
 _GIVEN = ("mindrlgavea", "mindrlgaveb")
 _RENDERED = "set environment_config.history=rendered"
 _QUESTION = {"role": "user", "content": "?"}
+_PICTURE = {"type": "image"}
 ChatMessages = Sequence[Mapping[str, Any]]
+GivenText = str | Sequence[str]
+"""A text, or pieces of one with a picture between two pieces."""
 TurnTexts = Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
@@ -71,6 +75,9 @@ class TurnTemplate:
     the template renders it, is the same text."""
     text: InertText
     tokenizer: PreTrainedTokenizerBase
+    pictures: Mapping[str, Sequence[int]] | None = None
+    """Token ids of a picture in a message, by role; a role without pictures is missing. None for a
+    model that reads none."""
 
     @classmethod
     def of(
@@ -80,8 +87,11 @@ class TurnTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         is_kept: bool = True,
+        image_token: int | None = None,
     ) -> Self:
         """Read a tokenizer's chat template; `stops` are the tokens that end a response.
+
+        `image_token` stands for a part of a picture; None for a model that reads none.
 
         Raises:
             ModelError: No token ends a turn, or messages cannot follow one, and the history is not
@@ -109,6 +119,7 @@ class TurnTemplate:
             is_kept=is_kept,
             text=InertText(tokenizer),
             tokenizer=tokenizer,
+            pictures=None if image_token is None else found.pictures(pieces, image_token),
         )
 
     def has_role(self, role: str) -> bool:
@@ -120,15 +131,18 @@ class TurnTemplate:
             return False
         return True
 
-    def after_turn(self, messages: Sequence[tuple[str, str]], longest: int) -> list[int]:
+    def after_turn(self, messages: Sequence[tuple[str, GivenText]], longest: int) -> list[int]:
         """Return the token ids of messages after a turn: pairs of role and text of one role.
 
-        Each text is cut to `longest` tokens.
+        Each text is cut to `longest` tokens, and keeps all of its pictures.
+
+        Raises:
+            DataError: Messages of this role cannot have pictures, and there are some.
         """
         pieces = self.pieces[messages[0][0]]
         found = [*pieces.before]
-        for place, (_, text) in enumerate(messages):
-            found += [*(pieces.between if place else ()), *self._cut(text, longest)]
+        for place, (role, text) in enumerate(messages):
+            found += [*(pieces.between if place else ()), *self._content(role, text, longest)]
         return [*found, *pieces.after]
 
     def content(self, role: str, given: list[int]) -> list[int]:
@@ -137,13 +151,21 @@ class TurnTemplate:
         return given[len(pieces.before) : len(given) - len(pieces.after)]
 
     def opening(
-        self, messages: ChatMessages, text: str, tools: Sequence[Mapping[str, Any]] = ()
+        self, messages: ChatMessages, text: GivenText, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Return the token ids of a prompt with a text from outside at its end."""
-        foreign = _Foreign()
+        """Return the token ids of a prompt with a text from outside at its end.
+
+        Raises:
+            DataError: As `after_turn`.
+        """
+        foreign, pieces = _Foreign(), _pieces_of(text)
         *before, last = messages
-        opened = {**last, "content": f"{last['content']}{foreign.marker(text)}"}
-        return self._encoded([*before, opened], foreign, None, tools)
+        self._require_pictures(last["role"], pieces)
+        added = MARK.join(map(foreign.marker, pieces))
+        opened: ChatMessages = [*before, {**last, "content": f"{last['content']}{added}"}]
+        if self.pictures is not None:
+            opened = [*map(with_parts, opened)]
+        return self._encoded(opened, foreign, None, tools)
 
     def history(
         self,
@@ -197,6 +219,23 @@ class TurnTemplate:
                 found += self._cut(foreign.texts[int(part)], longest)
         return found
 
+    def _content(self, role: str, text: GivenText, longest: int) -> list[int]:
+        first, *rest = _pieces_of(text)
+        self._require_pictures(role, (first, *rest))
+        found = self._cut(first, longest)
+        left = longest - len(found)
+        for piece in rest:
+            ids = self._cut(piece, left)
+            found, left = [*found, *(self.pictures or {})[role], *ids], left - len(ids)
+        return found
+
+    def _require_pictures(self, role: str, pieces: Sequence[str]) -> None:
+        if len(pieces) > 1 and role not in (self.pictures or {}):
+            need = "set megatron_training.chat_template to one that does"
+            raise DataError(
+                f"the chat template writes no pictures in messages of role {role}; {need}"
+            )
+
     def _cut(self, text: str, longest: int) -> list[int]:
         # No token has more than some 30 bytes of ordinary text: encode no more than can be used.
         return self.text.token_ids(text[: 32 * longest])[:longest]
@@ -237,12 +276,38 @@ class _Reader:
         before, between, after = (_ids(self.tokenizer, each) for each in short)
         return _Pieces(before, between, after)
 
-    def _tail(self, before: ChatMessages, role: str) -> str:
-        """Return what follows a turn of the policy, up to its next turn."""
+    def pictures(self, roles: Collection[str], image_token: int) -> Mapping[str, Sequence[int]]:
+        """Return the token ids of a picture in messages of each role that has pictures."""
+        found = {role: _ids(self.tokenizer, self._picture(role)) for role in roles}
+        return {role: ids for role, ids in found.items() if ids.count(image_token) == 1}
+
+    def _picture(self, role: str) -> str:
+        """Return what is written for a picture at any place in a message of a role.
+
+        Empty if the template refuses pictures there, or writes them by their place.
+        """
+        one, other = ({"type": "text", "text": each} for each in _GIVEN)
+        shown = [_PICTURE, one, _PICTURE, _PICTURE, other, _PICTURE]
+        try:
+            _, text, _ = self._cut(self._tail([_QUESTION], role, [[one, _PICTURE, other]]))
+            before, _, after = self._cut(self._tail([_QUESTION], role))
+            expected = [before, text, _GIVEN[0], text, text, _GIVEN[1], text, after]
+            tail = self._tail([_QUESTION], role, [shown])
+        except (TemplateError, TypeError, ModelError):
+            return ""
+        return text if tail.endswith("".join(expected)) else ""
+
+    def _tail(
+        self, before: ChatMessages, role: str, contents: Sequence[object] | None = None
+    ) -> str:
+        """Return what follows a turn of the policy, up to its next turn.
+
+        `contents` are those of the messages after it; None for markers.
+        """
         written = {"role": "assistant", "content": _WRITTEN}
-        given = [{"role": role, "content": each} for each in _GIVEN]
-        if role == "user":
-            given = given[:1]
+        if contents is None:
+            contents = _GIVEN[:1] if role == "user" else _GIVEN
+        given = [{"role": role, "content": each} for each in contents]
         rendered = rendered_chat(self.tokenizer, [*before, written, *given], self.tools)
         _, found, tail = rendered.rpartition(_WRITTEN)
         if not found:
@@ -265,6 +330,10 @@ class _Reader:
         ends = [(0, 0), *places, (len(rest), 0)]
         found = [rest[at + width : next_] for (at, width), (next_, _) in pairwise(ends)]
         return found if len(found) == 3 else [found[0], "", found[1]]
+
+
+def _pieces_of(text: GivenText) -> Sequence[str]:
+    return [text] if isinstance(text, str) else text
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -2,7 +2,8 @@
 
 TRL's contract: a class with `reset(**row)`, which may return text for the last message of the
 prompt, whose other public methods are tools, and which may have `get_reward()`. The conversation
-ends with a turn that calls no tool. Plain functions are tools without a class.
+ends with a turn that calls no tool. Plain functions are tools without a class. Instead of text,
+tools, `reset` and `step` may return content blocks, which may hold pictures.
 
 A class whose tools are known only at run time states them itself: `tool_schemas(**arguments)`, a
 static or class method with the arguments of the class, returns a JSON schema for each tool, and
@@ -20,7 +21,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mindrl.environments.messages import Action, EnvironmentAnswer, EnvironmentMessage, ToolCall
+from mindrl.environments.content_blocks import is_blocks, read_blocks
+from mindrl.environments.messages import (
+    Action,
+    EnvironmentAnswer,
+    EnvironmentMessage,
+    Opening,
+    ToolCall,
+)
 from mindrl.errors import MindrlError
 
 _OF_CLASS = ("reset", "get_reward", "close")
@@ -29,8 +37,8 @@ _OF_CLASS = ("reset", "get_reward", "close")
 class Environment(Protocol):
     """One conversation's environment, in its process."""
 
-    def reset(self, row: Mapping[str, Any]) -> str | None:
-        """Begin a conversation about a row; return text for the prompt."""
+    def reset(self, row: Mapping[str, Any]) -> Opening:
+        """Begin a conversation about a row; return what is appended to the prompt."""
 
     def step(self, action: Action) -> EnvironmentAnswer:
         """EnvironmentAnswer a turn of the policy."""
@@ -47,11 +55,11 @@ class ToolEnvironment:
         if states_tools(type(made)):
             self.call_tool = getattr(made, "call_tool")  # noqa: B009
 
-    def reset(self, row: Mapping[str, Any]) -> str | None:
+    def reset(self, row: Mapping[str, Any]) -> Opening:
         """Begin: see `Environment`."""
         if self.made is None:
-            return None
-        return _text_or_none("reset", getattr(self.made, "reset")(**row))  # noqa: B009
+            return Opening()
+        return _opening(getattr(self.made, "reset")(**row))  # noqa: B009
 
     def step(self, action: Action) -> EnvironmentAnswer:
         """Return the results of all calls of a turn, or end the conversation without any."""
@@ -59,12 +67,17 @@ class ToolEnvironment:
             get_reward = getattr(self.made, "get_reward", None)
             found = 0.0 if get_reward is None else _awaited(get_reward())
             return EnvironmentAnswer(reward=number("get_reward", found), done=True)
-        results = (
-            EnvironmentMessage(role="tool", text=self._result(call)) for call in action.calls
-        )
-        return EnvironmentAnswer(messages=tuple(results))
+        return EnvironmentAnswer(messages=tuple(map(self._message, action.calls)))
 
-    def _result(self, call: ToolCall) -> str:
+    def _message(self, call: ToolCall) -> EnvironmentMessage:
+        found = self._result(call)
+        if is_blocks(found):
+            text, pictures = read_blocks(found)
+            return EnvironmentMessage(role="tool", text=text, pictures=pictures)
+        text = found if isinstance(found, str) else json.dumps(found, default=str)
+        return EnvironmentMessage(role="tool", text=text)
+
+    def _result(self, call: ToolCall) -> Any:
         """Return the result of a call; a mistake of the policy is a result too."""
         if call.error:
             return _mistake(call.error)
@@ -75,12 +88,11 @@ class ToolEnvironment:
                 found = tool(**call.arguments)
             elif self.call_tool is not None:
                 found = self.call_tool(call.name, {**call.arguments})
-            found = _awaited(found)
+            return _awaited(found)
         except MindrlError:  # a sandbox that does not work is no mistake of the policy
             raise
         except Exception as error:  # noqa: BLE001
             return _mistake(f"{type(error).__name__}: {error}")
-        return found if isinstance(found, str) else json.dumps(found, default=str)
 
 
 class TextGame:
@@ -90,12 +102,11 @@ class TextGame:
         """Set the object."""
         self.made: Any = made
 
-    def reset(self, row: Mapping[str, Any]) -> str | None:
+    def reset(self, row: Mapping[str, Any]) -> Opening:
         """Begin: see `Environment`."""
         found = self.made.reset(**row)
         # Gymnasium returns an observation and a dictionary.
-        first = found[0] if isinstance(found, tuple) else found
-        return _text_or_none("reset", first)
+        return _opening(found[0] if isinstance(found, tuple) else found)
 
     def step(self, action: Action) -> EnvironmentAnswer:
         """Make a move; the observation is the next message of the user."""
@@ -108,6 +119,9 @@ class TextGame:
         observation, reward = found[0], number("step", found[1])
         done = bool(found[2]) or (len(found) == 5 and bool(found[3]))
         message = EnvironmentMessage(role="user", text=str(observation))
+        if is_blocks(observation):
+            text, pictures = read_blocks(observation)
+            message = EnvironmentMessage(role="user", text=text, pictures=pictures)
         return EnvironmentAnswer(messages=() if done else (message,), reward=reward, done=done)
 
 
@@ -150,10 +164,15 @@ def number(source: str, value: object) -> float:
     return float(value)
 
 
-def _text_or_none(source: str, value: object) -> str | None:
+def _opening(value: Any) -> Opening:
+    """Return what `reset` has returned."""
+    if is_blocks(value):
+        text, pictures = read_blocks(value)
+        return Opening(text=text, pictures=pictures)
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{source} returned {type(value).__name__}; need text or None")
-    return value
+        need = "need text, content blocks or None"
+        raise TypeError(f"reset returned {type(value).__name__}; {need}")
+    return Opening(text=value)
 
 
 def _mistake(text: str) -> str:

@@ -32,8 +32,6 @@ from mindrl.environments.process import serve
 serve(orders, sockets)
 """
 _STOP_SECONDS = 10.0
-_ANSWER_BYTES = 1 << 20
-"""Largest answer of an environment."""
 
 
 class Key(NamedTuple):
@@ -60,6 +58,8 @@ class Limits:
     """For the imports, and to begin a conversation."""
     call_seconds: float
     """For the answer to a turn."""
+    answer_bytes: int = 1 << 20
+    """Largest answer."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -234,7 +234,7 @@ class EnvironmentHost:
         if not descriptors:
             raise EnvironmentFailedError("the process that starts environments has ended")
         (conversation.pid,) = PID.unpack(sent)
-        conversation.frames = Frames(socket(fileno=descriptors[0]), _ANSWER_BYTES)
+        conversation.frames = Frames(socket(fileno=descriptors[0]), self.limits.answer_bytes)
         conversation.replayed = -1
         self._selector.register(descriptors[0], selectors.EVENT_READ, conversation)
         self._running[conversation.key.owner] += 1
@@ -287,7 +287,7 @@ class EnvironmentHost:
         if place < 0:
             if not conversation.has_opened:
                 conversation.has_opened = True
-                yield conversation.key, Opening(text=values["text"])
+                yield conversation.key, Opening.of_json(values)
         else:
             answer = EnvironmentAnswer.of_json(values)
             if place < len(past):

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from socket import MSG_DONTWAIT, socket
 from typing import Any, Literal, Self
@@ -40,11 +41,37 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GivenPicture:
+    """A picture in a text of the environment."""
+
+    at: int
+    """Number of characters before it."""
+    content: bytes
+    """The encoded picture."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentMessage:
     """A message of the environment to the policy."""
 
     role: Literal["tool", "user"]
     text: str
+    pictures: tuple[GivenPicture, ...] = ()
+    """In order."""
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The text, cut at its pictures: one piece more than pictures."""
+        return _cut(self.text, self.pictures)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"role": self.role, "text": self.text, **_as_json(self.pictures)}
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Restore it."""
+        return cls(role=values["role"], text=values["text"], pictures=_of_json(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,14 +88,13 @@ class EnvironmentAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Return its content as JSON values."""
-        values = asdict(self)
-        del values["seconds"]
-        return values
+        messages = [each.to_json() for each in self.messages]
+        return {"messages": messages, "reward": self.reward, "done": self.done}
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Restore it."""
-        messages = tuple(EnvironmentMessage(**each) for each in values["messages"])
+        messages = tuple(map(EnvironmentMessage.of_json, values["messages"]))
         return cls(messages=messages, reward=values["reward"], done=values["done"])
 
     def fingerprint(self) -> str:
@@ -82,6 +108,22 @@ class Opening:
 
     text: str | None = None
     """Appended to the last message of the prompt. None leaves the prompt as it is."""
+    pictures: tuple[GivenPicture, ...] = ()
+    """In order; without any if there is no text."""
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The text, cut at its pictures: one piece more than pictures."""
+        return _cut(self.text or "", self.pictures)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"text": self.text, **_as_json(self.pictures)}
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Self:
+        """Restore it."""
+        return cls(text=values["text"], pictures=_of_json(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,3 +189,22 @@ class Frames:
         content = bytes(self._received[_HEAD.size : end])
         del self._received[:end]
         return (json.loads(content),)
+
+
+def _cut(text: str, pictures: Sequence[GivenPicture]) -> tuple[str, ...]:
+    places = [each.at for each in pictures]
+    ends = zip([0, *places], [*places, len(text)], strict=True)
+    return tuple(text[start:end] for start, end in ends)
+
+
+def _as_json(pictures: Sequence[GivenPicture]) -> dict[str, Any]:
+    """Return pictures as JSON values; nothing without any, so that answers of text stay equal."""
+    found = [{"at": each.at, "content": b64encode(each.content).decode()} for each in pictures]
+    return {"pictures": found} if found else {}
+
+
+def _of_json(values: Mapping[str, Any]) -> tuple[GivenPicture, ...]:
+    return tuple(
+        GivenPicture(at=each["at"], content=b64decode(each["content"]))
+        for each in values.get("pictures", ())
+    )

@@ -186,7 +186,7 @@ def _converse(
             if environment is None:
                 _seed(order["seed"])
                 environment = make(order["row"])
-                frames.send({"text": environment.reset(order["row"])})
+                frames.send(environment.reset(order["row"]).to_json())
             else:
                 ends = _now() + _CODE_SHARE * spec.call_seconds
                 begin_turn(CodeTurn(sandbox=spec.sandbox, ends=ends))

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrl.config.finding import did_you_mean
 from mindrl.environments.contract import Environment
-from mindrl.environments.messages import Action, EnvironmentAnswer, ToolCall
+from mindrl.environments.messages import Action, EnvironmentAnswer, Opening, ToolCall
 from mindrl.observability.units import quoted
 
 DEFAULT = ""
@@ -50,7 +50,7 @@ class SomeTools:
     inner: Environment
     names: Sequence[str]
 
-    def reset(self, row: Mapping[str, Any]) -> str | None:
+    def reset(self, row: Mapping[str, Any]) -> Opening:
         """Begin: see `Environment`."""
         return self.inner.reset(row)
 

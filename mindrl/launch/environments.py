@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from mindrl.agents.chat import RunSampling
 from mindrl.agents.host import AgentHost
@@ -16,6 +16,9 @@ from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost, Limits
 from mindrl.environments.process import EnvironmentSpec
 
+_PICTURES_BYTES = 32 << 20
+"""Largest answer with pictures; in a message they have four thirds of their bytes."""
+
 
 @contextmanager
 def environments_of(
@@ -26,14 +29,17 @@ def environments_of(
     if section is None or not config.rolls_out:
         yield None
         return
-    host = _environments(section) if section.agent is None else _agents(config, section, data)
+    if section.agent is None:
+        host: EnvironmentHost | AgentHost = _environments(section, data)
+    else:
+        host = _agents(config, section, data)
     try:
         yield host
     finally:
         host.close()
 
 
-def _environments(section: EnvironmentConfig) -> EnvironmentHost:
+def _environments(section: EnvironmentConfig, data: RunData) -> EnvironmentHost:
     spec = EnvironmentSpec(
         environment=section.environment,
         environments={each.name: asdict(each) for each in section.environments},
@@ -48,6 +54,8 @@ def _environments(section: EnvironmentConfig) -> EnvironmentHost:
         start_seconds=section.start_timeout_seconds,
         call_seconds=section.call_timeout_seconds,
     )
+    if data.images is not None:
+        limits = replace(limits, answer_bytes=_PICTURES_BYTES)
     return EnvironmentHost(spec=spec, limits=limits)
 
 

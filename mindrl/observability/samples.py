@@ -16,8 +16,8 @@ from mindrl.observability.terminal import printable
 class ConversationPiece:
     """Consecutive tokens of one author; the fields are the keys of its record.
 
-    The last three are None in pieces of the environment, and in a turn that has no answer because
-    its environment failed.
+    `calls`, `reward` and `seconds` are None in pieces of the environment, and in a turn that has no
+    answer because its environment failed.
     """
 
     by: Literal["policy", "tool", "user"]
@@ -33,6 +33,8 @@ class ConversationPiece:
     """The environment's reward for the turn."""
     seconds: float | None = None
     """Time that the environment took to answer."""
+    pictures: tuple[str, ...] | None = None
+    """Names of the environment's pictures in it, 16 hexadecimal digits each; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,11 @@ class SampledConversation:
             for each in self.pieces
         ]
         return {"ending": self.ending, "pieces": pieces}
+
+    @property
+    def pictures(self) -> list[str]:
+        """Names of the environment's pictures, in order."""
+        return [name for piece in self.pieces for name in piece.pictures or ()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +76,8 @@ class Sample:
     conversation: SampledConversation | None = None
     """None without an environment; then it is not in the record."""
     pictures: tuple[str, ...] = ()
-    """Names of its pictures, 16 hexadecimal digits each; without any they are not in the record."""
+    """Names of its prompt's pictures, 16 hexadecimal digits each; without any they are not in the
+    record."""
     data_source: str = ""
     """Selects the reward; empty without one. The last key, by which readers find it."""
 

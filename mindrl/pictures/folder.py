@@ -44,7 +44,7 @@ class PictureFolder:
         number = picture_number(content)
         if number not in self._recent:
             self._remember(number, self._opened(content))
-        file = self._file(number)
+        file = self.file_of(number)
         if not file.is_file() or picture_number(file.read_bytes()) != number:
             with output_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class PictureFolder:
         if (known := self._recent.get(number)) is not None:
             self._recent.move_to_end(number)
             return known
-        file = self._file(number)
+        file = self.file_of(number)
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -80,7 +80,8 @@ class PictureFolder:
             raise DataError(f"picture {file.resolve()}: {error}") from error
         return self._recent[number]
 
-    def _file(self, number: int) -> Path:
+    def file_of(self, number: int) -> Path:
+        """Return the file of a picture."""
         return self.path / picture_name(number)
 
     def _opened(self, content: bytes) -> Image.Image:

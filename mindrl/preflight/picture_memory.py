@@ -47,9 +47,12 @@ def picture_tokens(plan: RunPlan, part: VisionPart) -> int:
     """Return the most tokens of pictures in a sequence."""
     images, side = plan.config.data_config.images, part.sizes.patch * part.sizes.merge
     of_pictures = images.max_per_prompt * -(-images.max_pixels // side**2)
-    rl, training = plan.config.rl_config, plan.config.megatron_training
+    config = plan.config
+    if config.environment_config is not None:
+        return min(of_pictures, _longest(plan))
     # Rows with answers are as long as a sequence may be.
-    longest = rl.max_prompt_length if plan.config.rolls_out else training.seq_length
+    rl, training = config.rl_config, config.megatron_training
+    longest = rl.max_prompt_length if config.rolls_out else training.seq_length
     return min(of_pictures, longest)
 
 

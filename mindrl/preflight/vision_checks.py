@@ -20,13 +20,10 @@ def vision_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) 
 
 def _sections(config: RunConfig) -> Iterator[Finding]:
     need = "is not supported with a model that reads pictures; remove the section"
-    for name in (
-        "environment_config",
-        "critic_config",
-        "reward_config",
-    ):
+    for name in ("critic_config", "reward_config"):
         if config.value_of(name) is not None:
             yield Finding(f"{name} {need}", name)
+    yield from _turns(config)
     section = config.preference_config
     if section is not None and section.trains_rewards:
         need = "trains a reward model, which is not supported with pictures"
@@ -42,6 +39,18 @@ def _sections(config: RunConfig) -> Iterator[Finding]:
         yield broken(
             "generate_config.backend", config.generate_config.backend, need, ROLLOUT_BACKEND
         )
+
+
+def _turns(config: RunConfig) -> Iterator[Finding]:
+    environment = config.environment_config
+    if environment is None:
+        return
+    if environment.agent is not None:
+        need = "must be null with a model that reads pictures: agents send text"
+        yield broken("environment_config.agent", environment.agent, need, None)
+    if environment.history != "kept":
+        need = "must be kept with a model that reads pictures: a new rendering would lack them"
+        yield broken("environment_config.history", environment.history, need, "kept")
 
 
 def _blind_roles(config: RunConfig, models: Mapping[Role, ModelDescription]) -> Iterator[Finding]:

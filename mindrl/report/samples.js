@@ -61,7 +61,7 @@
     return make("pre", {}, coloured(shownParts(row.tokens), values, largest(values), shading));
   }
 
-  const ENDINGS = { done: "the environment ended it", turns: "it had its last turn", turn_tokens: "a turn reached its most tokens", tokens: "no tokens were left", failed: "its environment failed" };
+  const ENDINGS = { done: "the environment ended it", turns: "it had its last turn", turn_tokens: "a turn reached its most tokens", tokens: "no tokens were left", pictures: "no pictures were left", failed: "its environment failed" };
   const piecesOf = (row) => row.conversation?.pieces ?? [];
   const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -76,7 +76,7 @@
       const facts = [plural(piece.tokens, "token"), piece.masked && "not trained on", piece.calls && plural(piece.calls, "call"), piece.reward !== undefined && `reward ${number(piece.reward, 3)}`, piece.seconds !== undefined && `answered in ${number(piece.seconds, 3)} s`];
       const body = values && isWritten ? make("pre", {}, coloured(tokens.slice(start, at), values.slice(start, at), largest(values), shading)) : make("pre", {}, piece.text);
       const head = make("div", { class: "facts" }, make("strong", {}, isWritten ? `turn ${turns}` : piece.by), ` ${facts.filter(Boolean).join(", ")}`);
-      return make("li", { class: piece.masked ? "masked" : "written" }, head, body);
+      return make("li", { class: piece.masked ? "masked" : "written" }, head, body, pictures(piece));
     });
     const ending = row.conversation.ending;
     return [make("ol", { class: "pieces" }, shownPieces), make("div", { class: "facts ending" }, `ended: ${ENDINGS[ending] ?? ending}`)];

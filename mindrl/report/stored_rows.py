@@ -104,10 +104,13 @@ def _row_of(stored: Mapping[str, Any], pieces: Pieces | None) -> Line:
     parts = {
         name.removeprefix(_PART): value for name, value in stored.items() if name.startswith(_PART)
     }
-    if stored.get("image_numbers"):
-        row["pictures"] = [picture_name(number) for number in stored["image_numbers"]]
     if stored.get("conversation") is not None:
         texts["conversation"] = shortened(json.loads(stored["conversation"]))
+    if stored.get("image_numbers"):
+        # Those of the prompt come first.
+        given = sum(len(each.get("pictures", ())) for each in pieces_of(texts))
+        numbers = stored["image_numbers"]
+        row["pictures"] = [picture_name(number) for number in numbers[: len(numbers) - given]]
     token_ids = stored["response_token_ids"]
     count = sum(stored["written"]) if "written" in stored else len(token_ids)
     row |= {"kind": "step", "parts": parts, "response_tokens": count, **texts}
@@ -135,13 +138,18 @@ def shortened(value: Any, most: int = MOST_CHARACTERS) -> Any:
 def texts_of(row: Line) -> Iterator[str]:
     """Yield all texts of a sample."""
     yield from (value for value in row.values() if isinstance(value, str))
-    yield from (piece["text"] for piece in _pieces(row.get("conversation")))
+    yield from (piece["text"] for piece in pieces_of(row))
 
 
 def searched_texts(row: Line) -> Iterator[str]:
     """Yield the texts of a sample in which a reader searches for words."""
     yield from (row["prompt"], row["response"])
-    yield from (piece["text"] for piece in _pieces(row.get("conversation")))
+    yield from (piece["text"] for piece in pieces_of(row))
+
+
+def pieces_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the pieces of the conversation of a sample; empty if it has none."""
+    return _pieces(row.get("conversation"))
 
 
 def _pieces(value: Any) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mindrl.observability.regular_files import read_regular
 from mindrl.report.run_record import Line
+from mindrl.report.stored_rows import pieces_of
 
 MOST_BYTES = 4 << 20
 """Maximum total bytes of the addresses of a page, or of an answer of its server."""
@@ -22,7 +23,8 @@ def thumbnails_of(run: Path, rows: Iterable[Line]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     left = MOST_BYTES
-    for name in dict.fromkeys(name for row in rows for name in picture_names(row)):
+    shown = (part for row in rows for part in (row, *pieces_of(row)))
+    for name in dict.fromkeys(name for part in shown for name in picture_names(part)):
         try:
             content = read_regular(run / "pictures" / f"{name}.png")
         except OSError:
@@ -38,7 +40,7 @@ def thumbnails_of(run: Path, rows: Iterable[Line]) -> dict[str, str]:
 
 
 def picture_names(row: Line) -> list[str]:
-    """Return the names of a sample's pictures, in order."""
+    """Return the names of the pictures of a sample's prompt, or of a piece of a conversation."""
     given = row.get("pictures")
     names = given if isinstance(given, list) else []
     return [each for each in names if isinstance(each, str) and _NAME.fullmatch(each)]

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from mindrl.batch.conversations import Dialogue, MessageRole
+from mindrl.batch.prompts import PlacedImage, Prompt
 from mindrl.data.turn_template import TurnTemplate
+from mindrl.observability.picture_names import picture_name
 from mindrl.observability.samples import ConversationPiece, SampledConversation
 
 
@@ -21,19 +23,19 @@ class ShownConversations:
         """Return for each row whether its environment has failed."""
         return [each.ending == "failed" for each in self.dialogues]
 
-    def sampled(
-        self, row: int, prompt_ids: Sequence[int], tokens: list[int]
-    ) -> SampledConversation:
+    def sampled(self, row: int, prompt: Prompt, tokens: list[int]) -> SampledConversation:
         """Return a row, given the prompt of its data row and all tokens after its own prompt."""
         dialogue = self.dialogues[row]
-        begins = _added(prompt_ids, dialogue.prompt_ids)
-        pieces = [self._given("user", begins, begins)] if begins else []
+        begins, asked = _added(prompt.token_ids, dialogue.prompt_ids), len(dialogue.prompt_ids)
+        shown = [each for each in dialogue.images[len(prompt.images) :] if each.first < asked]
+        pieces = [self._given("user", begins, begins, shown)] if begins else []
         pieces += self._pieces(dialogue, tokens)
         return SampledConversation(ending=dialogue.ending or "", pieces=pieces)
 
     def _pieces(self, dialogue: Dialogue, tokens: list[int]) -> Iterator[ConversationPiece]:
         restarts = {each.start for each in dialogue.restarts}
         starts = [turn.start for turn in dialogue.turns[1:]] + [dialogue.next_start]
+        asked = len(dialogue.prompt_ids)
         for turn, next_start in zip(dialogue.turns, starts, strict=False):
             written = tokens[turn.start : turn.end]
             yield ConversationPiece(
@@ -50,14 +52,26 @@ class ShownConversations:
                 role, text = turn.messages[0][0], "\n".join(text for _, text in turn.messages)
                 yield ConversationPiece(by=role, text=text, tokens=len(given), masked=True)
             elif turn.role is not None and given:
-                yield self._given(turn.role, given, self.template.content(turn.role, given))
+                places = range(asked + turn.end, asked + next_start)
+                shown = [each for each in dialogue.images if each.first in places]
+                yield self._given(turn.role, given, self.template.content(turn.role, given), shown)
         if rest := tokens[dialogue.next_start :]:
             text = self.decode(rest)
             yield ConversationPiece(by="policy", text=text, tokens=len(rest), masked=False)
 
-    def _given(self, role: MessageRole, tokens: list[int], content: list[int]) -> ConversationPiece:
+    def _given(
+        self,
+        role: MessageRole,
+        tokens: list[int],
+        content: list[int],
+        shown: Sequence[PlacedImage],
+    ) -> ConversationPiece:
         return ConversationPiece(
-            by=role, text=self.decode(content), tokens=len(tokens), masked=True
+            by=role,
+            text=self.decode(content),
+            tokens=len(tokens),
+            masked=True,
+            pictures=tuple(picture_name(each.number) for each in shown) or None,
         )
 
 

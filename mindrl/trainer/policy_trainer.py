@@ -122,7 +122,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             return ReceivedTurns(**shared)
         if isinstance(host, AgentHost):
             return AgentTurns(host=host, **shared)
-        return EnvironmentTurns(host=host, **shared)
+        return EnvironmentTurns(host=host, images=self.data.images, **shared)
 
     def state(self) -> dict[str, object]:
         """Return the state, besides the models, for continuing after this step."""

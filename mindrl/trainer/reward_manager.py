@@ -121,7 +121,7 @@ class RatedBatch:
         if self.conversations is None:
             return None
         rollouts = self.rollouts.rows(self.rollouts.conversations().index() == row)
-        asked = self.prompts[int(rollouts.group_B[0])].token_ids
+        asked = self.prompts[int(rollouts.group_B[0])]
         tokens = rollouts.tokens_BT[rollouts.after_prompts()].tolist()
         return self.conversations.sampled(row, asked, tokens)
 

@@ -309,7 +309,9 @@ class RunLog:
         self.keep("thumbnails", lambda: self.show_pictures(names))
 
     def _show_pictures(self, samples: Sequence[Sample]) -> None:
-        self.keep_thumbnails([name for sample in samples for name in sample.pictures])
+        talks = [each.conversation for each in samples]
+        given = [name for talk in talks if talk is not None for name in talk.pictures]
+        self.keep_thumbnails([*(name for each in samples for name in each.pictures), *given])
 
     def _answers_to(self, name: str) -> SampleLog:
         if name not in self.eval_sets:

@@ -42,20 +42,7 @@ def life_of_an_engine(
 ) -> EngineLife:
     """Start an engine without weights, and let it answer the prompts of rows."""
     first, later = folders
-    engine = VllmEngine(
-        EngineModel(folder=str(first), whole=tensor_shapes(str(first)), images=images),
-        GenerateConfig(
-            dtype="float32",
-            max_num_seqs=8,
-            max_model_len=128,
-            max_num_batched_tokens=256,
-            enable_prefix_caching=True,
-        ),
-        PLATFORMS["cpu"],
-        kv_cache_bytes=8 << 20,
-        seed=3,
-        timeout_seconds=540,
-    )
+    engine = _started(first, images)
     encoded = _counted(engine)
     towers: list[int] = []
 
@@ -94,6 +81,34 @@ def life_of_an_engine(
         towers=towers,
         cached_bytes=cached_bytes,
         refused=refused,
+    )
+
+
+def answered(
+    folder: Path, images: ImageConfig, requests: Sequence[Request], sampling: Sampling
+) -> Responses:
+    """Start an engine with the weights of a folder, and let it answer requests."""
+    engine = _started(folder, images)
+    _load(engine, folder)
+    engine.begin(requests, sampling)
+    engine.advance(1000)
+    return engine.take_back()
+
+
+def _started(folder: Path, images: ImageConfig) -> VllmEngine:
+    return VllmEngine(
+        EngineModel(folder=str(folder), whole=tensor_shapes(str(folder)), images=images),
+        GenerateConfig(
+            dtype="float32",
+            max_num_seqs=8,
+            max_model_len=128,
+            max_num_batched_tokens=256,
+            enable_prefix_caching=True,
+        ),
+        PLATFORMS["cpu"],
+        kv_cache_bytes=8 << 20,
+        seed=3,
+        timeout_seconds=540,
     )
 
 

@@ -259,7 +259,7 @@ class VllmEngine:
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Start requests: see `RolloutEngine`."""
         self._must_be_awake()
-        pictures = None if self._pictures is None else self._pictures.prompt
+        pictures = None if self._pictures is None else self._pictures.request
         ended = None
         if self._routes is not None:
             # Names of requests are used again.

@@ -1,6 +1,7 @@
 """Pictures in prompts of vLLM: one placeholder for each goes in, and the engine makes its tokens.
 
-vLLM expands the placeholders of a prompt, also those of ids that are expanded already. It
+vLLM expands the placeholders of a prompt, also those of ids that are expanded already, and knows
+them by their token alone, which the policy may have drawn before a later picture. It
 caches the features of a picture by its content, and does not drop them when the weights change.
 """
 
@@ -14,10 +15,12 @@ from vllm.config import set_current_vllm_config
 from mindrl.batch.prompts import PlacedImage
 from mindrl.config.images import ImageConfig
 from mindrl.pictures.folder import PictureFolder
-from mindrl.rollout.vllm.placeholders import with_placeholders
+from mindrl.rollout.vllm.placeholders import drawn_places, with_placeholders
 
 _PROCESSOR_CACHE_GIB = 0.1
 """Memory for processed pictures; vLLM's default is 4 GiB for each engine."""
+_INERT = 0
+"""A token of text."""
 
 
 class EnginePictures:
@@ -43,6 +46,27 @@ class EnginePictures:
             prompt_token_ids=with_placeholders(token_ids, images),
             multi_modal_data={"image": pictures},
         )
+
+    def request(
+        self, engine: Any, token_ids: Sequence[int], images: Sequence[PlacedImage]
+    ) -> TokensPrompt | Mapping[str, Any]:
+        """Return the prompt of a request, whose tokens may be drawn ones.
+
+        An image token that was drawn before a picture is another one while `engine`, an LLMEngine,
+        expands the placeholders.
+        """
+        image_token = engine.model_config.hf_config.image_token_id
+        drawn = drawn_places(token_ids, images, image_token)
+        if not drawn:
+            return self.prompt(token_ids, images)
+        inert = [*token_ids]
+        for place in drawn:
+            inert[place] = _INERT
+        (rendered,) = engine.renderer.render_cmpl([self.prompt(inert, images)])
+        expanded = [*rendered["prompt_token_ids"]]
+        for place in drawn:
+            expanded[place] = image_token
+        return {**rendered, "prompt_token_ids": expanded}
 
     def forget(self, llm: LLM) -> None:
         """Drop features that older weights made, and renew what no weight file has.

@@ -13,6 +13,15 @@ def with_placeholders(token_ids: Sequence[int], images: Sequence[PlacedImage]) -
     return [token for place, token in enumerate(token_ids) if place not in left_out]
 
 
+def drawn_places(
+    token_ids: Sequence[int], images: Sequence[PlacedImage], image_token: int
+) -> list[int]:
+    """Return the places before the last picture at which the policy has drawn the image token."""
+    shown = {place for each in images for place in range(each.first, each.first + each.tokens)}
+    before = enumerate(token_ids[: max(shown, default=0)])
+    return [place for place, token in before if token == image_token and place not in shown]
+
+
 def require_same(found: Sequence[int] | None, token_ids: Sequence[int]) -> None:
     """Compare the prompt that the engine has read with the one that is trained on.
 

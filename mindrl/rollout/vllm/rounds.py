@@ -1,6 +1,6 @@
 """Responses sampled in rounds of engine steps, which may stop before they are complete."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm import SamplingParams, TokensPrompt
@@ -12,7 +12,8 @@ from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.parameters import vllm_parameters
 from mindrl.rollout.vllm.placeholders import require_same
 
-MakePrompt = Callable[[Sequence[int], Sequence[PlacedImage]], TokensPrompt]
+MakePrompt = Callable[[Any, Sequence[int], Sequence[PlacedImage]], TokensPrompt | Mapping[str, Any]]
+"""Returns a prompt with pictures for an LLMEngine."""
 
 
 class Rounds:
@@ -51,10 +52,12 @@ class Rounds:
             params = SamplingParams(**values)
             # Otherwise each step copies all tokens of all responses.
             params.output_kind = RequestOutputKind.DELTA
-            name, prompt = f"round-{place}", TokensPrompt(prompt_token_ids=[*request.token_ids])
+            name = f"round-{place}"
+            prompt: TokensPrompt | Mapping[str, Any]
+            prompt = TokensPrompt(prompt_token_ids=[*request.token_ids])
             if request.images:
                 assert self.prompt_of is not None, "validated: the model reads pictures"
-                prompt = self.prompt_of(request.token_ids, request.images)
+                prompt = self.prompt_of(self.engine, request.token_ids, request.images)
                 self.expanded[place] = request.token_ids
             self.engine.add_request(name, prompt, params)
             self.open[name] = place

@@ -13,6 +13,7 @@ _ENDINGS: Mapping[ConversationEnding, str] = {
     "turns": "turns/ended_turns",
     "turn_tokens": "turns/ended_turn_tokens",
     "tokens": "turns/ended_tokens",
+    "pictures": "turns/ended_pictures",
     "failed": "turns/ended_failed",
 }
 """Metrics of the fraction of conversations with each ending."""

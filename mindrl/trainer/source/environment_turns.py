@@ -3,8 +3,9 @@
 Shapes: N tokens of a response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from mindrl.batch.conversations import (
     ConversationEnding,
@@ -13,12 +14,28 @@ from mindrl.batch.conversations import (
     Restart,
     Turn,
 )
-from mindrl.batch.prompts import Prompt
+from mindrl.batch.prompts import PlacedImage, Prompt
+from mindrl.data.row_images import KeptImage, RowImages
 from mindrl.environments.host import EnvironmentHost, Key
-from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Opening
+from mindrl.environments.messages import (
+    Action,
+    EnvironmentAnswer,
+    EnvironmentMessage,
+    Failed,
+    GivenPicture,
+    Opening,
+)
 from mindrl.environments.tool_calls import TOOL_FORMATS
+from mindrl.errors import DataError
 from mindrl.trainer.source.group import OpenSequence
 from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue_of, with_given
+
+
+class _Following(NamedTuple):
+    """What follows a turn of the policy in its sequence."""
+
+    token_ids: Sequence[int]
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -26,6 +43,8 @@ class EnvironmentTurns(ConversationTurns):
     """The environments of a pool's conversations."""
 
     host: EnvironmentHost
+    images: RowImages | None = None
+    """What keeps the pictures of environments. None for a model of text."""
     failed_in_turn: dict[ResponseKey, Failed] = field(default_factory=dict, init=False)
     """Conversations whose environment has failed while the policy has the turn."""
 
@@ -43,14 +62,14 @@ class EnvironmentTurns(ConversationTurns):
         """
         conversation, key = dialogue_of(sequence), Key(self.owner, *row)
         if not conversation.prompt_ids:
-            self.host.begin(key, seed, _row(prompt))
+            self.host.begin(key, seed, self._row(prompt))
             self.waiting.add(row)
             return
         past = [
             (self._action(sequence, turn.start, turn.end), turn.answer)
             for turn in conversation.turns
         ]
-        self.host.begin(key, seed, _row(prompt), past)
+        self.host.begin(key, seed, self._row(prompt), past)
         if sequence.finished and len(sequence.tokens_N) > conversation.next_start:
             # The turn had no answer when the run was saved.
             self.drawn(row, sequence, prompt)
@@ -102,26 +121,52 @@ class EnvironmentTurns(ConversationTurns):
         answer: Opening | EnvironmentAnswer | Failed,
     ) -> OpenSequence:
         """Add what an environment has answered; the policy has the next turn unless it ends."""
-        conversation = dialogue_of(sequence)
-        if isinstance(answer, Opening):
-            prompt_ids = self._prompt_ids(prompt, answer)
-            if len(prompt_ids) > self.longest_prompt:
-                answer = Failed(
-                    reason=f"it begins with {len(prompt_ids)} tokens; "
-                    f"rl_config.max_prompt_length={self.longest_prompt}"
-                )
-            else:
-                conversation = replace(conversation, prompt_ids=prompt_ids, opening=answer.text)
-                return replace(sequence, conversation=conversation)
-        if isinstance(answer, Failed):
-            self.host.end(Key(self.owner, *row))
-            return self._failed(sequence, answer.reason)
-        return self._with_turn(row, sequence, prompt, answer)
+        try:
+            if isinstance(answer, Opening):
+                return replace(sequence, conversation=self._opened(sequence, prompt, answer))
+            if isinstance(answer, EnvironmentAnswer):
+                return self._with_turn(row, sequence, prompt, answer)
+            reason = answer.reason
+        except DataError as error:
+            reason = str(error)
+        self.host.end(Key(self.owner, *row))
+        return self._failed(sequence, reason)
 
     def lost_processes(self) -> int:
         """Return the number of lost processes since the last look."""
         found, self.host.lost = self.host.lost, 0
         return found
+
+    def _opened(self, sequence: OpenSequence, prompt: Prompt, opening: Opening) -> Dialogue:
+        """Return a conversation with its own prompt.
+
+        Raises:
+            DataError: The prompt is too long, or a picture is refused.
+        """
+        conversation = dialogue_of(sequence)
+        own = _Following(prompt.token_ids, prompt.images)
+        if opening.text is not None:
+            assert prompt.row is not None, "rows are read for environments"
+            shown = [KeptImage(each.number, each.tokens) for each in prompt.images]
+            if self._is_over(len(shown), len(opening.pictures)):
+                count = len(shown) + len(opening.pictures)
+                need = "more than data_config.images.max_per_prompt allows"
+                raise DataError(f"it begins with {count} pictures, {need}")
+            shown += self._kept(opening.pictures)
+            messages, tools = prompt.row.messages, prompt.row.tools
+            rendered = self.template.opening(messages, opening.pieces, tools)
+            own = self._placed(rendered, shown, 0)
+        if len(own.token_ids) > self.longest_prompt:
+            raise DataError(
+                f"it begins with {len(own.token_ids)} tokens; "
+                f"rl_config.max_prompt_length={self.longest_prompt}"
+            )
+        return replace(
+            conversation,
+            prompt_ids=tuple(own.token_ids),
+            images=own.images,
+            opening=opening.text,
+        )
 
     def _with_turn(
         self,
@@ -142,10 +187,11 @@ class EnvironmentTurns(ConversationTurns):
             role=answer.messages[0].role if answer.messages else None,
             seconds=answer.seconds,
         )
-        given, ending = list[int](), self._ending(sequence, answer)
+        given: Sequence[int] = ()
+        ending = self._ending(sequence, answer)
         ended = conversation.with_turn(turn, length, ending)
         if ending is None:
-            given, ended = self._continued(sequence, ended, prompt, self._messages(answer))
+            given, ended = self._continued(sequence, ended, prompt, answer.messages)
         if ended.ending is not None:
             self.host.end(Key(self.owner, *row))
         more = with_given(sequence, given, finished=ended.ending in {"done", "turns"})
@@ -159,7 +205,10 @@ class EnvironmentTurns(ConversationTurns):
         is_ended_otherwise = template.is_kept and int(sequence.tokens_N[-1]) != template.end
         if answer.done or not answer.messages or is_ended_otherwise:
             return "done"
-        return "turns" if len(conversation.turns) + 1 == self.config.max_turns else None
+        if len(conversation.turns) + 1 == self.config.max_turns:
+            return "turns"
+        given = sum(len(message.pictures) for message in answer.messages)
+        return "pictures" if self._is_over(len(conversation.images), given) else None
 
     def _messages(self, answer: EnvironmentAnswer) -> tuple[tuple[MessageRole, str], ...]:
         return tuple((message.role, message.text) for message in answer.messages)
@@ -169,16 +218,17 @@ class EnvironmentTurns(ConversationTurns):
         sequence: OpenSequence,
         conversation: Dialogue,
         prompt: Prompt,
-        messages: Sequence[tuple[MessageRole, str]],
-    ) -> tuple[list[int], Dialogue]:
+        messages: Sequence[EnvironmentMessage],
+    ) -> tuple[Sequence[int], Dialogue]:
         """Return the token ids that follow the last turn, and the conversation with them."""
         length = len(sequence.tokens_N)
         follows = self._following(sequence, conversation, prompt, messages)
         if isinstance(follows, Restart):
             if len(follows.prompt_ids) < self.longest_prompt + self.longest:
                 return [], replace(conversation, restarts=(*conversation.restarts, follows))
-        elif length + len(follows) < self.longest:
-            return follows, replace(conversation, next_start=length + len(follows))
+        elif (end := length + len(follows.token_ids)) < self.longest:
+            images = (*conversation.images, *follows.images)
+            return follows.token_ids, replace(conversation, next_start=end, images=images)
         return [], replace(conversation, ending="tokens")
 
     def _following(
@@ -186,22 +236,27 @@ class EnvironmentTurns(ConversationTurns):
         sequence: OpenSequence,
         conversation: Dialogue,
         prompt: Prompt,
-        messages: Sequence[tuple[MessageRole, str]],
-    ) -> list[int] | Restart:
-        """Return the token ids of messages, or a new prompt if the template rewrites the past."""
-        template, given = self.template, None
-        if messages[0][0] in template.pieces:
-            given = template.after_turn(messages, self.config.max_result_tokens)
+        messages: Sequence[EnvironmentMessage],
+    ) -> _Following | Restart:
+        """Return the tokens of messages, or a new prompt if the template rewrites the past.
+
+        Raises:
+            DataError: A picture is refused.
+        """
+        template, given, length = self.template, None, len(sequence.tokens_N)
+        kept = self._kept([picture for each in messages for picture in each.pictures])
+        if messages[0].role in template.pieces:
+            texts = [(each.role, each.pieces) for each in messages]
+            given = template.after_turn(texts, self.config.max_result_tokens)
         if template.is_kept:
             assert given is not None, "validated: the template has the role"
-            return given
-        length = len(sequence.tokens_N)
+            return self._placed(given, kept, len(conversation.prompt_ids) + length)
         rendered = self._rendered(sequence, conversation, prompt)
         if given is not None:
             segment = conversation.segments(length)[-1]
             written = sequence.tokens_N[segment.start :].tolist()
             if template.is_same_text([*segment.prompt_ids, *written, *given], rendered):
-                return given
+                return _Following(given)
         return Restart(start=length, prompt_ids=tuple(rendered))
 
     def _rendered(
@@ -218,17 +273,42 @@ class EnvironmentTurns(ConversationTurns):
             prompt.row.messages, conversation.opening, turns, longest, prompt.row.tools
         )
 
+    def _row(self, prompt: Prompt) -> Mapping[str, object]:
+        assert prompt.row is not None, "rows are read for environments"
+        columns = {**prompt.row.columns}
+        return columns if self.images is None else self.images.as_paths(columns)
+
     def _action(self, sequence: OpenSequence, start: int, end: int) -> Action:
         text = self.decode(sequence.tokens_N[start:end].tolist())
         return Action(text=text, calls=TOOL_FORMATS[self.config.tool_format](text))
 
-    def _prompt_ids(self, prompt: Prompt, opening: Opening) -> tuple[int, ...]:
-        if opening.text is None:
-            return prompt.token_ids
-        assert prompt.row is not None, "rows are read for environments"
-        return tuple(self.template.opening(prompt.row.messages, opening.text, prompt.row.tools))
+    def _is_over(self, shown: int, given: int) -> bool:
+        """Return whether given pictures, next to those shown, are more than allowed."""
+        if self.images is None or not given:
+            return False
+        return shown + given > self.images.config.max_per_prompt
 
+    def _kept(self, pictures: Sequence[GivenPicture]) -> Sequence[KeptImage]:
+        """Keep the pictures of an answer.
 
-def _row(prompt: Prompt) -> dict[str, object]:
-    assert prompt.row is not None, "rows are read for environments"
-    return {**prompt.row.columns}
+        Raises:
+            DataError: One is refused.
+        """
+        if self.images is not None:
+            return self.images.keep_given([each.content for each in pictures])
+        if pictures:
+            need = "actor_config.load names a model without a vision tower"
+            raise DataError(f"it gave a picture, and {need}")
+        return ()
+
+    def _placed(
+        self, token_ids: Sequence[int], images: Sequence[KeptImage], first: int
+    ) -> _Following:
+        """Give each picture its tokens in token ids that begin at a position of their sequence."""
+        if self.images is None:
+            return _Following(token_ids)
+        # Their texts are inert: an image token is one of the template.
+        expanded, placed = self.images.placed("an answer of an environment", token_ids, images)
+        return _Following(
+            expanded, tuple(each._replace(first=first + each.first) for each in placed)
+        )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.conversations import Dialogue, ResponseSegment, Restart, Turn
+from mindrl.batch.prompts import PlacedImage, Prompt
 from mindrl.batch.rollouts import Turns
 
 
@@ -99,25 +100,25 @@ class OpenGroup:
         return replace(self, sequences=tuple(sequences))
 
 
-def segments_of(sequence: OpenSequence, prompt_ids: tuple[int, ...]) -> list[ResponseSegment]:
+def segments_of(sequence: OpenSequence, prompt: Prompt) -> list[ResponseSegment]:
     """Return the segments of a response, given the prompt of its group."""
     length = len(sequence.tokens_N)
     if sequence.conversation is None or not sequence.conversation.prompt_ids:
         # Without any of its own its environment has not begun.
-        return [ResponseSegment(prompt_ids, 0, length)]
+        return [ResponseSegment(prompt.token_ids, 0, length, prompt.images)]
     return sequence.conversation.segments(length)
 
 
-def sampled_prefixes(sequence: OpenSequence, prompt_ids: tuple[int, ...]) -> list[Tensor]:
+def sampled_prefixes(sequence: OpenSequence, prompt: Prompt) -> list[Tensor]:
     """Return the tokens of each segment of a response up to the last that the policy sampled.
 
-    None of a segment without such tokens; `prompt_ids` is the prompt of its group.
+    None of a segment without such tokens; `prompt` is the one of its group.
     """
     written_N = torch.ones_like(sequence.tokens_N, dtype=torch.bool)
     if sequence.conversation is not None:
         written_N = sequence.conversation.written(len(sequence.tokens_N))
     found = []
-    for each in segments_of(sequence, prompt_ids):
+    for each in segments_of(sequence, prompt):
         places = written_N[each.start : each.end].nonzero()
         if not len(places):
             found.append(torch.zeros(0, dtype=torch.int64))
@@ -210,6 +211,7 @@ def dialogue_of_json(values: Mapping[str, Any]) -> Dialogue:
         **{**values}
         | {
             "prompt_ids": tuple(values["prompt_ids"]),
+            "images": tuple(PlacedImage(*each) for each in values.get("images", ())),
             "turns": tuple(
                 Turn(**turn | {"messages": each})
                 for turn, each in zip(turns, messages, strict=True)

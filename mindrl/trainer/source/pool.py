@@ -127,14 +127,14 @@ class GroupPool:
             drawn = self.longest - self.turns.tokens_left(row, sequence)
             place = self.turns.place(sequence)
         prompt = self.prompt(row.group)
-        segment, sampled = segments_of(sequence, prompt.token_ids)[-1], 0
+        segment, sampled = segments_of(sequence, prompt)[-1], 0
         if self.has_routes:
-            sampled = len(sampled_prefixes(sequence, prompt.token_ids)[-1])
+            sampled = len(sampled_prefixes(sequence, prompt)[-1])
         return Request(
             token_ids=(*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist()),
             drawn=drawn,
             seed=self._seed(row, place),
-            images=prompt.images,
+            images=segment.images,
             sampled=sampled,
         )
 
@@ -197,7 +197,7 @@ class GroupPool:
         """
         rows = _rows(groups, with_failed=with_failed)
         sequences = [each for _, each in rows]
-        prompts = [prompt.token_ids for prompt in self.prompts_of(groups)]
+        prompts = self.prompts_of(groups)
         found = [
             (number, place, each.finished, segment)
             for number, (place, each) in enumerate(rows)
@@ -218,8 +218,7 @@ class GroupPool:
             [place for _, place, *_ in found],
             turns_of(sequences, numbers),
         )
-        placed = [prompt.images for prompt in self.prompts_of(groups)]
-        rollouts = rollouts.with_images([placed[place] for _, place, *_ in found])
+        rollouts = rollouts.with_images([segment.images for *_, segment in found])
         ages_N = step - torch.cat([each.steps_N for each in sequences])
         return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 
@@ -244,7 +243,7 @@ class GroupPool:
             content_key(prefix)
             for group, prompt in pairs
             for sequence in group.sequences
-            for prefix in sampled_prefixes(sequence, prompt.token_ids)
+            for prefix in sampled_prefixes(sequence, prompt)
             if len(prefix)
         }
         self.answering.workers.retain_routes(sorted(keys))

@@ -8,7 +8,13 @@ from games import Calculator, Guess, Gym, divide, slow_square
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.contract import environment_of
-from mindrl.environments.messages import Action, EnvironmentAnswer, EnvironmentMessage, ToolCall
+from mindrl.environments.messages import (
+    Action,
+    EnvironmentAnswer,
+    EnvironmentMessage,
+    Opening,
+    ToolCall,
+)
 from mindrl.environments.tool_calls import plain_json, tagged_json
 from mindrl.environments.tools import tool_schemas
 from mindrl.errors import ConfigError, EnvironmentFailedError
@@ -22,7 +28,7 @@ def call(name: str, **arguments: object) -> Action:
 
 def test_methods_and_functions_are_tools_and_the_reward_is_asked_at_the_end() -> None:
     environment = environment_of(Calculator, [divide, slow_square], {})
-    assert environment.reset({"question": "?"}) is None
+    assert environment.reset({"question": "?"}) == Opening()
     both = Action(text="", calls=(*call("add", a=2, b=3).calls, *call("divide", a=1, b=4).calls))
     results = [EnvironmentMessage(role="tool", text=text) for text in ("5", '{"quotient": 0.25}')]
     assert environment.step(both) == EnvironmentAnswer(messages=tuple(results))
@@ -99,7 +105,7 @@ def test_mistakes_of_the_policy_are_results_that_it_can_read() -> None:
 
 def test_the_five_values_of_gymnasium_are_a_text_game() -> None:
     environment = environment_of(Gym, [], {})
-    assert environment.reset({}) == "start"
+    assert environment.reset({}) == Opening(text="start")
     again = EnvironmentAnswer(
         messages=(EnvironmentMessage(role="user", text="end"),), reward=1.0, done=False
     )

@@ -325,7 +325,7 @@ def test_where_the_template_drops_thoughts_a_segment_begins_with_what_it_renders
     assert shown is not None
     (opening, *turns) = shown.sampled(
         0,
-        pool.prompts_of(groups)[0].token_ids,
+        pool.prompts_of(groups)[0],
         found.tokens_BT[:3][found.after_prompts()[:3]].tolist(),
     ).pieces
     assert (opening.by, opening.text) == ("user", "guess 5 to 99")

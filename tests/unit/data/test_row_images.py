@@ -98,6 +98,18 @@ def test_each_mark_becomes_the_tokens_of_its_picture(reader: Reader) -> None:
     assert short == reader.tokenizer.encode(prompt.text, add_special_tokens=False)
 
 
+def test_an_environment_reads_pictures_of_its_row_in_the_files_that_are_kept(
+    reader: Reader,
+) -> None:
+    columns = {"images": [{"bytes": png(WIDE), "path": None}, "tall.png"], "level": 2}
+    number, _ = reader.images.folder.keep(png(WIDE))
+    found = reader.images.as_paths(columns)
+    path = found["images"][0].pop("bytes")
+    assert found == {"images": [{"path": None}, "tall.png"], "level": 2}
+    assert Path(path) == reader.images.folder.file_of(number)
+    assert Path(path).read_bytes() == png(WIDE)
+
+
 def test_all_forms_of_a_picture_are_the_same_picture(reader: Reader) -> None:
     address = "data:image/png;base64," + base64.b64encode(png(WIDE)).decode()
     parts = [{"type": "image"}, {"type": "text", "text": "?"}]

@@ -7,8 +7,9 @@ from transformers import PreTrainedTokenizerFast
 
 from mindrl.data.inert_text import InertText
 from mindrl.data.turn_template import TurnTemplate
-from mindrl.errors import ModelError
+from mindrl.errors import DataError, ModelError
 from mindrl.tiny.chat_model import build_tokenizer
+from mindrl.tiny.vision.model import build_vision_tokenizer
 
 ASKED = {"role": "user", "content": "2+2=?"}
 WRITTEN = {"role": "assistant", "content": "four"}
@@ -89,6 +90,38 @@ def test_a_template_that_cannot_have_turns_is_refused(template: str, error: str)
     tokenizer = tokenizer_of(template)
     with pytest.raises(ModelError, match=error):
         TurnTemplate.of(tokenizer, [tokenizer.eos_token_id])
+
+
+NUMBERED = (
+    "{%- set seen = namespace(pictures=0) -%}"
+    "{%- for m in messages -%}{{- '<|im_start|>' + m['role'] + '\\n' -}}"
+    "{%- if m['content'] is string -%}{{- m['content'] -}}{%- else -%}"
+    "{%- for part in m['content'] -%}{%- if part['type'] == 'image' -%}"
+    "{%- set seen.pictures = seen.pictures + 1 -%}"
+    "{{- 'Picture ' ~ seen.pictures ~ ': <|image_pad|>' -}}"
+    "{%- else -%}{{- part['text'] -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""Writes a picture by its place."""
+
+
+@pytest.mark.parametrize(("template", "is_alike"), [(None, True), (NUMBERED, False)])
+def test_a_picture_is_shown_if_the_template_writes_it_alike_at_any_place(
+    template: str | None, is_alike: bool
+) -> None:
+    tokenizer = build_vision_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    turns = TurnTemplate.of(tokenizer, [tokenizer.eos_token_id], image_token=pad)
+    if is_alike:
+        given_ = turns.after_turn([("tool", ("a", "b" * 9, "c"))], longest=4)
+        one = "<|vision_start|><|image_pad|><|vision_end|>"
+        # Text beyond the limit is cut off, no picture is.
+        assert tokenizer.decode(given_).startswith(f"\n<|im_start|>tool\na{one}bbb{one}<|im_end|>")
+        return
+    with pytest.raises(DataError, match="writes no pictures in messages of role tool"):
+        turns.after_turn([("tool", ("a", "b"))], longest=4)
 
 
 TOKENIZER = build_tokenizer()

@@ -1,10 +1,14 @@
 """What users bring: TRL's classes and functions, and text games."""
 
 import json
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from galleries import drawn, look
 from games import Calculator, Guess, Gym, divide, slow_square
+from PIL import Image
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.contract import environment_of
@@ -156,3 +160,34 @@ def test_a_game_that_answers_in_another_form_is_named() -> None:
     environment.reset({})
     with pytest.raises(TypeError, match=r"need \(observation, reward, done\)"):
         environment.step(Action(text="1"))
+
+
+def test_content_blocks_are_text_and_the_files_of_pictures() -> None:
+    environment = environment_of(None, [look], {})
+    (message,) = environment.step(call("look", what="two")).messages
+    assert message.text == "a <|image_pad|><image>"
+    assert message.pieces == ("a ", "<|image_pad|><image>", "")
+    first, second = (Image.open(BytesIO(each.content)) for each in message.pictures)
+    # A PIL picture is sent without loss, a file as it is.
+    assert (first.format, second.format) == ("PNG", "JPEG")
+    assert first.tobytes() == drawn((84, 56), 1).tobytes()
+    answer = EnvironmentAnswer(messages=(message,))
+    again = EnvironmentAnswer.of_json(json.loads(json.dumps(answer.to_json())))
+    assert again == answer
+    other = replace(message, pictures=(replace(message.pictures[0], at=1), message.pictures[1]))
+    assert EnvironmentAnswer(messages=(other,)).fingerprint() != answer.fingerprint()
+    # The fingerprint of text is that of checkpoints from before.
+    text = EnvironmentAnswer(messages=(EnvironmentMessage(role="tool", text="5"),))
+    assert text.to_json()["messages"] == [{"role": "tool", "text": "5"}]
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [1, 2], [{"type": "text"}], [{"type": "image", "url": "a.png"}], [{"a": 1}]]
+)
+def test_other_lists_are_json(rows: list[object]) -> None:
+    def table() -> list[object]:
+        """Return rows."""
+        return rows
+
+    (message,) = environment_of(None, [table], {}).step(call("table")).messages
+    assert json.loads(message.text) == rows

@@ -14,6 +14,7 @@ from mindrl.memory.schedule import Phase
 from mindrl.preflight.activation_estimates import activation_estimates
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.model_checks import describe_models, model_findings
+from mindrl.preflight.picture_memory import picture_tokens
 from mindrl.preflight.run_shardings import RunShardings, unordered_plan, unordered_shardings
 from mindrl.preflight.vision_checks import vision_findings
 from mindrl.tiny.vision.model import build_vision_model, build_vision_tokenizer
@@ -57,8 +58,12 @@ def test_parts_of_a_run_that_would_not_see_pictures_are_refused_by_name(
     blind, reads = str(random_model_of("stablelm")), {"rl_config.init_kl_coef": 0.1}
     (of_reference,) = found(run_config(seeing, FSDP | reads | {"ref_config.load": blind}))
     assert of_reference.startswith(f"ref_config.load={blind} has no vision tower")
-    (of_turns,) = found(run_config(seeing, FSDP | {"environment_config.max_turns": 2}))
-    assert of_turns.startswith("environment_config is not supported with a model that reads")
+    turns = FSDP | {"environment_config.tools": ["tools.py:look"]}
+    assert not found(run_config(seeing, turns))
+    (of_history,) = found(run_config(seeing, turns | {"environment_config.history": "rendered"}))
+    assert of_history.startswith("environment_config.history=rendered must be kept with a model")
+    (of_agent,) = found(run_config(seeing, FSDP | {"environment_config.agent": "agents.py:solve"}))
+    assert of_agent.startswith("environment_config.agent=agents.py:solve must be null with a model")
     (of_job,) = found(run_config(seeing, FSDP | {"spool_config.job": "train"}))
     assert of_job.startswith("spool_config.job=train must be null")
     (of_rewards,) = found(run_config(seeing, FSDP | {"preference_config.loss": "bradley_terry"}))
@@ -115,6 +120,21 @@ def test_pictures_are_planned_on_the_host_in_the_engine_and_in_the_tower(
     of_tower = 4 * tokens * (2 * layer + 4 * 64 * 4 + 3 * 2 * 14**2 * 5)
     assert learned[Phase.TRAIN] - kept[Phase.TRAIN] == of_tower
     assert learned[Phase.FORWARD] == kept[Phase.FORWARD]
+
+
+def test_pictures_of_an_environment_are_planned_anywhere_in_a_sequence(
+    seeing: Path, run_config: MakeConfig
+) -> None:
+    """Prompts have 32 tokens of 48; with an environment all 48 may be those of pictures."""
+    found = {}
+    for name, keys in (("prompt", {}), ("turns", {"environment_config.tools": ["tools.py:look"]})):
+        config = run_config(seeing, FSDP | keys)
+        plan = unordered_plan(config, describe_models(config)[0])
+        part = plan.models["actor"].other
+        assert part is not None
+        assert part.vision is not None
+        found[name] = picture_tokens(plan, part.vision)
+    assert found == {"prompt": 32, "turns": 48}
 
 
 def test_runs_without_a_tower_plan_no_pictures(

@@ -9,7 +9,7 @@ from mindrl.tiny.vision.squares import MOST_SQUARES, QUESTION, draw_squares
 class SquareGame:
     """Pays for the second answer: the number of squares that it has drawn."""
 
-    def reset(self, **row: object) -> None:
+    def reset(self, **_: object) -> None:
         self.count = 0
 
     def step(self, text: str) -> tuple[list[dict[str, Any]] | str, float, bool]:

@@ -10,6 +10,7 @@ from PIL import Image
 NAMES = (
     *("one", "two", "no picture", "a number", "no text", "a broken one", "an empty one"),
     *("a huge one", "a long one", "an animated one", "a program", "a large file"),
+    "a very large file",
 )
 """What can be shown."""
 Blocks = list[dict[str, Any]]
@@ -49,6 +50,7 @@ def shown(what: str) -> Blocks:
         ),
         "a program": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n" + TAIL,
         "a large file": random.Random(1).randbytes(70_000),
+        "a very large file": random.Random(1).randbytes(3_000_000),
     }
     match what:
         case "one":

@@ -11,6 +11,7 @@ from games import Calculator, Guess, Gym, divide, slow_square
 from PIL import Image
 
 from mindrl.config.environment import EnvironmentConfig
+from mindrl.environments.content_blocks import read_blocks
 from mindrl.environments.contract import environment_of
 from mindrl.environments.messages import (
     Action,
@@ -179,6 +180,21 @@ def test_content_blocks_are_text_and_the_files_of_pictures() -> None:
     # The fingerprint of text is that of checkpoints from before.
     text = EnvironmentAnswer(messages=(EnvironmentMessage(role="tool", text="5"),))
     assert text.to_json()["messages"] == [{"role": "tool", "text": "5"}]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "HSV", "I;16"])
+def test_a_picture_of_any_mode_is_sent_as_a_png_file(mode: str) -> None:
+    picture = drawn((30, 20), 3).convert("I" if mode == "I;16" else mode).convert(mode)
+    _, (given,) = read_blocks([{"type": "image", "image": picture}])
+    sent = Image.open(BytesIO(given.content))
+    assert (sent.format, sent.size) == ("PNG", (30, 20))
+    kept = "RGB" if mode in ("CMYK", "YCbCr", "HSV") else mode
+    assert (sent.mode, sent.tobytes()) == (kept, picture.convert(kept).tobytes())
+
+
+def test_a_picture_that_no_file_can_hold_is_an_error_of_the_environment() -> None:
+    with pytest.raises(EnvironmentFailedError, match=r"cannot be written as PNG: .* mode F"):
+        read_blocks([{"type": "image", "image": Image.new("F", (8, 8))}])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ Megatron-core and Ray take to import.
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -102,9 +103,10 @@ def _run(
     importlib.invalidate_caches()
     code, *rest = arguments
     sys.argv = ["-c", *rest]
-    status = 1
+    program, status = os.memfd_create("program"), 1
+    os.write(program, code.encode())
     try:
-        exec(code, {"__name__": "__main__"})  # noqa: S102 - the program of the caller
+        runpy.run_path(f"/proc/self/fd/{program}", run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

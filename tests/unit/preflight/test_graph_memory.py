@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from test_memory_plan import MIB, plan_of
 
+from mindrl.preflight.memory_plan import too_small
+
 GRAPHS = 11 * 28 * MIB
 """1 MiB for each of 28 layers in graphs of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128 sequences."""
 EAGER = ("generate_config.enforce_eager=true", "generate_config.cudagraph_capture_sizes=null")
@@ -35,4 +37,6 @@ def test_graphs_are_on_the_device_at_all_times_and_take_from_the_kv_cache(
     assert memory.needed_bytes == memory.peak_bytes + nbytes
     tight = replace(memory, capacity_bytes=memory.needed_bytes)
     assert tight.fits
-    assert not replace(tight, graphs=nbytes + 1).fits
+    more = replace(tight, graphs=nbytes + MIB)
+    assert not more.fits
+    assert f"', {nbytes / MIB + 1:,.1f} MiB of them for graphs, and the device" in too_small(more)

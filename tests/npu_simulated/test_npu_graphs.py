@@ -13,7 +13,7 @@ import torch
 from engine_messages import EngineCase, GraphLife
 from simulated import SimulatedNpus
 from test_npu_engine import MIB, PAGE, PROMPTS, folder_of, is_right, likeliest, needs_mindspeed
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.npu_simulated
 
@@ -25,9 +25,12 @@ STEPS = 11
 
 
 def with_other_weights(folder: Path, target: Path) -> Path:
-    """Copy a folder, with all weights drawn anew."""
+    """Copy a folder, with the numbers of each tensor in another order."""
     torch.manual_seed(8)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(target)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for tensor in model.state_dict().values():
+        tensor.copy_(tensor.flatten()[torch.randperm(tensor.numel())].view_as(tensor))
+    model.save_pretrained(target)
     shutil.copy(folder / "config.json", target)
     return target
 

@@ -35,6 +35,13 @@ WAYS: dict[str, Any] = {
     "generate_config.sampling_config.max_tokens": 24,
     "actor_config.router_replay": "R3",
 }
+_SECTION = "generate_config.speculative_config"
+DRAFTS: dict[str, Any] = {
+    f"{_SECTION}.method": "ngram",
+    # After each token that has occurred before.
+    f"{_SECTION}.prompt_lookup_min": 1,
+    f"{_SECTION}.num_speculative_tokens": 3,
+}
 BF16: dict[str, Any] = {"megatron_training.bf16": True, "generate_config.dtype": "bfloat16"}
 TP, EP = (f"generate_config.infer_{name}_parallel_size" for name in ("tensor", "expert"))
 ENGINES: dict[str, dict[str, Any]] = {"DP2": {}, "TP2": {TP: 2}, "TP2 EP2": {TP: 2, EP: 2}}
@@ -90,11 +97,15 @@ def test_in_bfloat16_the_largest_gap_falls_at_least_twofold(
     assert found.replayed_N.max() < found.free_N.max() / 2
 
 
+@pytest.mark.parametrize("way", ["tokens one by one", "drafts"])
 def test_in_float32_replay_changes_nothing(
+    way: str,
     forked_workers: ForkedWorkers,
     random_model_of: Callable[..., Path],
     run_config: Callable[..., RunConfig],
 ) -> None:
-    found = step_of(forked_workers, run_config(random_model_of("qwen3_moe"), WAYS))
+    """Of drafts that the engine rejects, the routes are those of tokens that no sequence has."""
+    values = WAYS | (DRAFTS if way == "drafts" else {})
+    found = step_of(forked_workers, run_config(random_model_of("qwen3_moe"), values))
     assert found.update["without_routes"] == found.update["differing_routes"] == 0.0
     torch.testing.assert_close(found.replayed_N, found.free_N, atol=1e-6, rtol=0)

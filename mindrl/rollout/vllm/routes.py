@@ -56,7 +56,9 @@ class EngineRoutes:
         end = len(token_ids)
         routes_TLK = torch.zeros(end, *steps[0][1].shape[1:], dtype=self.dtype)
         for first, routes_NLK in steps:
-            routes_TLK[first : first + len(routes_NLK)] = routes_NLK[: max(0, end - first)]
+            # The place of the last token may have been that of a rejected draft.
+            kept = max(0, min(len(routes_NLK), end - 1 - first))
+            routes_TLK[first : first + kept] = routes_NLK[:kept]
         before = content_key(token_ids[:sampled]) if sampled else None
         first = max(0, sampled - 1)
         self.ended[content_key(token_ids)] = RoutePart(

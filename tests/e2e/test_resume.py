@@ -47,6 +47,14 @@ RUNS = {
             *("rl_config.rollout_round_steps=2", "rl_config.max_staleness=2"),
         ),
     ),
+    "partial with replayed routes": (
+        "train_grpo",
+        (
+            *("--config-name", "grpo_tiny_moe_cpu", "rl_config.test_freq=0"),
+            *("actor_config.router_replay=R3", "rl_config.partial_rollout=true"),
+            *("rl_config.rollout_round_steps=2", "rl_config.max_staleness=2"),
+        ),
+    ),
     "reference reset": (
         "train_grpo",
         (
@@ -69,7 +77,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     request: pytest.FixtureRequest,
 ) -> None:
     program, overrides = RUNS[name]
-    model = untaught_moe_model if name == "experts" else tiny_model
+    model = untaught_moe_model if "grpo_tiny_moe_cpu" in overrides else tiny_model
     asked = [f"actor_config.load={model}", *KEEPS, *overrides]
     if name == "grpo":
         straight: Program = request.getfixturevalue("whole_run")

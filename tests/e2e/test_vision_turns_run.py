@@ -93,3 +93,22 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert max(step[GAP] for step in straight.steps()) < 1e-6
     if partial:
         assert any(step["staleness/open_groups"] for step in straight.steps())
+
+
+def test_replicas_that_run_ahead_are_shown_the_pictures(
+    counter: tuple[Path, Path], tmp_path: Path
+) -> None:
+    more = (
+        "rl_config.use_integrated_worker=false",
+        "rl_config.step_order=asynchronous",
+        "rl_config.actor_resource.num_npus=1",
+        "actor_config.backend=fsdp:d1",
+        "rl_config.rollout_resource.num_npus=1",
+        "rl_config.max_staleness=2",
+        "rl_config.rollout_round_steps=4",
+    )
+    steps = ended(run(tmp_path / "run", counter, *SHORT, *more)).steps()
+    gaps = [step[GAP] for step in steps if GAP in step]
+    assert gaps
+    assert max(gaps) < 1e-6
+    assert [step["turns/ended_done"] for step in steps] == [1.0] * 4

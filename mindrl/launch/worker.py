@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from mindrl.algorithms.objectives import objective_of
-from mindrl.config.backends import ROLLOUT_BACKEND
+from mindrl.config.backends import ROLLOUT_BACKEND, TrainingBackend
 from mindrl.config.layout_keys import Role
 from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
@@ -289,7 +289,7 @@ def _engines(
             world=worlds.get(role),
         )
         make = partial(
-            _maker(settings, groups.get(role), plan.models[role]),
+            _maker(settings, groups.get(role), plan.models[role], config.training_backend(role)),
             known=(plan.models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
             head_seed=config.megatron_training.seed if draws_head(config, role) else None,
@@ -304,10 +304,13 @@ def _engines(
 
 
 def _maker(
-    settings: EngineSettings, groups: "ParallelGroups | None", model: ModelDescription
+    settings: EngineSettings,
+    groups: "ParallelGroups | None",
+    model: ModelDescription,
+    backend: TrainingBackend,
 ) -> Callable[..., TrainingEngine]:
     """Return the builder of a model: Megatron if it has groups, otherwise PyTorch's engine."""
-    if model.other and not model.other.own:
+    if backend == "fsdp" and model.other and not model.other.own:
         from mindrl.training.fsdp.engine import FsdpEngine  # noqa: PLC0415
 
         return partial(FsdpEngine, settings=settings)

@@ -30,7 +30,7 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
         False,
         "mindrl has tools in environment_config; if dropped, a response is one turn",
     ),
-    ("is_multimodal", False, "mindrl reads pictures of rows with fsdp: backends alone"),
+    ("is_multimodal", False, "mindrl reads pictures of rows with archon: or fsdp:"),
     ("use_integrated_worker", True, _DEVICES),
     ("kl_ctrl_type", "fixed", _CONSTANT),
     ("reference_resource.num_npus", None, _DEVICES),

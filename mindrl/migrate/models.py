@@ -22,7 +22,7 @@ _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda given: given is False,
         "mindrl cannot read this optimizer: finish the run in MindSpeed-RL, or start from weights",
     ),
-    ("mm_model", bool, "mindrl trains a vision tower as a part of its model, with fsdp:"),
+    ("mm_model", bool, "archon: and fsdp: train a vision tower as a part of its model"),
 )
 """Keys of a model, a test for values that mindrl does not support, and the note for those."""
 

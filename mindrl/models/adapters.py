@@ -87,8 +87,7 @@ def names_of_factors(model: ModelDescription, low_rank: LowRank) -> dict[str, tu
 
     They follow transformers' modules, as PEFT's do. A vision tower has none.
     """
-    vision = None if model.other is None else model.other.vision
-    found = {}
+    vision, found = model.vision, {}
     for tensor in logical_shapes(model):
         if low_rank.is_on(tensor) and not (vision and tensor.startswith(vision.tower)):
             found[tensor] = factor_names(module_name(vision, tensor) if vision else tensor)

@@ -23,7 +23,7 @@ from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 from mindrl.models.refused_family import refused_family
 from mindrl.models.tensor_plans import cuts_of, installed_plan, shared_modules
-from mindrl.models.vision import has_tower, unsupported_vision, vision_part
+from mindrl.models.vision import decoder_numbers, has_tower, unsupported_vision, vision_part
 
 
 def any_description(
@@ -35,7 +35,7 @@ def any_description(
     """Describe a model by its config.json and the shapes of the tensors in its files.
 
     `ends` are the embedding and the head; None detects them. The epsilon of norms and the base of
-    rotary frequencies are set to 1, because no plan uses them.
+    rotary frequencies are set to 1, because no plan uses them, except of families with a tower.
 
     Raises:
         ModelError: A size is missing, or packs or a plain head cannot represent the model.
@@ -64,6 +64,7 @@ def _sizes(
         found["delta"] = found["other"].delta
         # Families with gated delta nets normalise queries and keys of their other layers.
         found["qk_norm"] = found["delta"] is not None
+        found |= decoder_numbers(values)
         if found["delta"] and (experts := experts_of(values)):
             found["moe"] = MoeDescription(**experts)
     heads, hidden = found["num_attention_heads"], found["hidden_size"]

@@ -28,7 +28,7 @@ from mindrl.models.mixture import (
     unsupported_gated_shared,
     unsupported_glm,
 )
-from mindrl.models.other_family import OtherFamily
+from mindrl.models.other_family import OtherFamily, VisionPart
 from mindrl.models.refused_family import refused_family
 from mindrl.models.rope import (
     STRICT,
@@ -40,7 +40,7 @@ from mindrl.models.rope import (
     rotary_share,
     unsupported_rope,
 )
-from mindrl.models.vision import has_tower
+from mindrl.models.vision import VISION_FAMILIES, has_tower
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -153,7 +153,12 @@ class ModelDescription:
     @property
     def reads_images(self) -> bool:
         """Whether the model has a vision tower."""
-        return self.other is not None and self.other.vision is not None
+        return self.vision is not None
+
+    @property
+    def vision(self) -> VisionPart | None:
+        """The vision tower; None for a model of text."""
+        return self.other.vision if self.other else None
 
     def with_frozen_tower(self) -> "ModelDescription":
         """Return the model with a vision tower that does not learn; one of text unchanged."""
@@ -205,8 +210,8 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     family = values.get("model_type")
     if has_tower(values):
         raise ModelError(
-            f"{path}: model_type={family!r} has a vision tower, which only fsdp trains; needed "
-            "actor_config.backend=fsdp:d2, or of another size"
+            f"{path}: model_type={family!r} has a vision tower, which only archon and fsdp "
+            "train; needed actor_config.backend=archon:d2, or of another size"
         )
     for text in refused_family(values):
         raise ModelError(f"{path}: {text}")
@@ -221,7 +226,7 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
                 "or your own network, see docs/how-to/add-a-model.md"
             )
         )
-    unsupported = () if to_plan else _unsupported(values)
+    unsupported = () if to_plan else unsupported_text(values)
     return described(path, _sizes, values, unsupported)
 
 
@@ -261,8 +266,8 @@ def _first_finding(error: ValidationError) -> str:
     return f": {name}={found['input']!r} {found['msg'].replace('Input should be', 'must be')}"
 
 
-def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield features that the model needs and mindrl lacks, and would otherwise ignore."""
+def unsupported_text(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield features that a decoder needs and mindrl's own lacks, and would otherwise ignore."""
     if values.get("hidden_act", "silu") != "silu":
         yield f"hidden_act={values['hidden_act']!r} is not supported; only 'silu'"
     if values.get("quantization_config"):
@@ -367,7 +372,7 @@ _LLAMA_ROPE = ("linear", "llama3")
 _ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {
     "phi3": (),
     "glm4_moe": (),
-    **dict.fromkeys(GATED_DELTA_FAMILIES, ()),
+    **dict.fromkeys((*GATED_DELTA_FAMILIES, *VISION_FAMILIES), ()),
 }
 """Rotary scalings of a family that differ from Llama's."""
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {

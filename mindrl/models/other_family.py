@@ -68,6 +68,11 @@ class VisionPart:
     decoder: str
     """Prefix of the decoder's tensors, the embedding among them."""
     sizes: TowerSizes
+    sections: tuple[int, int, int]
+    """Pairs of a head's dimensions that are turned by a token's picture, by its row there, and by
+    its column."""
+    takes_turns: bool
+    """Whether the pairs of the sections take turns, instead of following one another."""
     is_frozen: bool = False
     """Whether the tower does not learn: no gradients, no optimizer state."""
 

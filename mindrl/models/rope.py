@@ -47,8 +47,8 @@ _SHARES: Mapping[str, float] = {
     "qwen3_next": 0.25,
 }
 """Part of each head that is rotated if config.json omits it, in families that rotate a part."""
-_WITH_PICTURES = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Families whose settings of positions in pictures change nothing in a text."""
+_WITH_PICTURES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl", "qwen3_vl")
+"""Families with settings of positions in pictures, which change nothing in a text."""
 
 
 def rope_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -62,7 +62,9 @@ def rope_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def rope_type(values: Mapping[str, Any]) -> str:
     """Return the name of the scaling rule of the frequencies."""
     rope = rope_values(values)
-    return str(rope.get("rope_type", rope.get("type", "default")))
+    kind = str(rope.get("rope_type", rope.get("type", "default")))
+    # Folders of transformers 4 name positions in pictures so; their frequencies are the default.
+    return "default" if kind == "mrope" else kind
 
 
 def rope_theta(values: Mapping[str, Any]) -> Any:

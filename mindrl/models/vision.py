@@ -11,6 +11,7 @@ from typing import Any
 from mindrl.errors import ModelError
 from mindrl.models.config_file import read_config
 from mindrl.models.other_family import VisionPart
+from mindrl.models.rope import rope_theta, rope_values
 from mindrl.models.vision_shapes import tower_sizes
 
 VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
@@ -19,7 +20,17 @@ _TOWER, _DECODER = "model.visual.", "model.language_model."
 TOWER_MODULES = f"{re.escape(_TOWER)}.*"
 """Pattern of a tower's modules in transformers."""
 _OLD_TOWER, _OLD_DECODER = "visual.", "model."
-"""Prefixes in the files of older folders."""
+"""Prefixes in the files of older folders, and in the modules of mindrl's own network."""
+_SECTIONS: Mapping[str, tuple[int, int, int]] = {
+    "qwen2_5_vl": (16, 24, 24),
+    "qwen3_vl": (24, 20, 20),
+}
+"""Those of transformers, if config.json has none."""
+_NUMBERS: Mapping[str, Mapping[str, Any]] = {
+    "qwen2_5_vl": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "attention_bias": True},
+    "qwen3_vl": {"rms_norm_eps": 1e-6, "rope_theta": 500_000.0, "qk_norm": True},
+}
+"""What mindrl's own decoder needs of a family; numbers are those of transformers' defaults."""
 
 
 def has_tower(values: Mapping[str, Any]) -> bool:
@@ -37,15 +48,17 @@ def vision_part(values: Mapping[str, Any], tensors: Iterable[str]) -> VisionPart
         tower=_OLD_TOWER if is_old else _TOWER,
         decoder=_OLD_DECODER if is_old else _DECODER,
         sizes=tower_sizes(values),
+        sections=_sections(values),
+        takes_turns=values["model_type"] == "qwen3_vl",
     )
 
 
 def file_name(part: VisionPart, module: str) -> str:
-    """Return the name in the files of a parameter of transformers' modules."""
-    if module.startswith(_TOWER):
-        return part.tower + module.removeprefix(_TOWER)
-    if module.startswith(_DECODER):
-        return part.decoder + module.removeprefix(_DECODER)
+    """Return the name in the files of a parameter of transformers' modules, or of mindrl's."""
+    for tower, decoder in ((_TOWER, _DECODER), (_OLD_TOWER, _OLD_DECODER)):
+        for prefix, of_files in ((tower, part.tower), (decoder, part.decoder)):
+            if module.startswith(prefix):
+                return of_files + module.removeprefix(prefix)
     return module
 
 
@@ -68,6 +81,36 @@ def unsupported_vision(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"model_type={family!r} with a vision_config is not supported; only {near}"
     elif type(values.get("image_token_id")) is not int:
         yield f"image_token_id={values.get('image_token_id')!r} must be the id of a token"
+
+
+def unsupported_decoder(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why mindrl's own decoder cannot turn queries and keys as the model needs."""
+    sections, width = _sections(values), values.get("head_dim")
+    width = width or values["hidden_size"] // values["num_attention_heads"]
+    if 2 * sum(sections) != width:
+        yield f"mrope_section={[*sections]} must have the sum head_dim / 2 = {width // 2}"
+
+
+def decoder_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what mindrl's own decoder needs besides sizes; empty for other families."""
+    found = dict(_NUMBERS.get(str(values.get("model_type")), {})) if has_tower(values) else {}
+    if not found:
+        return found
+    given = {"rms_norm_eps": values.get("rms_norm_eps"), "rope_theta": rope_theta(values)}
+    return found | {name: value for name, value in given.items() if value is not None}
+
+
+def _sections(values: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the sections of rotary positions.
+
+    Raises:
+        ValueError: They are not three sizes.
+    """
+    found = rope_values(values).get("mrope_section", _SECTIONS[values["model_type"]])
+    if len(found) != 3 or any(type(each) is not int or each < 0 for each in found):
+        raise ValueError(f"mrope_section={found!r} must be three sizes")
+    picture, row, column = found
+    return picture, row, column
 
 
 def image_token(folder: str) -> int | None:

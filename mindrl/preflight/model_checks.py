@@ -188,7 +188,8 @@ def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -
             f"must be true: with {key}={config.layout(role).tp} {engine} needs it to train experts"
         )
         yield broken(field, False, need, True)
-    if other and not other.own and found:
+    is_of_transformers = config.training_backend(role) == "fsdp"
+    if other and not other.own and is_of_transformers and found:
         need = (
             f"is not supported: {engine} splits {other.architecture} by the plan of "
             "transformers, which does not include it"

@@ -63,5 +63,4 @@ def _longest(plan: RunPlan) -> int:
 
 
 def _tower_of(plan: RunPlan, role: Role) -> VisionPart | None:
-    other = plan.models[role].other if role in plan.models else None
-    return None if other is None else other.vision
+    return plan.models[role].vision if role in plan.models else None

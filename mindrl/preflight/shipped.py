@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.checkpoint.any_family import read_any_description
+from mindrl.checkpoint.any_family import read_any_description, read_seeing_description
 from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.config.finding import Finding, once
 from mindrl.config.layout_keys import Role
@@ -19,6 +19,8 @@ class Families:
 
     specs: tuple[str, ...] | None = None
     """Places of the user's own specs, before the installed ones; None uses no specs."""
+    takes_towers: bool = False
+    """Whether a vision tower is allowed next to a decoder of mindrl."""
     takes_any: bool = False
     """Whether any family of transformers is allowed."""
 
@@ -64,14 +66,15 @@ def description_of(path: str, families: Families, *, to_plan: bool = False) -> M
     own = None if families.specs is None else own_description(path, families.specs)
     if own is not None:
         return own
-    read = read_any_description if families.takes_any else read_description
-    return read(path, to_plan=to_plan)
+    read = read_seeing_description if families.takes_towers else read_description
+    return (read_any_description if families.takes_any else read)(path, to_plan=to_plan)
 
 
 def families_without_a_run(engine: TrainingBackend) -> Families:
     """Return the allowed families without a configuration: only installed specs."""
-    specs = None if engine == TRAINING_BACKEND else ()
-    return Families(specs=specs, takes_any=engine == "fsdp")
+    is_megatron = engine == TRAINING_BACKEND
+    specs = None if is_megatron else ()
+    return Families(specs=specs, takes_towers=not is_megatron, takes_any=engine == "fsdp")
 
 
 def families_of(config: RunConfig, role: Role) -> Families:
@@ -79,6 +82,7 @@ def families_of(config: RunConfig, role: Role) -> Families:
     is_megatron = config.training_backend(role) == TRAINING_BACKEND
     return Families(
         specs=None if is_megatron else config.megatron_training.own_models,
+        takes_towers=not is_megatron,
         takes_any=takes_any_family(config),
     )
 

@@ -162,7 +162,8 @@ def _searched(
             task = replace(_task(options, engine), names_engine=True)
             # For a model family with a mindrl network, fsdp has a subset of archon's layouts and
             # costs.
-            if engine == "fsdp" and task.model.other is None and engine not in options.engine:
+            is_ours = task.model.other is None or task.model.reads_images
+            if engine == "fsdp" and is_ours and engine not in options.engine:
                 continue
             every.append(Judged(task=task, found=search(task, options.top, notify)))
         except (ConfigError, ModelError) as error:

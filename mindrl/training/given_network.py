@@ -84,20 +84,25 @@ def holder_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
     return network.get_submodule(path), last
 
 
+def cuts_by_name(other: OtherFamily) -> dict[str, int | None]:
+    """Return the dimension of each tensor that ranks cut: of embedding and head the vocabulary."""
+    assert other.cuts is not None, "validated: the network can be cut"
+    names, ends = (name for name, _ in other.tensors), (other.embedding, other.head)
+    return dict(zip(names, other.cuts, strict=True)) | dict.fromkeys(ends, 0)
+
+
 def deal_out(
     network: nn.Module,
-    other: OtherFamily,
+    cuts: Mapping[str, int | None],
     parallel: TensorParallel,
     is_sum: Callable[[str, nn.Module], bool],
+    embedding: str | None = None,
 ) -> None:
     """Replace each parameter by this rank's part; the embedding gets its part of the vocabulary.
 
     `is_sum` takes a module's name and the module. It returns whether the gradient of the module's
     replicated parameters is the sum of the ranks' gradients.
     """
-    assert other.cuts is not None, "validated: the network can be cut"
-    names, ends = (name for name, _ in other.tensors), (other.embedding, other.head)
-    cuts = dict(zip(names, other.cuts, strict=True)) | dict.fromkeys(ends, 0)
     made: dict[Tensor, nn.Parameter] = {}
     for path, module in [*network.named_modules()]:
         begin = f"{path}." if path else ""
@@ -111,7 +116,7 @@ def deal_out(
         for name, (whole, cut) in held.items():
             part = made.setdefault(whole, parallel.parameter(*whole.shape, cut=cut))
             module._parameters[name] = part
-        if f"{begin}weight" == other.embedding:
+        if f"{begin}weight" == embedding:
             _look_up_own_tokens(module, parallel)
         if held:
             sums = {name: cut is None and is_sum(path, module) for name, (_, cut) in held.items()}

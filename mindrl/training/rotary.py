@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mindrl.models.description import ModelDescription
+from mindrl.models.other_family import VisionPart
 from mindrl.models.rope import LinearScaling, Llama3Scaling
 
 
@@ -27,6 +28,20 @@ def inverse_frequencies(model: ModelDescription) -> Tensor:
             return plain_F / factor
         case Llama3Scaling() as scaling:
             return _scaled_as_llama3(plain_F, scaling)
+
+
+def rotary_axes(vision: VisionPart) -> Tensor:
+    """Return which of a token's three positions turns each pair of dimensions: int64 [F].
+
+    M-RoPE, Qwen2-VL, arXiv:2409.12191, section 2.1: sections follow one another, or take turns and
+    the first has what the others leave.
+    """
+    if not vision.takes_turns:
+        return torch.arange(3).repeat_interleave(torch.tensor(vision.sections))
+    axes_F = torch.zeros(sum(vision.sections), dtype=torch.int64)
+    for axis in (1, 2):
+        axes_F[axis : 3 * vision.sections[axis] : 3] = axis
+    return axes_F
 
 
 def _scaled_as_llama3(plain_F: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -18,13 +18,13 @@ from training_messages import Case, Course, Life, Trial, Updated
 from training_shares import share, with_all_asked
 
 from mindrl.batch.sequences import Sequences
-from mindrl.checkpoint.any_family import read_any_description
+from mindrl.checkpoint.any_family import read_any_description, read_seeing_description
 from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config
-from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import own_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
@@ -70,7 +70,8 @@ def build(
         model, case.layout, head=settings.head, fsdp_size=settings.learning.archon.fsdp_size
     )
     known = model, sharding
-    engine = FsdpEngine if model.other and not model.other.own else ArchonEngine
+    is_other = model.other and not model.other.own and case.backend != "archon"
+    engine = FsdpEngine if is_other else ArchonEngine
     return engine(case.folder, settings, known, updates=updates, head_seed=head_seed)
 
 
@@ -79,7 +80,8 @@ def _described(case: Case) -> ModelDescription:
     if case.spec and (own := own_description(case.folder, [case.spec])):
         return own
     if case.backend == "archon":
-        return read_description(case.folder)
+        found = read_seeing_description(case.folder)
+        return found.with_frozen_tower() if case.freezes_tower else found
     if case.backend != "fsdp":
         return read_any_description(case.folder)
     path, values = read_config(case.folder)

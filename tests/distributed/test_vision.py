@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 from safetensors.torch import load_file
+from test_training_state import STOP, assert_equal, run, whole
 from training_messages import Case, Course, Life
 from vision_rows import (
     PAD,
@@ -30,6 +32,7 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import WeightedSequences
 from mindrl.batch.rollouts import Responses
 from mindrl.checkpoint.any_family import read_any_description
+from mindrl.config.backends import TrainingBackend
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.images import ImageConfig
 from mindrl.layouts.layout import TrainLayout
@@ -40,11 +43,16 @@ pytestmark = pytest.mark.distributed
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 ALONE, TWO, CUT, TENSOR = TrainLayout(), TrainLayout(dp=2), TrainLayout(cp=2), TrainLayout(tp=2)
-LAYOUTS: Mapping[str, Sequence[tuple[TrainLayout, tuple[int, ...] | None]]] = {
-    "qwen2_5_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None), (TENSOR, None)],
-    "qwen3_vl": [(ALONE, None), (TWO, (4, 2)), (CUT, None), (TENSOR, None)],
-}
+LAYOUTS: Sequence[tuple[TrainLayout, tuple[int, ...] | None]] = [
+    (ALONE, None),
+    (TWO, (4, 2)),
+    (CUT, None),
+    (TENSOR, None),
+]
 """Layouts, and the sequences of each data-parallel rank."""
+NETWORKS = [*product(FAMILIES, ("fsdp", "archon"))]
+EVERY_CHANGE = [("qwen2_5_vl", "fsdp"), ("qwen3_vl", "fsdp"), ("qwen3_vl", "archon")]
+"""Networks of the short suite."""
 UPDATES = 5
 OPTIMIZER: Mapping[str, Any] = {
     "lr": 1e-3,
@@ -72,9 +80,9 @@ class Seen:
     images: ImageConfig
     rows: list[Shown]
 
-    def case(self, layout: TrainLayout, **settings: Any) -> Case:
+    def case(self, layout: TrainLayout, backend: TrainingBackend = "fsdp", **settings: Any) -> Case:
         more = {"images": self.images, **settings}
-        return Case(folder=str(self.folder), layout=layout, backend="fsdp", settings=more)
+        return Case(folder=str(self.folder), layout=layout, backend=backend, settings=more)
 
     def course(self, cut: MicroBatching, rows: list[Shown] | None = None) -> Course:
         batch = sequences_of(rows or self.rows)
@@ -106,9 +114,12 @@ def numbers_of(seen: Seen) -> list[int]:
     return [seen.rows[row].images[at].number for row, at in ((0, 0), (2, 0), (2, 1))]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "backend"), at_night_but(EVERY_CHANGE, NETWORKS))
 def test_packs_with_pictures_read_as_transformers_reads_each_sequence(
-    family: str, seen: Mapping[str, Seen], forked_workers: ForkedWorkers
+    family: str,
+    backend: TrainingBackend,
+    seen: Mapping[str, Seen],
+    forked_workers: ForkedWorkers,
 ) -> None:
     this = seen[family]
     with torch.no_grad():
@@ -117,7 +128,7 @@ def test_packs_with_pictures_read_as_transformers_reads_each_sequence(
         )
     for cut in (MicroBatching(sequences=6), MicroBatching(sequences=1)):
         course = this.course(cut)
-        asked = [(this.case(TrainLayout()), replace(course, minibatches=[]))]
+        asked = [(this.case(ALONE, backend), replace(course, minibatches=[]))]
         (found,) = forked_workers.run("archon_probe:lives", asked, sequences_of(this.rows))
         logprobs_BT = found[0].logprobs_BT
         for row, expected, ours_T in zip(this.rows, wanted, logprobs_BT, strict=True):
@@ -125,9 +136,12 @@ def test_packs_with_pictures_read_as_transformers_reads_each_sequence(
             assert gap <= LOGPROB_BOUND
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "backend"), at_night_but(EVERY_CHANGE, NETWORKS))
 def test_updates_are_those_of_a_loop_over_transformers_on_any_rank_count(
-    family: str, seen: Mapping[str, Seen], forked_workers: ForkedWorkers
+    family: str,
+    backend: TrainingBackend,
+    seen: Mapping[str, Seen],
+    forked_workers: ForkedWorkers,
 ) -> None:
     this = seen[family]
     # The second of two ranks has no picture.
@@ -135,8 +149,12 @@ def test_updates_are_those_of_a_loop_over_transformers_on_any_rank_count(
     course = this.course(MicroBatching(sequences=3), rows)
     batch = sequences_of(rows)
     wanted, weights = hugging_face_course(this, rows)
-    for layout, shares in LAYOUTS[family]:
-        case = replace(this.case(layout), shares=shares)
+    ways = [(*each, False) for each in LAYOUTS]
+    if backend == "archon":
+        ways.append((TENSOR, None, True))
+    for layout, shares, cuts_sequences in ways:
+        case = this.case(layout, backend)
+        case = replace(case, shares=shares, sequence_parallel=cuts_sequences)
         replies = forked_workers.run(
             "archon_probe:lives", [(case, course)], batch, ranks=layout.world_size
         )
@@ -178,9 +196,12 @@ def hugging_face_course(
     return found, load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("family", at_night_but(["qwen3_vl"], [*FAMILIES]))
+@pytest.mark.parametrize(("family", "backend"), at_night_but([("qwen3_vl", "fsdp")], NETWORKS))
 def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
-    family: str, seen: Mapping[str, Seen], forked_workers: ForkedWorkers
+    family: str,
+    backend: TrainingBackend,
+    seen: Mapping[str, Seen],
+    forked_workers: ForkedWorkers,
 ) -> None:
     this = seen[family]
     rows = [this.rows[at] for at in (0, 1, 2, 4, 3, 5)]
@@ -192,7 +213,7 @@ def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
     cases += [(layout, 3, [[3], [3]]) for layout in (CUT, TENSOR)]
     for layout, cut, pictures in cases:
         course = this.course(MicroBatching(sequences=cut), rows)
-        case = replace(this.case(layout), freezes_tower=True)
+        case = replace(this.case(layout, backend), freezes_tower=True)
         replies = forked_workers.run(
             "tower_probe:counted_life", case, course, sequences_of(rows), ranks=layout.world_size
         )
@@ -208,6 +229,37 @@ def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
             for name, tensor in replies[0].life.weights.items():
                 bound = 2e-6 if name in learned else 0.0
                 assert (tensor - weights[name]).abs().max() <= bound, name
+
+
+@pytest.mark.parametrize(
+    ("family", "freezes_tower"),
+    at_night_but([("qwen3_vl", False)], product(FAMILIES, (False, True))),
+)
+def test_what_one_network_wrote_the_other_goes_on_with_and_the_first_one_again(
+    family: str,
+    freezes_tower: bool,
+    seen: Mapping[str, Seen],
+    forked_workers: ForkedWorkers,
+    tmp_path: Path,
+) -> None:
+    this, written = seen[family], tmp_path
+    ways: list[tuple[TrainLayout, TrainingBackend]] = [(TENSOR, "fsdp"), (TWO, "archon")]
+    ways += [(TENSOR, "archon"), (TENSOR, "fsdp")]
+    first, *others = (
+        replace(this.case(layout, backend), freezes_tower=freezes_tower) for layout, backend in ways
+    )
+    course = this.course(MicroBatching(sequences=3))
+    straight = run(forked_workers, "save", first, course, tmp_path)
+    for case in others:
+        resumed = run(forked_workers, "load", case, course, written)
+        # Each writes what it has taken over, before it goes on.
+        written /= "again"
+        assert_equal(whole(written), whole(tmp_path))
+        for ours, theirs in zip(resumed[0].metrics, straight[0].metrics[STOP:], strict=True):
+            assert abs(ours["answer_loss"] - theirs["answer_loss"]) <= 2e-6
+            assert abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= 1e-5
+    for ours, theirs in zip(resumed, straight, strict=True):
+        assert_equal(ours.weights, theirs.weights)
 
 
 def test_a_sampled_image_token_is_a_token_like_others(

@@ -27,11 +27,15 @@ START, END = "<|im_start|>assistant\n", "<|im_end|>"
 LAYERS = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The layers with adapters; a tower has some of these names too."""
 CASES = [
-    ("qwen2_5_vl", 1, False),
-    ("qwen3_vl", 1, False),
-    ("qwen3_vl", 2, False),
-    ("qwen2_5_vl", 2, True),
-    ("qwen3_vl", 2, True),
+    ("qwen2_5_vl", "fsdp:d1", False),
+    ("qwen3_vl", "fsdp:d1", False),
+    ("qwen3_vl", "fsdp:d2", False),
+    ("qwen2_5_vl", "fsdp:d2", True),
+    ("qwen3_vl", "fsdp:d2", True),
+    ("qwen2_5_vl", "archon:d2", False),
+    ("qwen3_vl", "archon:d2", True),
+    ("qwen2_5_vl", "archon:t2", True),
+    ("qwen3_vl", "archon:t2", True),
 ]
 
 
@@ -89,12 +93,12 @@ def with_adapters(network: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks", "has_adapters"),
-    at_night_but([CASES[0], CASES[3]], CASES),
+    ("family", "backend", "has_adapters"),
+    at_night_but([CASES[0], CASES[3], CASES[-1]], CASES),
 )
 def test_five_updates_on_rows_with_pictures_are_those_of_a_transformers_loop(
     family: Any,
-    ranks: int,
+    backend: str,
     has_adapters: bool,
     forked_workers: ForkedWorkers,
     run_config: Callable[..., RunConfig],
@@ -109,9 +113,9 @@ def test_five_updates_on_rows_with_pictures_are_those_of_a_transformers_loop(
         "megatron_training.data_path": str(path),
         "megatron_training.seq_length": 128,
         "data_config.images.folder": str(tmp_path / "kept"),
-        "actor_config.backend": f"fsdp:d{ranks}",
+        "actor_config.backend": backend,
         "actor_config.micro_batch_size": 2,
-        "rl_config.actor_resource.num_npus": ranks,
+        "rl_config.actor_resource.num_npus": int(backend[-1]),
         "sft_config": {},
     }
     network = reference(model)

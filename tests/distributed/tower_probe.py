@@ -34,14 +34,15 @@ def counted_life(case: Case, course: Course, sequences: Sequences) -> CountedLif
 
     def counted(case: Case, optimizer: Any) -> ArchonEngine:
         model = build(case, optimizer)
-        inner: Any = model.networks[0].network.model
-        read = inner.get_image_features
+        network: Any = model.networks[0]
+        tower = network.tower.network
+        read = tower.forward
 
-        def counting(pixels_PD: Any, grids_N3: Any) -> Any:
-            pictures.append(len(grids_N3))
-            return read(pixels_PD, grids_N3)
+        def counting(pixels_PD: Any, grid_thw: Any) -> Any:
+            pictures.append(len(grid_thw))
+            return read(pixels_PD, grid_thw)
 
-        inner.get_image_features = counting
+        tower.forward = counting
         built.append(model)
         return model
 

@@ -22,6 +22,7 @@ from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.archon.sharding import archon_factors
+from mindrl.training.archon.vision import SeeingNetwork
 from mindrl.training.context import own_group
 from mindrl.training.packs import Pack
 from mindrl.training.reading import Reader
@@ -56,6 +57,8 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
     def restore(self, updates: int, read: ReadState) -> None:
         """Load weights and moments: see `TrainingEngine`."""
         super().restore(updates, read)
+        for network in self.networks.values():
+            network.forget()
         if self.adapters is not None:
             self.adapters.gather()
 
@@ -64,6 +67,9 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         other = self.description.other
         if other and other.own:
             return OwnNetwork(self.folder, self.description, part, settings)
+        if other and other.vision:
+            images = self.settings.images
+            return SeeingNetwork(self.folder, self.description, part, settings, images)
         return Network(self.description, part, settings)
 
     def _build(self) -> None:

@@ -7,7 +7,7 @@ Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, 
 hidden size, R context-parallel ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -246,12 +246,30 @@ class Network(nn.Module):
             Hidden states; after the last stage normed, and those of all tokens [1, S, H].
         """
         hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
-        angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
+        positions_S = pack.positions_1S[0].float()
+        angles_SF = torch.outer(positions_S, self.frequencies_F.to(positions_S.device))
+        return self.through(hidden_1SH, angles_SF, pack)
+
+    def through(
+        self,
+        hidden_1SH: Tensor,
+        angles_SF: Tensor,
+        pack: Pack[Any],
+        after_layers: Sequence[Callable[[Tensor], Tensor]] = (),
+    ) -> Tensor:
+        """Run the layers of a stage: see `forward`.
+
+        `angles_SF` turn each pair of a head's dimensions, in radians; functions of the hidden
+        states follow the first layers.
+        """
         spans = None if self.balance is None else self.balance.spans(pack)
         chunks = Chunks.of(pack.packing, self.convolution) if self.convolution else None
+        angles = _cosines_and_sines(angles_SF, hidden_1SH.dtype)
         tokens = Tokens(*angles, pack.attending, spans, pack.routes, chunks)
-        for layer in self.layers:
+        for at, layer in enumerate(self.model.layers.values()):
             hidden_1SH = layer(hidden_1SH, tokens)
+            if at < len(after_layers):
+                hidden_1SH = after_layers[at](hidden_1SH)
         return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH
 
     def head_weight(self) -> Tensor:
@@ -261,6 +279,9 @@ class Network(nn.Module):
         """
         holder: Any = self.score if self.is_value else getattr(self, "lm_head", None)
         return local((self.model.embed_tokens if holder is None else holder).weight)
+
+    def forget(self) -> None:
+        """Drop what was computed with the weights so far, which others replace."""
 
     def twins(self) -> dict[str, dist.ProcessGroup]:
         """Return the parameters whose rows other tensor-parallel ranks hold too, with the group."""
@@ -282,10 +303,7 @@ def _norm_of_hidden(model: ModelDescription, parallel: TensorParallel) -> Norm:
     return Norm(*sizes, parallel, of_heads=False, adds_one=adds_one)
 
 
-def _angles(
-    positions_S: Tensor, frequencies_F: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    angles_SF = torch.outer(positions_S.float(), frequencies_F.to(positions_S.device))
+def _cosines_and_sines(angles_SF: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     angles_S1D = torch.cat((angles_SF, angles_SF), -1)[:, None]
     return angles_S1D.cos().to(dtype), angles_S1D.sin().to(dtype)
 

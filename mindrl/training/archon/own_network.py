@@ -21,7 +21,14 @@ from mindrl.models.other_family import OwnFamily
 from mindrl.models.own_family import args_of, raised, spec_at
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
-from mindrl.training.given_network import GivenNetwork, deal_out, enters, holder_of, leaves
+from mindrl.training.given_network import (
+    GivenNetwork,
+    cuts_by_name,
+    deal_out,
+    enters,
+    holder_of,
+    leaves,
+)
 from mindrl.training.packs import Pack
 
 
@@ -71,7 +78,9 @@ class OwnNetwork(GivenNetwork):
         regions = regions_of(own, self.network)
         inside = {each for region in regions for each in region.modules()}
         deal_out(
-            self.network, other, parallel, lambda _, module: module in inside or parallel.sequence
+            *(self.network, cuts_by_name(other), parallel),
+            lambda _, module: module in inside or parallel.sequence,
+            other.embedding,
         )
         for region in regions:
             enters(region, parallel.enter)

@@ -61,7 +61,7 @@ def archon_sharding(
     tensors but the experts; None shares them over all. Ranks that differ only in the `dp` of the
     expert grid share the experts.
     """
-    tower = model.other and model.other.vision
+    tower = model.vision
     found = _sharding(model, layout, rows_by_chunk(model, layout, head), fsdp_size, model.moe)
     frozen = tower.tower if tower and tower.is_frozen else None
     return replace(found, dtype=dtype, frozen=frozen)

@@ -107,7 +107,7 @@ def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTab
 
 def _unit_of(model: ModelDescription, name: str) -> str:
     """Return the layer of a tensor, of the decoder or of a vision tower; empty if it is in none."""
-    vision = None if model.other is None else model.other.vision
+    vision = model.vision
     if vision is not None and name.startswith(blocks := f"{vision.tower}blocks."):
         return f"tower {name.removeprefix(blocks).partition('.')[0]}"
     layer = layer_of(name)

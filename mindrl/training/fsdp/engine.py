@@ -5,7 +5,6 @@ from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.fsdp.network import HuggingFaceNetwork
 from mindrl.training.fsdp.routers import follow_packs
 from mindrl.training.fsdp.vision import VisionNetwork
-from mindrl.training.state_slice import ReadState
 
 
 class FsdpEngine(ArchonEngine):
@@ -13,8 +12,7 @@ class FsdpEngine(ArchonEngine):
 
     def network_of(self, part: StagePart, settings: NetworkSettings) -> HuggingFaceNetwork:
         """Return the network on the meta device."""
-        other = self.description.other
-        if other is not None and other.vision is not None:
+        if self.description.reads_images:
             images = self.settings.images
             return VisionNetwork(self.folder, self.description, part, settings, images)
         return HuggingFaceNetwork(self.folder, self.description, part, settings)
@@ -23,10 +21,3 @@ class FsdpEngine(ArchonEngine):
         assert self.description.moe is not None, "validated: a mixture of a known family"
         (network,) = self.networks.values()
         return follow_packs(network, self.description.moe)
-
-    def restore(self, updates: int, read: ReadState) -> None:
-        """Load weights and moments: see `TrainingEngine`."""
-        super().restore(updates, read)
-        for network in self.networks.values():
-            if isinstance(network, VisionNetwork):
-                network.kept.clear()

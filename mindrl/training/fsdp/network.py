@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -29,8 +28,20 @@ from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.context import attend
 from mindrl.training.fsdp.experts import experts_of_layers, stack_name, stacked_shapes
 from mindrl.training.fsdp.gated_delta import gated_delta_nets, separate_sequences
-from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves, reads_directly
+from mindrl.training.given_network import (
+    GivenNetwork,
+    cuts_by_name,
+    deal_out,
+    enters,
+    leaves,
+    reads_directly,
+)
 from mindrl.training.packs import Pack
+from mindrl.training.transformers_modules import (
+    built_on_meta,
+    fill_buffers,
+    refuse_other_tensors,
+)
 
 _Turn = Callable[[Tensor], Tensor]
 ATTENTION = "mindrl_packs"
@@ -71,13 +82,8 @@ class HuggingFaceNetwork(GivenNetwork):
         if settings.head == "value" and head.weight is not embedding.weight:
             network.set_output_embeddings(None)
         super().__init__(network, model, part, settings)
-        found = {name: tuple(each.shape) for name, each in self.named_parameters()}
-        wanted = stacked_shapes(model, settings.head)
-        if differing := sorted({*found.items()} ^ {*wanted.items()}):
-            raise ModelError(
-                f"{folder}: the tensors of its files differ from those of transformers' "
-                f"{type(network).__name__}; the first difference is {differing[0]}"
-            )
+        place = folder, f"transformers' {type(network).__name__}"
+        refuse_other_tensors(place, self, stacked_shapes(model, settings.head))
         self.folder: str = folder
         self.going: _Pass = _Pass(settings=settings)
         for module in network.modules():
@@ -139,15 +145,7 @@ class HuggingFaceNetwork(GivenNetwork):
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
         """Allocate the weights, and recompute the buffers: no file contains them."""
         super().to_empty(device=device, recurse=recurse)
-        for name, module in self.network.named_modules():
-            buffers = dict(module.named_buffers(recurse=False))
-            for buffer in buffers.values():
-                buffer.fill_(torch.nan if buffer.is_floating_point() else 0)
-            if buffers:
-                self.network._init_weights(module)
-            for key, buffer in buffers.items():
-                if not buffer.is_floating_point() or bool(buffer.isnan().any()):
-                    raise ModelError(f"{self.folder}: transformers leaves {name}.{key} empty")
+        fill_buffers(self.folder, self.network)
         return self
 
     def _share(self) -> None:
@@ -155,7 +153,11 @@ class HuggingFaceNetwork(GivenNetwork):
         parallel, other = self.parallel, self.in_modules
         styles = dict(other.styles)
         assert not parallel.sequence, "validated: an engine without sequence parallelism"
-        deal_out(self.network, other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS)
+        deal_out(
+            *(self.network, cuts_by_name(other), parallel),
+            lambda path, _: styles.get(path) in _LEARN_BY_PARTS,
+            other.embedding,
+        )
         for module in gated_delta_nets(self.network):
             reads_directly(module, module.conv1d)
         features = partial(_features, parallel.group)
@@ -182,29 +184,6 @@ def _features(group: dist.ProcessGroup, collective: Collective, hidden_RLF: Tens
     R, L, _ = hidden_RLF.shape
     changed_1FS = collective(hidden_RLF.flatten(0, 1).T[None], group)
     return changed_1FS[0].T.reshape(R, L, -1)
-
-
-def built_on_meta(folder: str, kind: Any, attention: str | dict[str, str]) -> Any:
-    """Return a model of a class of transformers, by the folder's config.json, without weights.
-
-    Raises:
-        ModelError: transformers cannot build it.
-    """
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        # A decoder that is built alone reads its own key; the folder has it at the top.
-        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings
-        with torch.device("meta"):
-            network = kind.from_config(
-                config,
-                attn_implementation=attention,
-                dtype=torch.float32,
-                trust_remote_code=False,
-            )
-    except (ValueError, OSError, KeyError) as error:
-        raise ModelError(f"{folder}: transformers cannot build it: {error}") from error
-    # Rollout engines use no dropout.
-    return network.eval()
 
 
 def _attend(

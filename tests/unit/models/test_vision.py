@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from mindrl.checkpoint.any_family import read_any_description, read_seeing_description
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.any_family import any_description
@@ -91,9 +94,9 @@ def test_tensor_parallel_ranks_cut_the_decoder_by_its_plan_or_that_of_the_same_l
         assert [path.rpartition(".")[2] for path, _ in other.styles] == ["up_proj"] * 2
 
 
-def test_only_fsdp_trains_a_tower(tmp_path: Path) -> None:
+def test_only_pytorchs_engines_train_a_tower(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(OLD))
-    with pytest.raises(ModelError, match=r"has a vision tower.*actor_config\.backend=fsdp:d2"):
+    with pytest.raises(ModelError, match=r"has a vision tower.*actor_config\.backend=archon:d2"):
         read_description(str(tmp_path))
     assert image_token(str(tmp_path)) == 4
     text = {**TEXT, "num_key_value_heads": 2}
@@ -107,6 +110,54 @@ def test_only_fsdp_trains_a_tower(tmp_path: Path) -> None:
             assert not [*archon_findings(each, TrainLayout(**{name: 2}), keys)]
     # The kernel of the patches has five dimensions, and is no stack of experts.
     assert not [*vllm_findings(model, RolloutLayout(), keys)]
+
+
+def test_tensors_of_mindrls_own_network_have_the_names_of_the_files_too() -> None:
+    for values, tensors in ((OLD, OLD_TENSORS), (NEW, NEW_TENSORS)):
+        part = any_description(FILE, values, tensors).vision
+        assert part is not None
+        assert [file_name(part, name) for name in OLD_TENSORS] == [*tensors]
+
+
+SECTIONS = {"mrope_section": [1, 0, 1]}
+
+
+def test_what_a_decoder_computes_with_is_that_of_its_family() -> None:
+    model = any_description(FILE, OLD | {"rope_scaling": SECTIONS}, OLD_TENSORS)
+    assert (model.rms_norm_eps, model.rope_theta) == (1e-5, 1e6)
+    assert (model.attention_bias, model.qk_norm) == (True, False)
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [0, 1, 1]}
+    text = NEW["text_config"] | {"rms_norm_eps": 1e-4, "rope_parameters": rope}
+    newer = any_description(FILE, NEW | {"text_config": text}, NEW_TENSORS)
+    assert (newer.rms_norm_eps, newer.rope_theta) == (1e-4, 5e6)
+    assert (newer.attention_bias, newer.qk_norm) == (False, True)
+    parts = model.vision, newer.vision
+    assert [(part.sections, part.takes_turns) for part in parts if part] == [
+        ((1, 0, 1), False),
+        ((0, 1, 1), True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"rope_scaling": {"type": "mrope", **SECTIONS}}, None),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, **SECTIONS}}, "rope scaling .* is not"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, r"head_dim / 2 = 2 with"),
+        ({"rope_scaling": SECTIONS, "hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    ],
+)
+def test_a_decoder_that_mindrl_has_not_is_refused_with_archon_alone(
+    more: dict[str, Any], reason: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OLD | more))
+    save_file({name: torch.zeros(s) for name, s in OLD_TENSORS.items()}, tmp_path / "w.safetensors")
+    model = read_any_description(str(tmp_path))
+    if reason is None:
+        assert read_seeing_description(str(tmp_path)) == model
+        return
+    with pytest.raises(ModelError, match=f"{reason}.*actor_config.backend=fsdp:d2"):
+        read_seeing_description(str(tmp_path))
 
 
 def test_other_families_with_a_tower_are_refused() -> None:

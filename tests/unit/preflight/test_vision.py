@@ -38,18 +38,47 @@ def found(config: RunConfig) -> list[str]:
     return [*map(str, vision_findings(config, models))]
 
 
-def test_it_is_planned_where_fsdp_trains(seeing: Path, run_config: MakeConfig) -> None:
-    config = run_config(seeing, FSDP)
+@pytest.mark.parametrize("engine", ["fsdp", "archon"])
+def test_it_is_planned_where_pytorch_trains(
+    seeing: Path, run_config: MakeConfig, engine: str
+) -> None:
+    config = run_config(seeing, {"actor_config.backend": engine})
     assert not found(config)
     assert not model_findings(config, describe_models(config)[0])
 
 
-@pytest.mark.parametrize("engine", ["megatron", "archon"])
-def test_any_other_engine_refuses_it_and_names_fsdp(
+def test_megatron_refuses_it_and_names_archon(seeing: Path, run_config: MakeConfig) -> None:
+    _, (finding,) = describe_models(run_config(seeing, {"actor_config.backend": "megatron"}))
+    wanted = "model_type='qwen2_5_vl' has a vision tower, which only archon and fsdp train; needed"
+    assert f"{wanted} actor_config.backend=archon:d2" in str(finding)
+
+
+def test_roles_of_both_engines_see_the_pictures_and_cut_the_same_tensors(
+    seeing: Path, run_config: MakeConfig
+) -> None:
+    keys = {"actor_config.backend": "archon:d2", "ref_config.backend": "fsdp:d2"}
+    keys |= {"rl_config.init_kl_coef": 0.1, "rl_config.actor_resource.num_npus": 2}
+    config = run_config(seeing, keys)
+    models, unread = describe_models(config)
+    assert not unread
+    assert not found(config)
+    assert models["actor"] == models["ref"]
+
+
+@pytest.mark.parametrize("engine", ["fsdp", "archon"])
+def test_only_a_decoder_of_mindrl_cuts_its_sequences(
     seeing: Path, run_config: MakeConfig, engine: str
 ) -> None:
-    _, (finding,) = describe_models(run_config(seeing, {"actor_config.backend": engine}))
-    assert "model_type='qwen2_5_vl' has a vision tower, which only fsdp trains" in str(finding)
+    keys = {"actor_config.backend": f"{engine}:d1t2", "rl_config.actor_resource.num_npus": 2}
+    keys |= {"actor_config.tensor_model_parallel_size": 2}
+    keys |= {"megatron_training.sequence_parallel": True}
+    config = run_config(seeing, keys)
+    refused = [str(each) for each in model_findings(config, describe_models(config)[0])]
+    if engine == "archon":
+        assert not refused
+    else:
+        (finding,) = refused
+        assert finding.startswith("megatron_training.sequence_parallel=true is not supported: fsdp")
 
 
 def test_parts_of_a_run_that_would_not_see_pictures_are_refused_by_name(

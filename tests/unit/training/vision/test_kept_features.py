@@ -2,7 +2,7 @@
 
 import torch
 
-from mindrl.training.fsdp.kept_features import Features, KeptFeatures
+from mindrl.training.vision.kept_features import Features, KeptFeatures
 
 
 def made(fill: float) -> Features:

@@ -1,0 +1,1 @@
+"""What engines share to train models with a vision tower."""

@@ -57,8 +57,12 @@ def of_results(program: Program) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_policy_learns_to_count_the_squares(counter: tuple[Path, Path], tmp_path: Path) -> None:
-    program = ended(run(tmp_path / "run", counter, "megatron_training.keep_rollouts=16"))
+@pytest.mark.parametrize("backend", ["fsdp:d2", "archon:d2"])
+def test_the_policy_learns_to_count_the_squares(
+    backend: str, counter: tuple[Path, Path], tmp_path: Path
+) -> None:
+    more = f"actor_config.backend={backend}", "megatron_training.keep_rollouts=16"
+    program = ended(run(tmp_path / "run", counter, *more))
     steps = program.steps()
     assert max(step["logprob_gap/max"] for step in steps) < 1e-5
     summary = program.summary()
@@ -68,10 +72,11 @@ def test_the_policy_learns_to_count_the_squares(counter: tuple[Path, Path], tmp_
     assert rollouts.image_numbers_BI.shape == (128, 1)
 
 
-def test_qwen3_vl_learns_it_too_with_its_decoder_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["fsdp:t2", "archon:t2"])
+def test_qwen3_vl_learns_it_too_with_its_decoder_cut(backend: str, tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / ".cache/tiny_qwen3_vl"
     counter = made_counter(folder, 1, "qwen3_vl")
-    program = ended(run(tmp_path / "run", counter, "actor_config.backend=fsdp:t2"))
+    program = ended(run(tmp_path / "run", counter, f"actor_config.backend={backend}"))
     # Two ranks add other partial sums than the engine; of 8,000 tokens one was 1.0e-5 apart.
     assert max(step["logprob_gap/max"] for step in program.steps()) < 2e-5
     summary = program.summary()

@@ -57,7 +57,6 @@ def test_a_replay_reads_what_lies_there_and_nothing_that_lies_elsewhere(
         ("qwen3", 1, False),
         pytest.param("qwen3", 2, False, marks=pytest.mark.nightly),
         pytest.param("qwen3_moe", 2, True, marks=pytest.mark.nightly),
-        pytest.param("latent", 1, False, marks=pytest.mark.nightly),
     ],
 )
 def test_an_engine_with_graphs_answers_with_each_new_set_of_weights(

@@ -28,9 +28,8 @@ def graph_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
             yield broken(field, config.value_of(field), need, None)
     mode = rollout.cudagraph_mode
     if mode not in (None, *WITHOUT_PARTS) and not platform.compiles_engine:
-        need = (
-            f"needs torch.compile, which does nothing beside a trainer on {platform.kind} devices"
-        )
+        where = f"in a process with a trainer on {platform.kind} devices"
+        need = f"needs torch.compile, which does nothing {where}"
         yield broken(_MODE, mode, need, *WITHOUT_PARTS)
     if rollout.cudagraph_capture_sizes is not None:
         yield from _sizes(rollout, platform, rollout.cudagraph_capture_sizes)

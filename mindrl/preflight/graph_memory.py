@@ -10,7 +10,7 @@ def graph_bytes(plan: RunPlan) -> int:
     """Estimate the bytes of graphs on the device with most layers; 0 without graphs.
 
     Each layer takes the same in each captured size; those of a draft model count too. Servers
-    that others started are not counted, and an engine whose routes are replayed captures nothing.
+    that others started are not counted, and an engine that returns routes captures nothing.
     """
     config, generate = plan.config, plan.config.generate_config
     if not config.rolls_out or generate.is_served or config.actor_config.router_replay == "R3":

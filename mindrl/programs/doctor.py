@@ -76,7 +76,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     tried = "try all devices with a tiny model instead, for a few minutes: collectives, copies, "
     tried += "offload and onload, a reshard, log-probs of trainer and engine"
     add("--self-test", action="store_true", help=tried)
-    eager = "with --self-test: decode without graphs, whose capture may fail or keep old weights"
+    eager = "with --self-test: decode without graphs, if a capture fails or keeps old weights"
     add("--eager", action="store_true", help=eager)
 
 

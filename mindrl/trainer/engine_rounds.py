@@ -36,7 +36,7 @@ class FollowUp(NamedTuple):
     request: Request
 
 
-class Rounds(NamedTuple):
+class RoundEnds(NamedTuple):
     """When engines report what they have generated."""
 
     steps: int
@@ -63,7 +63,7 @@ class EngineRounds:
     """Number of sequences that an engine processes in one step; it has at most twice as many
     requests."""
     sampling: Sampling
-    rounds: Rounds
+    rounds: RoundEnds
     requests: list[Request]
     assigned: Sequence[Sequence[int]]
     """Indices of the requests of each replica, in the order in which they begin."""

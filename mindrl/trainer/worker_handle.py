@@ -25,7 +25,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.metrics import Metrics, joined_metrics
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns, OnCompleted, Rounds
+from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns, OnCompleted, RoundEnds
 from mindrl.trainer.engines import ColocatedEngines, Engines
 from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
@@ -101,7 +101,7 @@ class WorkerHandle:
                 Request(token_ids=prompts[index].token_ids, drawn=0, seed=seed, images=placed)
                 for index, seed, placed in zip(group, seeds, images, strict=True)
             ]
-            rounds = self._rounds(requests, sampling, Rounds(watched.round_steps), rows_of)
+            rounds = self._rounds(requests, sampling, RoundEnds(watched.round_steps), rows_of)
             responses = rounds.run(
                 lambda whole: len(whole) == len(requests), on_completed=watched.on_completed
             )
@@ -133,7 +133,7 @@ class WorkerHandle:
         sampling: Sampling,
         is_enough: IsEnough,
         *,
-        rounds: Rounds,
+        rounds: RoundEnds,
         next_turns: NextTurns | None = None,
         on_completed: OnCompleted | None = None,
     ) -> Responses:
@@ -158,7 +158,7 @@ class WorkerHandle:
         self,
         requests: Sequence[Request],
         sampling: Sampling,
-        rounds: Rounds,
+        rounds: RoundEnds,
         assigned: Sequence[Sequence[int]] | None = None,
     ) -> EngineRounds:
         engines, replicas = self.engines, self.engines.replicas

@@ -1,7 +1,7 @@
 """vllm-ascend must prepare graphs of an engine that does not compile its model.
 
 Upstream: vllm-ascend 0.23.0.post1 and 0.30.0rc2. Reason: `NPUModelRunner._use_aclgraph` is false
-unless vLLM compiles the model, which it cannot beside MindSpeed, and then the parameters of graphs
+unless vLLM compiles the model, which it cannot with MindSpeed, and then the parameters of graphs
 are not prepared: a capture of whole decode steps fails, in 0.30 only with latent attention. No
 longer needed when the function ignores `compilation_config.mode`: tests/npu_simulated checks it.
 """

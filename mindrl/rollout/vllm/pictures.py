@@ -50,7 +50,7 @@ class EnginePictures:
     def request(
         self, engine: Any, token_ids: Sequence[int], images: Sequence[PlacedImage]
     ) -> TokensPrompt | Mapping[str, Any]:
-        """Return the prompt of a request, whose tokens may be drawn ones.
+        """Return the prompt of a request; its tokens may be drawn ones.
 
         An image token that was drawn before a picture is another one while `engine`, an LLMEngine,
         expands the placeholders.

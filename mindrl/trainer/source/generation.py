@@ -7,7 +7,7 @@ from functools import partial
 
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
-from mindrl.trainer.engine_rounds import Completed, Rounds
+from mindrl.trainer.engine_rounds import Completed, RoundEnds
 from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.source.conversing import Conversing
 from mindrl.trainer.source.group import OpenGroup
@@ -126,7 +126,7 @@ class InTurns(Generation):
                     requests,
                     answering.sampling,
                     is_over,
-                    rounds=Rounds(self.round_steps),
+                    rounds=RoundEnds(self.round_steps),
                     on_completed=on_completed,
                 )
         pool.fetch_routes()
@@ -163,7 +163,9 @@ class InTurns(Generation):
                 requests,
                 answering.sampling,
                 is_over,
-                rounds=Rounds(self.round_steps or answering.round_steps, together=talks.lock_step),
+                rounds=RoundEnds(
+                    self.round_steps or answering.round_steps, together=talks.lock_step
+                ),
                 next_turns=talks.next_turns,
             )
             talks.end(responses)

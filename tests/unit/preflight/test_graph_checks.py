@@ -17,7 +17,7 @@ SIZES = {f"{AT}.cudagraph_capture_sizes": [1, 8, 64]}
 NONE = "where the engine captures no graphs"
 MOST = f"{AT}.max_num_batched_tokens=32, tokens of a step"
 ON = {f"{AT}.enforce_eager": False}
-COMPILED = "torch.compile, which does nothing beside a trainer on npu devices"
+COMPILED = "torch.compile, which does nothing in a process with a trainer on npu devices"
 STEP = "tokens of a decode step"
 WITH_DRAFTS = f"{AT}.max_num_seqs times one more than num_speculative_tokens"
 WITHOUT = "without graphs"

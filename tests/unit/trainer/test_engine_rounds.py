@@ -9,7 +9,7 @@ import pytest
 from recording_groups import SAMPLING, DrawingGroup, dealing_actor
 
 from mindrl.rollout.engine import Request
-from mindrl.trainer.engine_rounds import Completed, FollowUp, Rounds
+from mindrl.trainer.engine_rounds import Completed, FollowUp, RoundEnds
 
 
 def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in_order() -> None:
@@ -27,7 +27,7 @@ def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in
         seen.append(sorted(whole))
         return len(whole) >= 5
 
-    found = actor.generate_until(requests, SAMPLING, is_enough, rounds=Rounds(2))
+    found = actor.generate_until(requests, SAMPLING, is_enough, rounds=RoundEnds(2))
 
     first, *_ = group.given
     # 0, 2 and 6 go on, and 1, 3, 4 and 5 begin: both in turn.
@@ -53,7 +53,7 @@ def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
         seen.append(sorted(whole))
         return len(whole) >= 5
 
-    found = actor.generate_until(requests, SAMPLING, is_enough, rounds=Rounds(2))
+    found = actor.generate_until(requests, SAMPLING, is_enough, rounds=RoundEnds(2))
 
     started, _ = group.given
     assert [[each.token_ids[1] for each in started[rank][0]] for rank in (0, 2)] == [[0, 2], [1, 3]]
@@ -77,7 +77,11 @@ def test_a_turn_that_follows_goes_to_the_replica_that_has_its_prefix_as_soon_as_
         return [*first, *alone]
 
     found = actor.generate_until(
-        requests, SAMPLING, lambda whole: len(whole) == 6, rounds=Rounds(9), next_turns=next_turns
+        requests,
+        SAMPLING,
+        lambda whole: len(whole) == 6,
+        rounds=RoundEnds(9),
+        next_turns=next_turns,
     )
 
     # The rounds end with the first completed request of each engine, not after 9 steps.
@@ -138,7 +142,7 @@ def test_a_replica_goes_on_with_its_turns_while_another_works_on_a_long_one() ->
         requests,
         SAMPLING,
         lambda whole: len(whole) == 4,
-        rounds=Rounds(9, together=False),
+        rounds=RoundEnds(9, together=False),
         next_turns=next_turns,
     )
 
@@ -197,7 +201,7 @@ def test_rounds_that_end_in_any_order_leave_each_turn_answered_once(enough: int)
             requests,
             SAMPLING,
             lambda whole, enough=enough: len(whole) >= enough,
-            rounds=Rounds(4, together=False),
+            rounds=RoundEnds(4, together=False),
             next_turns=next_turns,
         )
 
@@ -233,7 +237,7 @@ def test_a_prompt_stays_on_one_replica_and_the_longest_of_an_earlier_epoch_begin
             requests,
             SAMPLING,
             lambda whole: len(whole) == 10,
-            rounds=Rounds(9),
+            rounds=RoundEnds(9),
             next_turns=next_turns,
         )
         return [[each.token_ids[1] for each in group.given[0][rank][0]] for rank in (0, 2)]

@@ -25,7 +25,7 @@ from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.tiny.chat_model import build_tokenizer
-from mindrl.trainer.engine_rounds import Completed, NextTurns, Rounds
+from mindrl.trainer.engine_rounds import Completed, NextTurns, RoundEnds
 from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RewardManager
@@ -63,7 +63,7 @@ class Scripted(MemoryRoles):
         sampling: Sampling,
         is_enough: Callable[[Collection[int]], bool],
         *,
-        rounds: Rounds,
+        rounds: RoundEnds,
         next_turns: NextTurns,
     ) -> Responses:
         del rounds

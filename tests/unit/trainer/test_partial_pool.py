@@ -18,7 +18,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.batch.route_keys import content_key
 from mindrl.errors import StopRequestedError
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import Completed, OnCompleted, Rounds
+from mindrl.trainer.engine_rounds import Completed, OnCompleted, RoundEnds
 from mindrl.trainer.policy_trainer import PolicyTrainer
 
 LONGEST = 12
@@ -54,7 +54,7 @@ class LongTail(MemoryRoles):
         sampling: Sampling,
         is_enough: Callable[[Collection[int]], bool],
         *,
-        rounds: Rounds,
+        rounds: RoundEnds,
         on_completed: OnCompleted | None = None,
     ) -> Responses:
         assert sampling.samples_per_prompt == 2

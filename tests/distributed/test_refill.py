@@ -15,7 +15,7 @@ from mindrl.config.run import RunConfig
 from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.engine_rounds import Completed
+from mindrl.trainer.engine_rounds import Completed, RoundEnds
 from mindrl.trainer.worker_handle import Watched, WorkerHandle
 
 pytestmark = pytest.mark.distributed
@@ -109,7 +109,7 @@ def test_requests_that_waited_for_a_place_are_answered_as_if_all_had_begun_at_on
     for rows, waiting in ((ROWS, 12), (REQUESTS, 0)):
         noting.more.clear()
         found = replace(actor, engine_rows=rows).generate_until(
-            requests, SAMPLED, lambda whole: len(whole) == REQUESTS, round_steps=ROUND_STEPS
+            requests, SAMPLED, lambda whole: len(whole) == REQUESTS, rounds=RoundEnds(ROUND_STEPS)
         )
         assert sum(map(sum, noting.more)) == waiting
         assert answers(found) == expected
@@ -142,7 +142,7 @@ def test_what_a_step_leaves_goes_on_with_what_it_never_began_to_the_same_greedy_
     def drawn_until(enough: int, requests: Sequence[Request]) -> list[Answer]:
         return answers(
             actor.generate_until(
-                requests, GREEDY, lambda whole: len(whole) >= enough, round_steps=ROUND_STEPS
+                requests, GREEDY, lambda whole: len(whole) >= enough, rounds=RoundEnds(ROUND_STEPS)
             )
         )
 

@@ -25,6 +25,7 @@ from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.engine_rounds import RoundEnds
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.worker_handle import WorkerHandle
 
@@ -69,7 +70,7 @@ def extended(actor: WorkerHandle, drawn: list[list[int]], *, steps: int) -> Resp
         )
         for row, (prompt, tokens) in enumerate(zip(PROMPTS, drawn, strict=True))
     ]
-    return actor.generate_until(requests, SAMPLING, lambda _: True, round_steps=steps)
+    return actor.generate_until(requests, SAMPLING, lambda _: True, rounds=RoundEnds(steps))
 
 
 def learn(actor: WorkerHandle, config: RunConfig, rollouts: Rollouts) -> None:

@@ -367,6 +367,22 @@ def test_npu_grouped_experts_are_told_that_there_is_no_product_in_8_bits() -> No
         del sys.modules[npu_grouped_experts.MODULE]
 
 
+def test_npu_graphs_prepares_each_engine_that_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.config import CUDAGraphMode
+
+    from mindrl.platform.patches import npu_graphs
+
+    runner: Any = type("NPUModelRunner", (SimpleNamespace,), {})
+    both = SimpleNamespace(NPUModelRunner=runner, CUDAGraphMode=CUDAGraphMode)
+    monkeypatch.setattr(npu_graphs, "import_module", lambda _: both)
+    npu_graphs.install()
+    for mode, eager in (("FULL", False), ("FULL", True), ("NONE", False)):
+        compilation = SimpleNamespace(cudagraph_mode=CUDAGraphMode[mode])
+        settings = SimpleNamespace(enforce_eager=eager)
+        engine = runner(compilation_config=compilation, model_config=settings)
+        assert engine._use_aclgraph() is ((mode, eager) == ("FULL", False))
+
+
 def test_every_patch_is_named_by_a_test_of_this_file_and_says_upstream_range_and_reason() -> None:
     patches = {path.stem: path.read_text("utf-8") for path in PATCHES.glob("[!_]*.py")}
     tests = [name for name in globals() if name.startswith("test_")]

@@ -15,6 +15,7 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.errors import RewardError
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.source.replicas import Replicas
 from mindrl.trainer.worker_handle import Watched
 
 PATIENCE = 20.0
@@ -78,11 +79,14 @@ def test_partial_rollout_scores_each_response_once_in_the_step_that_trains_on_it
         assert one.advantages_BT.tolist() == other.advantages_BT.tolist()
 
 
-@pytest.mark.parametrize("order", ["one_step_off", "asynchronous"])
-def test_replicas_that_run_ahead_have_their_groups_scored(order: str) -> None:
+@pytest.mark.parametrize("order", ["in_turns", "one_step_off", "asynchronous"])
+def test_replicas_of_their_own_have_their_groups_scored(order: str) -> None:
+    """Each is driven by itself, also in turns: others take over the requests of a lost one."""
     roles = MemoryRoles()
     engines = MemoryEngines(2, lambda uid: 2 + uid % 3)
-    source = groups_of(roles, engines, step_order=order, blocking=False, train_iters=4)
+    keys = {"step_order": order, "blocking": False, "use_integrated_worker": False}
+    source = groups_of(roles, engines, train_iters=4, **keys)
+    assert isinstance(source.generation, Replicas)
     for step in (1, 2, 3):
         gathered = source.next(step, lambda: None)
         with gathered.rating as rewarded:

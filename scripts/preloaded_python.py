@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,7 @@ LIBRARIES = (
     "pytest",
 )
 _MOST_BYTES = 1 << 18
+_START_SECONDS = 60.0
 
 
 class PreloadedPython:
@@ -125,9 +127,21 @@ def _ask(path: str, arguments: Sequence[str]) -> int:
         "environment": {**os.environ},
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(path)
+        _connect(connection, path)
         socket.send_fds(connection, [json.dumps(asked).encode()], [0, 1, 2])
         return int(connection.recv(16) or 1) & 0xFF
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    """Connect; the process may open its socket a moment later."""
+    end = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            return connection.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python scripts/preloaded_python.py SOCKET -c CODE [ARGUMENT ...]
 
 The first is that process; the second runs a program in it, as `python -c` does: in the working
-folder, with the variables, the files and the exit code of the second. It takes the sources of
-mindrl as they are then. So it starts without the ten seconds that torch, transformers, vLLM,
-Megatron-core and Ray take to import.
+folder, with the variables, the files, the niceness and the exit code of the second. It takes the
+sources of mindrl as they are then. So it starts without the ten seconds that torch, transformers,
+vLLM, Megatron-core and Ray take to import.
 """
 
 import importlib
@@ -85,6 +85,7 @@ def _run(
     arguments: list[str],
     folder: str,
     environment: dict[str, str],
+    niceness: int,
 ) -> NoReturn:
     """Run a program in a fork, and answer with its exit code."""
     if (child := os.fork()) != 0:
@@ -92,6 +93,7 @@ def _run(
         connection.send(str(code).encode())
         os._exit(0)
     connection.close()
+    os.nice(niceness - os.nice(0))
     for descriptor, file in enumerate(files):
         os.dup2(file, descriptor)
         os.close(file)
@@ -125,6 +127,7 @@ def _ask(path: str, arguments: Sequence[str]) -> int:
         "arguments": arguments[start:],
         "folder": str(Path.cwd()),
         "environment": {**os.environ},
+        "niceness": os.nice(0),
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         _connect(connection, path)

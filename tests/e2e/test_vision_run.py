@@ -16,6 +16,15 @@ from mindrl.trainer.rollout_files import RolloutFiles
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 GAP = "logprob_gap/mean"
+AHEAD = (
+    "rl_config.use_integrated_worker=false",
+    "rl_config.step_order=asynchronous",
+    "rl_config.actor_resource.num_npus=1",
+    "actor_config.backend=fsdp:d1",
+    "rl_config.rollout_resource.num_npus=1",
+    "rl_config.max_staleness=2",
+    "rl_config.rollout_round_steps=4",
+)
 SHORT = (
     "megatron_training.train_iters=4",
     "megatron_training.save_interval=1",
@@ -118,16 +127,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 
 def test_replicas_of_their_own_see_the_pictures(counter: tuple[Path, Path], tmp_path: Path) -> None:
-    more = (
-        "rl_config.use_integrated_worker=false",
-        "rl_config.step_order=asynchronous",
-        "rl_config.actor_resource.num_npus=1",
-        "actor_config.backend=fsdp:d1",
-        "rl_config.rollout_resource.num_npus=1",
-        "rl_config.max_staleness=2",
-        "rl_config.rollout_round_steps=4",
-    )
-    program = ended(run(tmp_path / "run", counter, *SHORT, *more))
+    program = ended(run(tmp_path / "run", counter, *SHORT, *AHEAD))
     # A step on tokens of older weights alone has no gap of its own.
     gaps = [step[GAP] for step in program.steps() if GAP in step]
     assert len(gaps) > 0

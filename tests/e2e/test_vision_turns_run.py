@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from program import CHECKOUT, Program, start_program
-from test_vision_run import GAP, SHORT, ended, of_results
+from test_vision_run import AHEAD, GAP, SHORT, ended, of_results
 
 from mindrl.programs.tiny import made_counter
 from mindrl.tiny.vision.squares import QUESTION
@@ -98,16 +98,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 def test_replicas_that_run_ahead_are_shown_the_pictures(
     counter: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    more = (
-        "rl_config.use_integrated_worker=false",
-        "rl_config.step_order=asynchronous",
-        "rl_config.actor_resource.num_npus=1",
-        "actor_config.backend=fsdp:d1",
-        "rl_config.rollout_resource.num_npus=1",
-        "rl_config.max_staleness=2",
-        "rl_config.rollout_round_steps=4",
-    )
-    steps = ended(run(tmp_path / "run", counter, *SHORT, *more)).steps()
+    steps = ended(run(tmp_path / "run", counter, *SHORT, *AHEAD)).steps()
     gaps = [step[GAP] for step in steps if GAP in step]
     assert gaps
     assert max(gaps) < 1e-6

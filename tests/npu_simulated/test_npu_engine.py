@@ -38,7 +38,7 @@ def folder_of(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def expected(folder_of: FolderOf) -> Callable[[str], list[int]]:
-    """The 12 likeliest tokens behind each prompt, by Hugging Face."""
+    """The 12 likeliest tokens after each prompt, by Hugging Face."""
     found: dict[str, list[int]] = {}
 
     def tokens(family: str) -> list[int]:
@@ -52,7 +52,7 @@ def expected(folder_of: FolderOf) -> Callable[[str], list[int]]:
 
 
 def likeliest(model: torch.nn.Module, prompt: Tokens) -> list[int]:
-    """Return the 12 likeliest tokens behind a prompt."""
+    """Return the 12 likeliest tokens after a prompt."""
     ids = list(prompt)
     with torch.no_grad():
         for _ in range(12):

@@ -239,7 +239,7 @@ def test_samples_show_each_picture_where_it_was_given(
     pieces = rows[0]["conversation"]["pieces"]
     assert [each.get("pictures") for each in pieces] == [numbers[1:2], None, numbers[2:]]
     assert [each["text"] for each in pieces] == ["look", "two", "a <|image_pad|><image>"]
-    # Samples of a prompt stay together, whatever they were shown.
+    # Samples of a prompt are one group, also if their pictures differ.
     assert prompt_key(rows[0]) == prompt_key(rows[1])
     names = [name for row in rows for piece in pieces for name in piece.get("pictures", ())]
     Thumbnails(images.folder, tmp_path / "run/pictures").write([*names, *numbers])

@@ -3,17 +3,15 @@
 Shapes: S tokens of this rank, F frequencies, also tokens of pictures, H hidden size.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModel
 
 from mindrl.config.images import ImageConfig
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
-from mindrl.models.vision import file_name
 from mindrl.training.archon.collectives import copied
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.given_network import deal_out
@@ -24,10 +22,10 @@ from mindrl.training.transformers_modules import (
     fill_buffers,
     refuse_other_tensors,
 )
-from mindrl.training.vision.tower import SeenPictures, Tower
+from mindrl.training.vision.tower import SeenPictures, Tower, WithTower
 
 
-class SeeingNetwork(Network):
+class SeeingNetwork(WithTower, Network):
     """A decoder with its head and a tower, on the meta device; it is not cut into stages."""
 
     def __init__(
@@ -63,23 +61,11 @@ class SeeingNetwork(Network):
         """Layers of the tower, then of the decoder."""
         return [*self.visual.blocks, *super().layers]
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters under the folder's names; a tied one once."""
-        begin = f"{prefix}." if prefix else ""
-        for name, parameter in super().named_parameters("", recurse, remove_duplicate):
-            yield begin + file_name(self._names, name), parameter
-
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
         """Allocate the weights, and compute the buffers of the tower."""
         super().to_empty(device=device, recurse=recurse)
         fill_buffers(self._folder, self.visual)
         return self
-
-    def forget(self) -> None:
-        """Drop the features of earlier weights."""
-        self.tower.kept.clear()
 
     def forward(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Turn tokens [1, S] and the pictures of their sequences into hidden states [1, S, H]."""

@@ -5,27 +5,26 @@ Transformers' own forward is not used: it finds the tokens of pictures by their 
 Shapes: S tokens of a pack, H hidden size.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from mindrl.config.images import ImageConfig
 from mindrl.models.description import ModelDescription
 from mindrl.models.other_family import OtherFamily
-from mindrl.models.vision import file_name, module_name
+from mindrl.models.vision import module_name
 from mindrl.training.archon.network import NetworkSettings, StagePart
 from mindrl.training.fsdp.network import ATTENTION, HuggingFaceNetwork
 from mindrl.training.packs import Pack
 from mindrl.training.transformers_modules import built_on_meta
-from mindrl.training.vision.tower import Tower
+from mindrl.training.vision.tower import Tower, WithTower
 
 
-class VisionNetwork(HuggingFaceNetwork):
+class VisionNetwork(WithTower, HuggingFaceNetwork):
     """A decoder with a vision tower."""
 
     def __init__(
@@ -47,14 +46,6 @@ class VisionNetwork(HuggingFaceNetwork):
         attention = {"text_config": ATTENTION, "vision_config": "sdpa"}
         return built_on_meta(folder, AutoModelForImageTextToText, attention)
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters under the folder's names; a tied one once."""
-        begin = f"{prefix}." if prefix else ""
-        for name, parameter in super().named_parameters("", recurse, remove_duplicate):
-            yield begin + file_name(self._names, name), parameter
-
     @cached_property
     def in_modules(self) -> OtherFamily:
         """The family with transformers' names, which differ from those of older folders."""
@@ -66,10 +57,6 @@ class VisionNetwork(HuggingFaceNetwork):
             head=here(other.head),
             styles=tuple((here(path), style) for path, style in other.styles),
         )
-
-    def forget(self) -> None:
-        """Drop the features of earlier weights."""
-        self.tower.kept.clear()
 
     def last_hidden(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Return the decoder's output for tokens [1, S] and the pictures of their sequences."""

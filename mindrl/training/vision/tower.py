@@ -12,7 +12,7 @@ Shapes: S tokens of a pack, H hidden size, F tokens of pictures among them; of f
 output, tokens of all pictures of a pack.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from mindrl.config.images import ImageConfig
 from mindrl.errors import DataError
 from mindrl.models.other_family import VisionPart
+from mindrl.models.vision import file_name
 from mindrl.pictures.folder import PictureFolder
 from mindrl.pictures.patches import Patches, PatchMaker
 from mindrl.training.packs import Pack
@@ -190,6 +191,25 @@ class Tower:
                     f"a picture of {grid.tokens} tokens does not stand at position {grid.first} of "
                     "its sequence; is the image processor that of the rows?"
                 )
+
+
+class WithTower(nn.Module):
+    """A network with a tower; its parameters have the names of the folder's files."""
+
+    _names: VisionPart
+    tower: Tower
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters under the folder's names; a tied one once."""
+        begin = f"{prefix}." if prefix else ""
+        for name, parameter in super().named_parameters("", recurse, remove_duplicate):
+            yield begin + file_name(self._names, name), parameter
+
+    def forget(self) -> None:
+        """Drop the features of earlier weights."""
+        self.tower.kept.clear()
 
 
 _NO_FEATURE = -1

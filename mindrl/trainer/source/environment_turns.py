@@ -5,6 +5,7 @@ Shapes: N tokens of a response.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import NamedTuple
 
 from mindrl.batch.conversations import (
@@ -149,9 +150,10 @@ class EnvironmentTurns(ConversationTurns):
             assert prompt.row is not None, "rows are read for environments"
             shown = [KeptImage(each.number, each.tokens) for each in prompt.images]
             if self._is_over(len(shown), len(opening.pictures)):
-                count = len(shown) + len(opening.pictures)
-                need = "more than data_config.images.max_per_prompt allows"
-                raise DataError(f"it begins with {count} pictures, {need}")
+                raise DataError(
+                    f"it begins with {len(shown) + len(opening.pictures)} pictures; "
+                    f"data_config.images.max_per_prompt={self._most_pictures}"
+                )
             shown += self._kept(opening.pictures)
             messages, tools = prompt.row.messages, prompt.row.tools
             rendered = self.template.opening(messages, opening.pieces, tools)
@@ -284,9 +286,12 @@ class EnvironmentTurns(ConversationTurns):
 
     def _is_over(self, shown: int, given: int) -> bool:
         """Return whether given pictures, next to those shown, are more than allowed."""
-        if self.images is None or not given:
-            return False
-        return shown + given > self.images.config.max_per_prompt
+        return given > 0 and shown + given > self._most_pictures
+
+    @property
+    def _most_pictures(self) -> float:
+        """Most pictures of a conversation; a model of text refuses each one when it is kept."""
+        return inf if self.images is None else self.images.config.max_per_prompt
 
     def _kept(self, pictures: Sequence[GivenPicture]) -> Sequence[KeptImage]:
         """Keep the pictures of an answer.

@@ -173,7 +173,7 @@ def test_an_answer_with_more_pictures_than_are_left_ends_a_conversation(
         assert [talk_of(pool, response).ending for response in (0, 1)] == ["failed", "failed"]
         assert pool.turns is not None
         assert pool.turns.taken_failures() == {
-            "it begins with 3 pictures, more than data_config.images.max_per_prompt allows": 2
+            "it begins with 3 pictures; data_config.images.max_per_prompt=2": 2
         }
 
 

@@ -4,14 +4,15 @@
     python scripts/replay_curves.py [--seeds 1 2 3] [--steps 20] [--json FILE] [key=value ...]
 
 Prints a line per mode: how far the trainer's log-probs are from the engine's, the share of choices
-that replay changed, and the reward. Runs that are already in the JSON file are not repeated.
+that replay changed, the reward, and the seconds of a step per 1,000 response tokens, from the third
+step on. Runs that are already in the JSON file are not repeated.
 """
 
 import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from rich.console import Console
 from rich.table import Table
@@ -24,8 +25,11 @@ IN_BFLOAT16 = (
     # Several updates per step, so that the old log-probs are those of a pass of their own.
     *("rl_config.mini_batch_size=8", "rl_config.old_log_probs=recompute"),
 )
+SKIPPED = 2
+"""Steps of each run that include work that is done once."""
 MEAN, LARGEST = "logprob_gap/mean", "logprob_gap/max"
 DIFFERING, REWARD = "update/differing_routes", "reward/mean"
+SECONDS = "seconds of 1,000 tokens"
 
 
 def main() -> None:
@@ -47,6 +51,10 @@ def main() -> None:
             LARGEST: max(row[LARGEST] for row in rows),
             DIFFERING: mean(row.get(DIFFERING, 0.0) for row in rows),
             REWARD: mean(row[REWARD] for row in rows[-5:]),
+            SECONDS: median(
+                1000 * row["seconds/step"] / row["rollout/response_tokens"]
+                for row in rows[SKIPPED:]
+            ),
         }
 
     turns = [(mode, seed) for seed in options.seeds for mode in MODES]
@@ -56,7 +64,8 @@ def main() -> None:
 
 def show(figures: dict[str, Sequence[dict[str, float]]]) -> None:
     """Print the mean over the seeds, and of the largest gap each seed's."""
-    table = Table("replay", "mean gap", "largest gap of each seed", "replayed otherwise", "reward")
+    gaps = ("mean gap", "largest gap of each seed")
+    table = Table("replay", *gaps, "replayed otherwise", "reward", SECONDS)
     for mode, each in figures.items():
         table.add_row(
             mode,
@@ -64,6 +73,7 @@ def show(figures: dict[str, Sequence[dict[str, float]]]) -> None:
             ", ".join(f"{seed[LARGEST]:.3f}" for seed in each),
             f"{mean(seed[DIFFERING] for seed in each):.4f}",
             f"{mean(seed[REWARD] for seed in each):.3f}",
+            f"{mean(seed[SECONDS] for seed in each):.3f}",
         )
     Console(width=110, highlight=False).print(table)
 

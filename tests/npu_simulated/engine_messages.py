@@ -31,6 +31,8 @@ class GraphLife:
     """Bytes of the device beyond those before the engine, in its first sleep."""
     greedy: list[Responses] = field(default_factory=list)
     """With each set of weights."""
+    sampled: list[Responses] = field(default_factory=list)
+    """With each set of weights."""
 
 
 @dataclass(kw_only=True)

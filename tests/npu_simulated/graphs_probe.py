@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from engine_messages import EngineCase, GraphLife, Tokens
-from engine_probe import GREEDY, layout_of, start, taken_bytes
+from engine_probe import GREEDY, SAMPLED, layout_of, start, taken_bytes
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.platform.device import PLATFORMS, configure_megatron
@@ -37,6 +37,7 @@ def life(case: EngineCase, folders: list[str], prompts: list[Tokens]) -> GraphLi
         counts["replayed"] = 0
         found.greedy.append(engine.generate(prompts, GREEDY, list(range(len(prompts)))))
         found.replayed.append(counts["replayed"])
+        found.sampled.append(engine.generate(prompts, SAMPLED, list(range(len(prompts)))))
     assert counts["captured"] == found.captured, "a step captured a graph"
     return found
 

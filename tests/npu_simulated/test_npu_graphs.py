@@ -15,6 +15,8 @@ from simulated import SimulatedNpus
 from test_npu_engine import MIB, PAGE, PROMPTS, folder_of, is_right, likeliest, needs_mindspeed
 from transformers import AutoModelForCausalLM
 
+from mindrl.batch.rollouts import Responses
+
 pytestmark = pytest.mark.npu_simulated
 
 __all__ = ["folder_of"]
@@ -39,6 +41,20 @@ def answers_of(folder: Path) -> list[int]:
     """Return what Hugging Face says."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return [token for prompt in PROMPTS for token in likeliest(model, prompt)]
+
+
+def largest_gap(said: Responses, folder: Path) -> float:
+    """Return how far the log-prob of a sampled token is from Hugging Face's, in nats."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lengths, found = said.lengths_B.tolist(), 0.0
+    sampled = zip(said.token_ids_N.split(lengths), said.logprobs_N.split(lengths), strict=True)
+    for prompt, (ids_T, logprobs_T) in zip(PROMPTS, sampled, strict=True):
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([[*prompt, *ids_T.tolist()]])).logits[0]
+        expected_TV = logits_TV[len(prompt) - 1 : -1].log_softmax(-1)
+        expected_T = expected_TV.gather(1, ids_T.long()[:, None])[:, 0]
+        found = max(found, (expected_T - logprobs_T).abs().max().item())
+    return found
 
 
 def test_a_replay_reads_what_lies_there_and_nothing_that_lies_elsewhere(
@@ -75,6 +91,27 @@ def test_an_engine_with_graphs_answers_with_each_new_set_of_weights(
     folders = [str(each) for each in (folder, other, folder)]
     for found in npu_workers.run("graphs_probe:life", case, folders, PROMPTS, ranks=tp):
         check(found, [first, second, first])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("npu_workers", ["0.23", "0.30"], indirect=True)
+def test_latent_attention_samples_by_each_new_set_of_weights(
+    graphs: bool, folder_of: Callable[[str], Path], tmp_path: Path, npu_workers: SimulatedNpus
+) -> None:
+    """vllm-ascend computes this attention over a prompt in bfloat16, in an engine of any dtype.
+
+    So a near tie may give another greedy token than Hugging Face, but no log-prob is far away.
+    """
+    folder = folder_of("latent")
+    other = with_other_weights(folder, tmp_path)
+    case, folders = EngineCase(folder=str(folder), graphs=graphs), [folder, other, folder]
+    asked = [str(each) for each in folders]
+    (found,) = npu_workers.run("graphs_probe:life", case, asked, PROMPTS)
+    assert (min(found.replayed) > 0) == graphs
+    gaps = [largest_gap(said, each) for said, each in zip(found.sampled, folders, strict=True)]
+    assert max(gaps) < 0.05
+    assert largest_gap(found.sampled[0], other) > 1.0
 
 
 @needs_mindspeed

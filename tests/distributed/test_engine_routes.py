@@ -97,7 +97,17 @@ def test_in_bfloat16_the_largest_gap_falls_at_least_twofold(
     assert found.replayed_N.max() < found.free_N.max() / 2
 
 
-@pytest.mark.parametrize("way", ["tokens one by one", "drafts"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "tokens one by one",
+        "drafts",
+        *(
+            pytest.param(f"drafts by {family}", marks=pytest.mark.nightly)
+            for family in ("qwen3", "qwen3_moe")
+        ),
+    ],
+)
 def test_in_float32_replay_changes_nothing(
     way: str,
     forked_workers: ForkedWorkers,
@@ -105,7 +115,13 @@ def test_in_float32_replay_changes_nothing(
     run_config: Callable[..., RunConfig],
 ) -> None:
     """Of drafts that the engine rejects, the routes are those of tokens that no sequence has."""
-    values = WAYS | (DRAFTS if way == "drafts" else {})
+    values, (_, _, family) = dict(WAYS), way.partition("drafts by ")
+    if way == "drafts":
+        values |= DRAFTS
+    elif family:
+        # Its routers are not those of the policy.
+        drafting = str(random_model_of(family, spread=0.1))
+        values |= {f"{_SECTION}.method": "draft_model", f"{_SECTION}.model": drafting}
     found = step_of(forked_workers, run_config(random_model_of("qwen3_moe"), values))
     assert found.update["without_routes"] == found.update["differing_routes"] == 0.0
     torch.testing.assert_close(found.replayed_N, found.free_N, atol=1e-6, rtol=0)

@@ -3,6 +3,7 @@
     python scripts/bench_step.py [--works short ...] [--rounds 3] [--json FILE] [override ...]
 
 The same model, prompts, lengths and data type, in turn on this machine: mindrl with two workers;
+bare generation by vLLM and a bare update by transformers, in two processes (step_bare.py);
 TRL with the generation of transformers, and with vLLM inside its process, each as one process with
 two threads and as two processes with one thread; the faster counts. The learning rate is almost
 zero, so the lengths of the answers do not change. The first two steps of each start do not count.
@@ -35,6 +36,7 @@ from rich.table import Table
 from step_works import Work, works
 from tiny_runs import CHECKOUT, STEPS_ALONE, recorded, trained
 
+_BARE, _RIVAL = "scripts/step_bare.py", "scripts/step_rivals.py"
 SKIPPED = 2
 """Steps of each start that include work that is done once."""
 Steps = list[dict[str, float]]
@@ -66,10 +68,15 @@ def main() -> int:
 
 def measured(work: Work, options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Steps]:
     """Run one work with all trainers in turn; return the steps of each."""
-    ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(work, options.steps, overrides)}
+    ways: dict[str, Callable[[], Steps]] = {
+        "mindrl": lambda: ours(work, options.steps, overrides),
+        "bare": lambda: theirs(work, [_BARE], 2, options.steps),
+    }
     if find_spec("trl") is not None:
         ways |= {
-            f"{name}, {count} process(es)": partial(theirs, work, way, count, options.steps)
+            f"{name}, {count} process(es)": partial(
+                theirs, work, [_RIVAL, way], count, options.steps
+            )
             for name, way in (("TRL", "transformers"), ("TRL with vLLM", "vllm"))
             for count in (1, 2)
         }
@@ -99,12 +106,12 @@ def ours(work: Work, steps: int, overrides: Sequence[str]) -> Steps:
     ]
 
 
-def theirs(work: Work, way: str, processes: int, steps: int) -> Steps:
-    """Run another trainer in a number of processes."""
+def theirs(work: Work, program: Sequence[str], processes: int, steps: int) -> Steps:
+    """Run the steps of another program in a number of processes."""
     threads = max(1, (os.cpu_count() or 1) // processes)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)),
-        *("--standalone", "scripts/step_rivals.py", way),
+        *("--standalone", *program),
         json.dumps(work.of_rival(steps=steps + 1, seed=1)),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -112,7 +119,7 @@ def theirs(work: Work, way: str, processes: int, steps: int) -> Steps:
         command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"{way} failed:\n{done.stderr[-4000:]}")
+        raise SystemExit(f"{' '.join(program)} failed:\n{done.stderr[-4000:]}")
     return [dict(each) for each in json.loads(done.stdout.splitlines()[-1])]
 
 
@@ -138,8 +145,10 @@ def shown(name: str, found: Mapping[str, Steps]) -> None:
         for key in sorted({key for step in mindrl for key in step if "seconds/" in key})
     }
     console.print({name: f"{seconds:.3f}" for name, seconds in stages.items()})
-    more = whole / (stages["generate"] + stages["update"]) - 1
-    console.print(f"mindrl's step takes {more:.1%} more than its generation and its update")
+    own = whole / (stages["generate"] + stages["update"])
+    bare = whole / median(found["bare"])
+    console.print(f"mindrl's step takes {own:.2f} times its generation and its update")
+    console.print(f"mindrl's step takes {bare:.2f} times bare generation and a bare update")
 
 
 if __name__ == "__main__":

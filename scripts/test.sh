@@ -96,6 +96,15 @@ preload() {
     workers="popen//python=python scripts/preloaded_python.py $scratch/python"
 }
 
+# Start the process whose forks are the ranks of the tests of several processes.
+prepare_ranks() {
+    export MINDRL_TESTS_ZYGOTE="$scratch/zygote"
+    set -m
+    python -W ignore tests/distributed/forked_workers.py "$MINDRL_TESTS_ZYGOTE" >"$scratch/zygote.log" 2>&1 &
+    preloaded+=($!)
+    set +m
+}
+
 # Add what pytest_as left.
 count() {
     local name="$1" title="$2" failed_before="$failed"
@@ -129,6 +138,7 @@ else
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
+    prepare_ranks
     # Unit tests have limits of time that they reach beside ranks that poll for messages.
     wait "${beside[@]}"
     beside=()

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -71,10 +72,16 @@ def configs() -> Path:
 
 @pytest.fixture(scope="session")
 def forked_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ForkedWorkers"]:
-    """One zygote for all tests of several processes on the CPU."""
-    from forked_workers import ForkedWorkers
+    """One zygote for all tests of several processes on the CPU.
 
-    workers = ForkedWorkers(tmp_path_factory.mktemp("zygote") / "log.txt")
+    `MINDRL_TESTS_ZYGOTE` is the socket of one that runs already.
+    """
+    from forked_workers import ForkedWorkers, SharedWorkers
+
+    if shared := os.environ.get("MINDRL_TESTS_ZYGOTE"):
+        workers: ForkedWorkers = SharedWorkers(shared)
+    else:
+        workers = ForkedWorkers(tmp_path_factory.mktemp("zygote") / "log.txt")
     yield workers
     workers.stop()
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Listener, Pipe
+from multiprocessing.connection import Client, Connection, Listener, Pipe
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -38,12 +38,10 @@ class ForkedWorkers:
     ) -> None:
         """Start a script that serves orders; without an environment it has that of a CPU worker."""
         self.orders, theirs = Pipe()
-        if environment is None:
-            environment = PLATFORMS["cpu"].worker_environment(workers=2, one_machine=True)
         with theirs, log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(script), str(theirs.fileno())],
-                env={**os.environ, **environment},
+                env={**os.environ, **(_of_cpu_worker() if environment is None else environment)},
                 pass_fds=[theirs.fileno()],
                 stdout=output,
                 stderr=output,
@@ -103,6 +101,25 @@ class ForkedWorkers:
         """End the zygote."""
         send(self.orders, None)
         self.process.wait(timeout=30)
+
+
+class SharedWorkers(ForkedWorkers):
+    """The groups that are forked from a zygote that others use too."""
+
+    def __init__(self, path: str) -> None:
+        """Connect to the socket of `python forked_workers.py SOCKET`."""
+        self.orders = Client(path, family="AF_UNIX")
+        self.ready = False
+        self.environment = {}
+
+    def stop(self) -> None:
+        """End what serves this process alone."""
+        send(self.orders, None)
+        self.orders.close()
+
+
+def _of_cpu_worker() -> dict[str, str]:
+    return PLATFORMS["cpu"].worker_environment(workers=2, one_machine=True)
 
 
 def _free_port() -> int:
@@ -172,3 +189,8 @@ class ForkedGroup:
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()
+
+
+if __name__ == "__main__":
+    os.environ.update(_of_cpu_worker())
+    os.execv(sys.executable, [sys.executable, str(ZYGOTE), *sys.argv[1:]])

@@ -1,6 +1,7 @@
 """Imports Megatron-core and vLLM once, then forks prepared processes on request.
 
-Started by `forked_workers.ForkedWorkers` as `python zygote.py DESCRIPTOR`. Each forked process
+Started by `forked_workers.ForkedWorkers` as `python zygote.py DESCRIPTOR`, or once for several of
+them as `python forked_workers.py SOCKET`. Each forked process
 joins its peers and calls a function: one that builds a worker by the product's own code, which
 then obeys calls until told to stop, or one whose result is wanted. Processes over another device
 are served by a script that calls `serve` with what is to be prepared and how ranks join.
@@ -9,6 +10,7 @@ are served by a script that calls `serve` with what is to be prepared and how ra
 import gc
 import os
 import pickle
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
 from mindrl.platform.device import PLATFORMS, prepare_process
@@ -44,10 +47,31 @@ Join = Callable[[Order, int], None]
 
 
 def serve(orders: Connection, prepare: Callable[[], None], join: Join) -> None:
-    """Fork the ranks of a group for each order."""
+    """Prepare this process, then fork the ranks of a group for each order."""
     prepare()
     _keep_what_is_imported()
+    _obey(orders, join)
 
+
+def serve_all(path: str, prepare: Callable[[], None], join: Join) -> None:
+    """Prepare this process, then serve each that connects to a socket from a fork of its own."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        prepare()
+        _keep_what_is_imported()
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _obey(Connection(connection.detach()), join)
+                os._exit(0)
+            connection.close()
+            while _reap():
+                pass
+
+
+def _obey(orders: Connection, join: Join) -> None:
     send(orders, "ready")
     while (order := receive(orders)) is not None:
         for rank in range(order.ranks):
@@ -101,12 +125,25 @@ _MODULES = (
 """What forked processes need; each would import it for itself otherwise."""
 
 
+_LATE = (
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.model_executor.layers.quantization.online.base",
+    "compressed_tensors",
+    "torch._dynamo",
+)
+"""What an engine imports when it starts."""
+
+
 def _prepare() -> None:
     prepare_process(PLATFORMS["cpu"])
-    for name in _MODULES:
+    probes = sorted(path.stem for path in Path(__file__).parent.glob("*_probe.py"))
+    for name in (*_MODULES, *probes):
         import_module(name)  # only now: the process is prepared
     import_module("no_doubles").install()
-    _replace_kernels()
+    _prepare_engines()
 
 
 def _join(order: Order, rank: int) -> None:
@@ -122,13 +159,15 @@ def _join(order: Order, rank: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(minutes=2))
 
 
-def _replace_kernels() -> None:
-    """Do once the search of each engine for kernels to replace, through all modules.
+def _prepare_engines() -> None:
+    """Do once what takes each engine longer than all the rest of its start.
 
-    That takes twice as long as all the rest of its start, and imports hundreds of modules.
+    That are imports of hundreds of modules, and searches through all loggers, and through all
+    modules for kernels to replace.
     """
-    for name in ("vllm.v1.worker.cpu_worker", "compressed_tensors", "torch._dynamo"):
+    for name in _LATE:
         import_module(name)
+    import_module("vllm.logger").configure_logging(import_module("vllm.config").LoggingConfig())
     platform = import_module("vllm.platforms").current_platform
     platform.register_triton_kernel_overrides()
     platform.register_triton_kernel_overrides = lambda: None
@@ -154,4 +193,7 @@ def _reap() -> bool:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), _prepare, _join)
+    if sys.argv[1].isdecimal():
+        serve(Connection(int(sys.argv[1])), _prepare, _join)
+    else:
+        serve_all(sys.argv[1], _prepare, _join)

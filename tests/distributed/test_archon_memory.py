@@ -134,12 +134,9 @@ def test_a_stage_keeps_as_many_chunks_at_a_time_as_are_estimated_however_many_pa
         assert layers == (5 if schedule is SCHEDULES["I1F1B"] else 4)
 
 
-@pytest.mark.parametrize(
-    ("bf16", "low_rank"),
-    at_night_but(
-        [(True, None)], [(False, None), (True, None), (False, ADAPTERS), (True, ADAPTERS)]
-    ),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("low_rank", [None, ADAPTERS])
 def test_two_ranks_borrow_what_is_estimated(
     bf16: bool, low_rank: LowRank | None, forked_workers: ForkedWorkers
 ) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
 from test_layouts import Trace, assert_equal_but_for_rounding, assert_one_run, train_for_three_steps
 
 from mindrl.config.run import RunConfig
@@ -41,7 +40,6 @@ WAYS: dict[str, dict[str, Any]] = {
         "generate_config.infer_expert_parallel_size": 2,
     },
 }
-EVERY_CHANGE = ("TP2 with cut experts to TP2 with whole experts",)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,8 @@ def alone(
     return train_for_three_steps(forked_workers, run_config(random_model_of("qwen3_moe")))
 
 
-@pytest.mark.parametrize("way", at_night_but(EVERY_CHANGE, WAYS))
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", WAYS)
 def test_two_workers_that_share_experts_equal_one_worker(
     way: str,
     alone: Trace,

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from forked_workers import ForkedWorkers
 from linked_groups import LinkedGroups, begin_all
-from nightly import at_night_but
 from safetensors import safe_open
 from shards_messages import Case
 from torch.distributed import PrefixStore
@@ -54,8 +53,6 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         {"actor_config.backend": "archon:t2", f"actor_config.{TP}": 2, **TWO_REPLICAS},
     ),
 }
-EVERY_CHANGE = ["experts ep2 to one of tp2"]
-"""The short suite has tp2 to two of one rank in tests/e2e/test_apart_run.py."""
 
 
 def groups_of(
@@ -76,7 +73,8 @@ def tensor_bytes(folder: Path) -> int:
         return sum(file.get_tensor(name).numel() * 4 for name in file.keys())  # noqa: SIM118
 
 
-@pytest.mark.parametrize("way", at_night_but(EVERY_CHANGE, WAYS))
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", WAYS)
 def test_replicas_answer_as_engines_that_loaded_each_exported_version(
     forked_workers: ForkedWorkers,
     run_config: MakeConfig,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 from forked_workers import ForkedWorkers
-from nightly import at_night_but
 from test_training_latent import MODELS, save_random
 from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
 from training_messages import Case, Course
@@ -167,7 +166,8 @@ def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
         }
 
 
-@pytest.mark.parametrize("ranks", at_night_but([2], TRIALS))
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", TRIALS)
 def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
     ranks: int,
     folders: dict[str, str],

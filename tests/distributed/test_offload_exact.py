@@ -9,7 +9,6 @@ import pytest
 import torch
 from file_opens import opens_of
 from forked_workers import ForkedWorkers
-from nightly import at_night_but, few_unless_night
 from role_steps import GREEDY, PROMPTS, take_step
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,7 +19,7 @@ from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
 
-STEPS = few_unless_night([6], [20])[0]
+STEPS = 20
 TWO_RANKS = {"rl_config.actor_resource.num_npus": 2, "actor_config.micro_batch_size": 8}
 WITH_REFERENCE = {"rl_config.init_kl_coef": 0.1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,7 +48,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"megatron_training.use_distributed_optimizer": False, "ref_config.backend": "fsdp:d2"},
     ),
 }
-EVERY_CHANGE = ("moe, fp32, dp 2",)
 STAYING = {
     f"{section}.{switch}": False
     for section, switches in {
@@ -102,7 +100,8 @@ def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
     )
 
 
-@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, CASES))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
 def test_steps_are_equal_to_the_bit_whether_all_leaves_the_device_or_all_stays(
     name: str,
     forked_workers: ForkedWorkers,

@@ -18,7 +18,7 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.layouts.layout import TrainLayout
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
 UPDATES = 3
 

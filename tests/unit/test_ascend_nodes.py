@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 from ascend_node import ROOT, Node, is_running, ready_node
-from nightly import at_night_but
 
 
 @pytest.fixture
@@ -69,7 +68,8 @@ def test_npus_that_do_not_come_end_the_run_with_exit_code_4(node: Node) -> None:
     assert [pid for pid in node.pids if is_running(pid)] == []
 
 
-@pytest.mark.parametrize("stage", at_night_but(["training"], ["wait", "training"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", ["wait", "training"])
 def test_sigterm_stops_what_runs_and_leaves_no_process(node: Node, stage: str) -> None:
     process = node.start(**{f"{stage.upper()}_TAKES": "600"})
     node.wait_for_call("python", number=1 if stage == "wait" else 2)
@@ -111,6 +111,7 @@ def own_address() -> tuple[str, str]:
     pytest.skip("this machine has no address but loopback")
 
 
+@pytest.mark.nightly
 def test_node_1_joins_the_head_and_ends_with_it(node: Node) -> None:
     interface, address = own_address()
     if shutil.which("ip", path=node.environment["PATH"]) is None:

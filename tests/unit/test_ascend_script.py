@@ -56,6 +56,7 @@ def test_check_on_a_complete_node_counts_8_npus_and_starts_nothing(node: Node) -
     assert node.calls("python") == []
 
 
+@pytest.mark.nightly
 def test_visible_devices_limit_the_count_to_2(node: Node) -> None:
     result = node.run("--check", ASCEND_RT_VISIBLE_DEVICES="1,3")
 
@@ -103,6 +104,7 @@ def test_dry_run_goes_to_the_program_without_preflight_or_ray(node: Node) -> Non
     assert node.calls("ray") == []
 
 
+@pytest.mark.nightly
 def test_dry_run_without_an_environment_takes_that_of_the_checkout_or_says_what_to_do(
     node: Node, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_dry_run_without_an_environment_takes_that_of_the_checkout_or_says_what_
     assert "the configuration is valid" in found.stdout
 
 
+@pytest.mark.nightly
 def test_python_alone_names_an_environment_with_its_ray(node: Node, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     environment.mkdir()
@@ -152,7 +155,7 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
 @pytest.mark.parametrize(
     ("config", "arguments", "settings", "message"),
     [
-        (
+        pytest.param(
             "grpo_qwen25_32b",
             (),
             {"NNODES": "1"},
@@ -161,8 +164,9 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
                 "NPUS_PER_NODE=8 is 8; set NNODES=2, or rl_config.actor_resource.num_npus=8 with "
                 "matching layouts"
             ),
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             "grpo_qwen25_7b",
             ("rl_config.actor_resource.num_npus=4",),
             {"NPUS_PER_NODE": "8"},
@@ -171,6 +175,7 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
                 "NPUS_PER_NODE=8 is 8; set NPUS_PER_NODE=4, or rl_config.actor_resource.num_npus="
                 "8 with matching layouts"
             ),
+            marks=pytest.mark.nightly,
         ),
         (
             "grpo_qwen25_32b",
@@ -214,6 +219,7 @@ def test_a_run_that_takes_more_npus_than_there_are_starts_no_ray(node: Node) -> 
     assert node.calls("python") == []
 
 
+@pytest.mark.nightly
 def test_any_run_of_the_configurations_starts_with_one_program(node: Node) -> None:
     node.script = ANY_RUN
     assert node.run("ppo_qwen25_7b", "--dry-run").returncode == 0

@@ -98,6 +98,7 @@ def test_whoever_waits_is_well_while_another_gets_on_and_hangs_with_one_that_spi
 
 
 @pytest.mark.distributed
+@pytest.mark.nightly
 def test_of_a_collective_that_one_rank_does_not_join_both_stacks_are_in_the_logs(
     start: Start, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {
     "a huge number": 10**30,
     "nothing": None,
 }
-SHORT = ("a text", "sections", "nothing")
+SHORT = ("a text", "nothing")
 
 
 def keys() -> Iterator[tuple[str, ...]]:

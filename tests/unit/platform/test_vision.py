@@ -60,6 +60,7 @@ def test_operators_are_declared_for_a_build_that_brings_none(operator: str, tmp_
     assert python("import mindrl, torchvision", folder).returncode == 0
 
 
+@pytest.mark.nightly
 def test_transforms_of_the_installed_one_work() -> None:
     shown = python(
         "import mindrl, torch; from torchvision.transforms import v2; "

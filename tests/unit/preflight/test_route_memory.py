@@ -53,6 +53,7 @@ def test_the_first_rank_of_an_engine_keeps_the_routes_of_its_sequences_with_r3(
     assert kept.tolist() == [first, *[OF_UPDATE] * 3] * 4
 
 
+@pytest.mark.nightly
 def test_the_routes_count_among_what_a_machine_keeps_and_not_in_the_arena_of_a_rank() -> None:
     plain, replaying = (
         memory_plan(shardings_of(f"actor_config.router_replay={kind}"), None)

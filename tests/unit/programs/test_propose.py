@@ -74,6 +74,7 @@ def test_a_name_alone_is_enough_and_json_has_every_figure(
     assert proposal["step_seconds"] == pytest.approx(sum(proposal["seconds"].values()))
 
 
+@pytest.mark.nightly
 def test_engines_are_ranked_as_one_and_the_first_is_written_in_one_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +162,7 @@ def test_what_cannot_be_answered_says_why(
     assert told.out == ""
 
 
+@pytest.mark.nightly
 def test_with_lengths_orders_of_steps_are_laid_out_and_the_most_useful_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_each_of_ten_models_has_a_run_on_nodes_of_8_and_one_on_nodes_of_16(
         assert config.actor_config.tensor_model_parallel_size <= resource.npus_per_node, name
 
 
+@pytest.mark.nightly
 def test_a_run_on_a3_differs_from_the_one_on_a2_in_devices_and_layout_alone(
     runs: dict[str, RunConfig],
 ) -> None:

@@ -349,6 +349,7 @@ ASKED = [
 """Filters, of which a page of the file and a live page have to show the same samples."""
 
 
+@pytest.mark.nightly
 def test_a_live_page_finds_the_samples_that_the_page_in_the_folder_shows(
     opened: Page, tmp_path: Path
 ) -> None:

@@ -303,17 +303,17 @@ def test_parts_of_a_batch_have_the_scores_and_the_failures_that_they_have_alone(
 
 
 def test_batches_of_different_sources_are_joined_and_cut_with_what_was_asked_of_whom() -> None:
-    weights = {"": {"math_verify": 1.0}, "form": {"boxed_format": 1.0}}
-    rl = RLConfig(mini_batch_size=1, verifier_function=("math_verify",), verifier_weight=(1.0,))
+    weights = {"": {OBEY: 1.0}, "form": {"boxed_format": 1.0}}
+    rl = RLConfig(mini_batch_size=1, verifier_function=(OBEY,), verifier_weight=(1.0,))
     with RewardScorer(rl, weights) as scorer:
         first = scorer.score(["so \\boxed{1}"] * 2, ["1"] * 2, ["form"] * 2)
-        second = scorer.score(["\\boxed{1}"], ["1"], ["sums"])
+        second = scorer.score(["fine"], ["1"], ["sums"])
     both = Scores.joined([first, second])
     assert both.components == {
         "boxed_format": (1.0, 1.0, None),
-        "math_verify": (None, None, 1.0),
+        OBEY: (None, None, 1.0),
     }
     assert both.sources == ("form", "form", "sums")
     kept = both.rows([1, 2])
     assert (kept.sources, kept.rewards) == (("form", "sums"), (1.0, 1.0))
-    assert kept.scored_counts == {"boxed_format": 2, "math_verify": 1}
+    assert kept.scored_counts == {"boxed_format": 2, OBEY: 1}

@@ -35,6 +35,7 @@ class Counted(McpTools):
         return float(self.call_tool("add", {"a": 0, "b": 0}).split()[-1])
 
 
+@pytest.mark.nightly
 def test_a_server_has_its_state_in_a_conversation_and_a_replay_brings_it_back() -> None:
     turns = [call("add", a=1, b=2), call("add", a=2, b=5), call("fail"), call("add", a="x"), "done"]
     opening, answers = played(f"{__file__}:Counted", {"command": SERVER}, turns)

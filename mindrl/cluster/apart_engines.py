@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaGroup
-from mindrl.cluster.server_group import ServerCall
-from mindrl.cluster.worker_group import WorkerCall, WorkerGroup
+from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.errors import ReshardError, WorkerDiedError
 from mindrl.platform.rendezvous import call_off, link_name
+from mindrl.workers.calls import Call
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
@@ -140,7 +140,7 @@ class ApartEngines:
     def flush_metrics(self) -> list[dict[str, float]]:
         """Return each rank's metrics since the last call; empty for lost replicas."""
         found: list[dict[str, float]] = []
-        ranks = max((len(each.group.handles) for each in self.fleet.up.values()), default=0)
+        ranks = max((each.group.size for each in self.fleet.up.values()), default=0)
         for number in range(self.fleet.count):
             try:
                 found += self.fleet.up[number].group.call_all("flush_metrics")
@@ -167,12 +167,12 @@ class ApartEngines:
         self.generation += 1
         try:
             # Otherwise the link would wait for a replica that has ended.
-            replica.group.call("memory_plan", [()] * len(replica.group.handles), answering=())
+            replica.group.call("memory_plan", [()] * replica.group.size, answering=())
         except WorkerDiedError as error:
             return {number: str(error)}
         given = (self.address, number, self.generation)
-        joining = replica.group.begin("join_link", [given] * len(replica.group.handles))
-        opening = self.training.begin("open_link", [given[1:]] * len(self.training.handles))
+        joining = replica.group.begin("join_link", [given] * replica.group.size)
+        opening = self.training.begin("open_link", [given[1:]] * self.training.size)
         replica.group.meanwhile = self._require_training
         lost = _failures({number: joining})
         replica.group.meanwhile = lambda: None
@@ -196,7 +196,7 @@ class ApartEngines:
         if not numbers:
             return {}
         receiving = {each.number: _begin(each, "receive_weights", (version,)) for each in due}
-        sending = self.training.begin("send_weights", [(numbers,)] * len(self.training.handles))
+        sending = self.training.begin("send_weights", [(numbers,)] * self.training.size)
         # A frozen replica does not make the ranks that wait for it hang.
         lost: dict[int, str] = sending.wait(silence_counts=False)[0]
         lost |= _failures({number: receiving[number] for number in numbers if number not in lost})
@@ -226,11 +226,11 @@ class ApartEngines:
         self.fleet.replace(number, why)
 
 
-def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> WorkerCall | ServerCall:
-    return replica.group.begin(method, [given] * len(replica.group.handles), answering=(0,))
+def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call:
+    return replica.group.begin(method, [given] * replica.group.size, answering=(0,))
 
 
-def _failures(calls: Mapping[int, WorkerCall | ServerCall]) -> dict[int, str]:
+def _failures(calls: Mapping[int, Call]) -> dict[int, str]:
     """Wait for calls; return the failures by number."""
     found = {}
     for number, call in calls.items():

@@ -9,13 +9,11 @@ from threading import Event
 from typing import Any
 
 from mindrl.batch.rollouts import Responses
-from mindrl.cluster.server_group import ServerGroup
-from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.errors import ClusterError, InterruptedRunError, MindrlError
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.workers.calls import Workers
 
-ReplicaWorkers = WorkerGroup | ServerGroup
-StartReplica = Callable[[int, Callable[[], None]], ReplicaWorkers]
+StartReplica = Callable[[int, Callable[[], None]], Workers]
 """Starts the workers of the replica with this number; calls the second argument repeatedly."""
 
 
@@ -24,7 +22,7 @@ class ReplicaGroup:
     """Workers of one replica; after its loss, all calls raise WorkerDiedError."""
 
     number: int
-    group: ReplicaWorkers
+    group: Workers
     version: int | None = None
     """Version of its weights; None before the first."""
 
@@ -49,8 +47,7 @@ class ReplicaGroup:
         return self._call("take_routes")
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        ranks = len(self.group.handles)
-        return self.group.call(method, [arguments] * ranks, answering=(0,))[0]
+        return self.group.call(method, [arguments] * self.group.size, answering=(0,))[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,7 @@ class ReplicaFleet:
         self.most_restarts, self.notify = most_restarts, notify
         self.up: dict[int, ReplicaGroup] = {}
         """Started replicas by number, with or without weights."""
-        self.coming: dict[int, Future[ReplicaWorkers]] = {}
+        self.coming: dict[int, Future[Workers]] = {}
         self.losses: Counter[int] = Counter()
         """Consecutive losses; reset once a replica has lived from one publishing to the next."""
         self.given_up: set[int] = set()
@@ -182,7 +179,7 @@ class ReplicaFleet:
     def _begin(self, number: int, lost: ReplicaGroup | None) -> None:
         self.coming[number] = self.threads.submit(self._started, number, lost)
 
-    def _started(self, number: int, lost: ReplicaGroup | None) -> ReplicaWorkers:
+    def _started(self, number: int, lost: ReplicaGroup | None) -> Workers:
         if lost is not None:
             lost.group.stop()
         group = self.start(number, self._check_interrupt)

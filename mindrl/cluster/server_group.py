@@ -28,7 +28,6 @@ class ServerGroup:
             WorkerDiedError: It does not answer within `start_seconds`.
         """
         self.replica, self.meanwhile = replica, meanwhile
-        self.handles = (replica,)
         replica.wait_until_up(start_seconds, meanwhile)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"server-{replica.number}")
         self.methods: dict[str, Callable[..., Any]] = {
@@ -42,13 +41,21 @@ class ServerGroup:
             "flush_metrics": replica.flush_metrics,
         }
 
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return 1
+
     def begin(
         self,
         method: str,
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,  # noqa: ARG002
+        *,
+        first: int = 0,
     ) -> "ServerCall":
         """Start a call of a method without waiting; see `WorkerGroup.begin`."""
+        assert first == 0, "a server is one worker"
         (given,) = arguments
 
         def carry_out() -> Any:

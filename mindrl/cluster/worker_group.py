@@ -120,6 +120,11 @@ class WorkerGroup:
             start = process.options(**options).remote
             self.handles.append(self.calls(start, cluster.platform.kind, rank, len(nodes), log))
 
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return len(self.handles)
+
     def begin(
         self,
         method: str,
@@ -134,10 +139,10 @@ class WorkerGroup:
         ranks is pickled once. For a rank not in `answering`, counted from `first`, the result is
         None and is not transferred; None transfers all. Each worker executes its calls in order.
         """
-        assert first + len(arguments) <= len(self.handles), "there are more arguments than workers"
+        assert first + len(arguments) <= self.size, "there are more arguments than workers"
         shares = {id(given): given for given in arguments}
         stored = {key: self.calls(ray.put, given) for key, given in shares.items()}
-        called_at, step, traced = TRACE.now(), TRACE.step, traced_ranks(len(self.handles))
+        called_at, step, traced = TRACE.now(), TRACE.step, traced_ranks(self.size)
 
         def send() -> dict[int, Any]:
             return {
@@ -185,7 +190,7 @@ class WorkerGroup:
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every worker with the same arguments."""
-        return self.call(method, [arguments] * len(self.handles))
+        return self.call(method, [arguments] * self.size)
 
     def lost(self) -> str | None:
         """Return which processes have ended, or were stopped for too long; None if all are well.
@@ -198,7 +203,7 @@ class WorkerGroup:
             return why
         if ranks := self.watch.gone():
             what = death_of(ranks[0], self._identity(ranks[0]), self.prefork, self.watch)
-        elif hang := self.vigil.look(range(len(self.handles))):
+        elif hang := self.vigil.look(range(self.size)):
             ranks, what = [*hang.ranks], hang.seen
         else:
             return None

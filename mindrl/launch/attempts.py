@@ -12,7 +12,7 @@ from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.prefork import PreforkServer
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.cluster.replicas import ReplicaFleet, ReplicaWorkers
+from mindrl.cluster.replicas import ReplicaFleet
 from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.config.changed import with_absolute_paths
 from mindrl.config.layout_keys import Role
@@ -59,6 +59,7 @@ from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 from mindrl.trainer.source.interface import Gathered, Source
 from mindrl.trainer.training_loop import TrainingLoop
 from mindrl.trainer.worker_handle import WorkerHandle
+from mindrl.workers.calls import Workers
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
 _ROLLOUT_ONLY_FACTORY = "mindrl.launch.rollout_worker:build_rollout_only_worker"
@@ -371,7 +372,7 @@ class Attempts:
             stack.callback(servers.close)
             return ReplicaFleet(servers.join, count, restarts, notify, servers.members())
 
-        def start(number: int, meanwhile: Callable[[], None]) -> ReplicaWorkers:
+        def start(number: int, meanwhile: Callable[[], None]) -> Workers:
             crew = Crew(
                 factory=_ROLLOUT_FACTORY,
                 nodes=config.placement.nodes(1 + number, ranks),

@@ -1,54 +1,21 @@
-"""The trainer's interface to worker processes."""
+"""Calls of the replicas of a layout."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.workers.calls import Call, Workers
 
 
-class Pending(Protocol):
-    """A running or finished call of ranks."""
-
-    def wait(self) -> list[Any]:
-        """Wait for all of them; return the results."""
-
-
-class Ranks(Protocol):
-    """Worker processes that are called together."""
-
-    meanwhile: Callable[[], None]
-    """Called repeatedly while the caller waits for them."""
-
-    def call(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-    ) -> list[Any]:
-        """Call a method on each rank with its own arguments; only `answering` ranks reply."""
-
-    def begin(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-        *,
-        first: int = 0,
-    ) -> Pending:
-        """Start a call on as many ranks as there are arguments, from `first` on.
-
-        Each rank executes its calls in order.
-        """
+class Ranks(Workers, Protocol):
+    """Workers of the training devices."""
 
     def answered(self, calls: Sequence[Any], seconds: float) -> list[int]:
         """Wait up to `seconds` for the first answer to running calls, which `begin` returned.
 
         Returns the indices of calls that ranks have answered. Raises as their `wait`.
         """
-
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on each rank with the same arguments."""
 
 
 def call_replicas(
@@ -65,7 +32,7 @@ def call_replicas(
 class ReplicasCall:
     """A call of a method on the replicas of a layout."""
 
-    call: Pending
+    call: Call
     leaders: tuple[int, ...]
     """Ranks that return results."""
 

@@ -21,7 +21,7 @@ class Workers:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.handles = [object()]
+        self.size = 1
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
         self.dies_in = ""
         self.is_dead = self.is_stopped = False

@@ -9,6 +9,7 @@ sources of mindrl as they are then. So it starts without the ten seconds that to
 vLLM, Megatron-core and Ray take to import.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -66,6 +67,9 @@ def _serve(path: str, libraries: Sequence[str]) -> NoReturn:
         listener.listen()
         for name in libraries:
             importlib.import_module(name)
+        # Collections in forks skip what all share, and copy none of its pages.
+        gc.collect()
+        gc.freeze()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:
             connection, _ = listener.accept()

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from forked_workers import ForkedWorkers
 
 Overrides = dict[str, Any]
-_SIMULATED = "tests/npu_simulated"
+_TOGETHER = ("tests/npu_simulated", "tests/unit/test_house")
+"""Beginnings of files that one process runs."""
 ROOT = Path(__file__).parents[1]
 
 # A busy machine may take longer than the 200 ms that an example has by default.
@@ -36,15 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _Files(LoadFileScheduling):
-    """Deals out tests by file; all files on simulated NPUs go to one process.
+    """Deals out tests by file; files that share what takes long to prepare go to one process.
 
-    They share processes that take long to prepare. pytest-xdist 3.8 has groups for this, which have
-    no effect with pytest 9.2.
+    That are processes with simulated NPUs, and parsed sources. pytest-xdist 3.8 has groups for
+    this, which have no effect with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return _SIMULATED if file.startswith(_SIMULATED) else file
+        return next((each for each in _TOGETHER if file.startswith(each)), file)
 
 
 @pytest.hookimpl(optionalhook=True)

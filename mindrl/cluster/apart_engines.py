@@ -11,7 +11,7 @@ from mindrl.cluster.replicas import ReplicaFleet, ReplicaGroup
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.errors import ReshardError, WorkerDiedError
 from mindrl.platform.rendezvous import call_off, link_name
-from mindrl.workers.calls import Call
+from mindrl.workers.calls import Pending
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
@@ -226,11 +226,11 @@ class ApartEngines:
         self.fleet.replace(number, why)
 
 
-def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call:
+def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Pending:
     return replica.group.begin(method, [given] * replica.group.size, answering=(0,))
 
 
-def _failures(calls: Mapping[int, Call]) -> dict[int, str]:
+def _failures(calls: Mapping[int, Pending]) -> dict[int, str]:
     """Wait for calls; return the failures by number."""
     found = {}
     for number, call in calls.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from mindrl.batch.rollouts import Responses
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engines import ColocatedEngines
-from mindrl.workers.calls import Call
+from mindrl.workers.calls import Pending
 
 _HEAR_SECONDS, _IDLE_HEAR_SECONDS = 0.02, 0.005
 """Intervals between looks at the answers of environments: while all engines work, and while some
@@ -94,7 +94,7 @@ class EngineRounds:
         started = [([self.requests[at] for at in each], self.sampling) for each in self.shares]
         self.engines.each("begin_sequences", started)
         more: list[list[int]] = [[] for _ in self.shares]
-        running: dict[int, Call] = {}
+        running: dict[int, Pending] = {}
         limit = () if next_turns is None else (1,)
         while True:
             for replica, count in enumerate(self._counts()):
@@ -116,12 +116,12 @@ class EngineRounds:
                 places.extend(added)
             self._assign(after, more)
 
-    def _begin(self, replica: int, more: Sequence[int], limit: tuple[int, ...]) -> Call:
+    def _begin(self, replica: int, more: Sequence[int], limit: tuple[int, ...]) -> Pending:
         """Start a round of a replica, with further requests."""
         given = (self.rounds.steps, [self.requests[at] for at in more], *limit)
         return self.engines.begin("advance_sequences", replica, given)
 
-    def _hear(self, running: dict[int, Call]) -> tuple[bool, dict[int, Completed]]:
+    def _hear(self, running: dict[int, Pending]) -> tuple[bool, dict[int, Completed]]:
         """Wait for all rounds, or briefly for the end of one.
 
         Returns whether any has ended, and what has completed in it.

@@ -8,7 +8,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.ranks import Ranks, call_replicas
-from mindrl.workers.calls import Call
+from mindrl.workers.calls import Pending
 
 
 class Engines(Protocol):
@@ -109,7 +109,7 @@ class ColocatedEngines:
         """Call all of them concurrently."""
         return call_replicas(self.group, self.layout, method, shares)
 
-    def begin(self, method: str, replica: int, share: tuple[Any, ...]) -> Call:
+    def begin(self, method: str, replica: int, share: tuple[Any, ...]) -> Pending:
         """Start a call of all ranks of a replica; the first result is its own.
 
         It executes its calls in order, and does not wait for other replicas.
@@ -117,7 +117,7 @@ class ColocatedEngines:
         ranks = self.layout.tp * self.layout.pp
         return self.group.begin(method, [share] * ranks, (0,), first=self.layout.leaders[replica])
 
-    def answered(self, calls: Sequence[Call], seconds: float) -> list[int]:
+    def answered(self, calls: Sequence[Pending], seconds: float) -> list[int]:
         """Wait up to `seconds` for the first answer; return the indices of answered calls."""
         return self.group.answered(calls, seconds)
 

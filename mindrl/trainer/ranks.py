@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.workers.calls import Call, Workers
+from mindrl.workers.calls import Pending, Workers
 
 
 class Ranks(Workers, Protocol):
@@ -32,7 +32,7 @@ def call_replicas(
 class ReplicasCall:
     """A call of a method on the replicas of a layout."""
 
-    call: Call
+    call: Pending
     leaders: tuple[int, ...]
     """Ranks that return results."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 
-class Call(Protocol):
+class Pending(Protocol):
     """A running or finished call of workers."""
 
     def wait(self) -> list[Any]:
@@ -35,7 +35,7 @@ class Workers(Protocol):
         answering: Collection[int] | None = None,
         *,
         first: int = 0,
-    ) -> Call:
+    ) -> Pending:
         """Start a call on as many workers as there are arguments, from `first` on.
 
         Each worker executes its calls in order. Only `answering` workers return their results,

@@ -18,8 +18,17 @@ from npu_contract.entry import Entry
 
 NEWER_PINS = NEWER_VLLM, NEWER_VLLM_ASCEND
 _NEWER = {VLLM: NEWER_VLLM, VLLM_ASCEND: NEWER_VLLM_ASCEND}
-_GONE = frozenset({"VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "self._get_config_value"})
-"""Variables that became keys of `additional_config`; those of NZ and MC2 are only documented."""
+_GONE = frozenset(
+    {
+        "VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE",
+        "self._get_config_value",
+        "vllm_ascend.ops.fused_moe.fused_moe_0_23_0.AscendFusedMoE",
+        "getattr",
+        "vllm.config.ModelConfig.enable_return_routed_experts",
+    }
+)
+"""Variables that became keys of `additional_config`, of which NZ and MC2 are only documented, and
+what tells the experts of layers that do not choose by vLLM's routers."""
 _EXPERTS = "vllm_ascend.ops.fused_moe.fused_moe.", "vllm_ascend.ops.fused_moe.routed_experts."
 """Module of the experts, before and now."""
 _MOVED = (

@@ -17,6 +17,8 @@ class EngineCase:
     """The ranks of a replica share the experts; else each expert is cut."""
     graphs: bool = False
     """Whether decode steps are captured."""
+    routes: bool = False
+    """Whether the engine keeps the experts of its tokens."""
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ from transfer_probe import Shards, prepared, shards_of
 from weight_files import load_backwards, load_one_by_one, rollout_table
 
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.route_keys import RoutePart
 from mindrl.checkpoint.files import open_tensors
 from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -36,8 +37,9 @@ def start(case: EngineCase) -> VllmEngine:
         infer_expert_parallel_size=case.tp if case.whole_experts else 1,
         enforce_eager=not case.graphs,
     )
+    moe = read_description(case.folder).moe if case.routes else None
     return VllmEngine(
-        EngineModel(folder=case.folder),
+        EngineModel(folder=case.folder, routes=moe),
         generate,
         PLATFORMS["npu"],
         kv_cache_bytes=8 << 20,
@@ -108,6 +110,16 @@ def resharded(case: EngineCase, layout: TrainLayout, prompts: list[Tokens]) -> l
         engine.onload("kv_cache")
         answers.append(engine.generate(prompts, GREEDY, list(range(len(prompts)))))
     return answers
+
+
+def routed(case: EngineCase, prompts: list[Tokens]) -> tuple[Responses, dict[int, RoutePart]]:
+    """Return answers, and the experts of their tokens as far as this rank keeps them."""
+    engine = start(case)
+    engine.offload()
+    engine.onload("weights")
+    load_one_by_one(engine.weight_sink(), case.folder, rollout_table(case.folder, layout_of(case)))
+    engine.onload("kv_cache")
+    return engine.generate(prompts, SAMPLED, list(range(len(prompts)))), engine.take_routes()
 
 
 def crowded(case: EngineCase, prompts: list[Tokens]) -> tuple[int, str, Responses]:

@@ -13,18 +13,17 @@ token.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
 from mindrl.batch.route_keys import RoutePart, content_key
 from mindrl.models.description import MoeDescription
 from mindrl.models.expert_routes import number_bytes
+from mindrl.platform.engine_routers import watch_routers
 
 
 class EngineRoutes:
@@ -39,11 +38,7 @@ class EngineRoutes:
         self.open: dict[str, _Row] = {}
         self.ended: dict[int, RoutePart] = {}
         """Routes of requests that ended, by the key of the tokens of their sequences."""
-        modules = runner.get_model().modules()
-        routers = [each.router for each in modules if hasattr(each, "router")]
-        self.routers = [each for each in routers if isinstance(each, BaseRouter)]
-        for layer, router in enumerate(self.routers):
-            router.set_capture_fn(partial(self._note, layer))
+        self.layers = watch_routers(runner.get_model(), self._note)
         runner.execute_model = self._execute
 
     def end(self, request: str, token_ids: Sequence[int], sampled: int = 0) -> None:
@@ -80,7 +75,7 @@ class EngineRoutes:
         return found
 
     def _store(self, counts: dict[str, int]) -> None:
-        layers = [self.step[layer] for layer in range(len(self.routers))]
+        layers = [self.step[layer] for layer in range(self.layers)]
         routes_SLK, batch, at = torch.stack(layers, 1).cpu().numpy(), self.runner.input_batch, 0
         if len(routes_SLK) < sum(counts.values()):
             raise RuntimeError(

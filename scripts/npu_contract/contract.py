@@ -26,6 +26,7 @@ from npu_contract.fused_layers import FUSED_LAYERS
 from npu_contract.graphs import GRAPHS
 from npu_contract.int8 import INT8
 from npu_contract.profiler import PROFILER
+from npu_contract.routers import ROUTERS
 
 _DEVICE = "mindrl/platform/device.py"
 _SETTINGS = "mindrl/platform/environment.yaml"
@@ -38,7 +39,6 @@ _FLASH_ATTENTION = "mindrl/platform/patches/npu_without_dummy_flash_attn.py"
 _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/vllm/engine.py"
 _CLASSES = "mindrl/rollout/vllm/model_classes.py"
-_ROUTERS = "mindrl/platform/engine_routers.py"
 _PREEMPTIONS = "mindrl/rollout/vllm/engine_counts.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
@@ -199,15 +199,6 @@ _VLLM_ASCEND = (
         f"{_ASCEND}.ops.linear.AscendUnquantizedLinearMethod.process_weights_after_loading",
         "layer",
     ),
-    *_names(VLLM_ASCEND, _ROUTERS, f"{_ASCEND}.ops.fused_moe.fused_moe_0_23_0", "AscendFusedMoE"),
-    Entry(
-        pin=VLLM_ASCEND,
-        kind="call",
-        name="getattr",
-        values=("_ascend_routed_experts_capturer",),
-        used_by=_ROUTERS,
-        spelled="_ascend_routed_experts_capturer",
-    ),
     _callable(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker.sleep", "level"),
     _callable(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker.wake_up", "tags"),
     *_names(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker", "model_runner"),
@@ -262,6 +253,7 @@ _VLLM = (
         ),
     ),
     *GRAPHS,
+    *ROUTERS,
     _callable(
         VLLM,
         _ENGINE,
@@ -316,9 +308,6 @@ _VLLM = (
     *_names(VLLM, _SHARDS, "vllm.config.ModelConfig", "dtype"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.attention", "Attention", "MLAAttention"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.fused_moe.fused_moe_method_base", "FusedMoEMethodBase"),
-    *_names(VLLM, _ROUTERS, f"{_LAYERS}.fused_moe.router.base_router", "BaseRouter"),
-    *_names(VLLM, _ROUTERS, f"{_LAYERS}.fused_moe.router.base_router.BaseRouter", "set_capture_fn"),
-    *_names(VLLM, _ROUTERS, "vllm.config.ModelConfig", "enable_return_routed_experts"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.quantization.base_config", "QuantizeMethodBase"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
     *_names(VLLM, _SHARDS, f"{_RELOAD}.layerwise", "get_layerwise_info"),

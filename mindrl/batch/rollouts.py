@@ -145,7 +145,8 @@ class Rollouts(Sequences):
         tokens_BT = torch.zeros(mask_BT.shape, dtype=torch.int64)
         tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat([*prompts]))
         tokens_BT.masked_scatter_(mask_BT, responses.token_ids_N)
-        rewards_BT, written_BT = None, mask_BT
+        rewards_BT, written_BT, group_B = None, mask_BT, torch.tensor(group)
+        conversation_B = None if turns is None else turns.conversation_B
         if turns is not None:
             rewards_BT = torch.zeros(mask_BT.shape).masked_scatter_(mask_BT, turns.rewards_N)
             written_BT = torch.zeros_like(mask_BT).masked_scatter_(mask_BT, turns.written_N)
@@ -156,10 +157,11 @@ class Rollouts(Sequences):
             rollout_logprobs_BT=torch.zeros(mask_BT.shape).masked_scatter_(
                 mask_BT, responses.logprobs_N
             ),
-            group_B=torch.tensor(group),
+            group_B=group_B,
             finished_B=responses.finished_B,
             turn_rewards_BT=rewards_BT,
-            conversation_B=None if turns is None else turns.conversation_B,
+            conversation_B=conversation_B,
+            tree_B=None if conversation_B is None else group_B,
         )
 
     def conversations(self) -> Conversations:

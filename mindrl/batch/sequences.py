@@ -40,6 +40,9 @@ class Sequences(Compact):
     teacher_B: Tensor | None = None
     """int64; number of the teacher of each sequence, as of `TeacherConfig.number`. None: one
     teacher."""
+    tree_B: Tensor | None = None
+    """int64; equal for the turns of conversations about one prompt, which may share all that they
+    begin with: see `batch/sequence_trees.py`. None: equal prompts are shared."""
     routes_BTLK: Tensor | None = None
     """Those experts, only inside a worker: see `training/routes.py`."""
 

@@ -125,8 +125,9 @@ class RLConfig:
     """Concatenate the sequences of a micro-batch; no pad token enters the model. False pads each to
     the longest: the same gradient, more work."""
     share_prompts: bool | None = None
-    """Compute a prompt once for all of its samples in a micro-batch, in updates and log-prob passes
-    of every engine. None does so where it saves a sixth of the tokens: see
+    """Compute a prompt once for all of its samples in a micro-batch, and once what the prompts of
+    later turns repeat (`environment_config.history: rendered`), in updates and log-prob passes of
+    every engine. None does so where it saves a sixth of the tokens: see
     [Packing](../explanation/packing.md#a-prompt-once-for-its-samples)."""
     use_dynamic_bsz: bool = False
     """Divide micro-batches by tokens, `max_packing_token_size`, instead of sequences, and balance

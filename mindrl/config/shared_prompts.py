@@ -1,4 +1,4 @@
-"""Whether the samples of a prompt share its computation in training, and what that saves."""
+"""Whether sequences that begin alike share that computation in training, and what that saves."""
 
 from collections.abc import Iterator
 
@@ -13,12 +13,17 @@ _LEAST_SAVING = 1.2
 def saved_tokens(config: RunConfig) -> float:
     """Return how many times fewer tokens a training pass has, for the longest prompts and answers.
 
-    G samples of a prompt with P and R tokens have P + G * R instead of G * (P + R).
+    G samples of a prompt with P and R tokens have P + G * R instead of G * (P + R). With a rendered
+    history each of N turns is taken to write R / N tokens, which later prompts repeat: all but the
+    last turn's are there twice instead of once for each later turn.
     """
-    rl = config.rl_config
+    rl, environment, turns = config.rl_config, config.environment_config, 1
+    if environment is not None and environment.history == "rendered":
+        turns = environment.max_turns
     prompt, answer = rl.max_prompt_length, config.generate_config.sampling_config.max_tokens
     samples = rl.n_samples_per_prompt
-    return samples * (prompt + answer) / (prompt + samples * answer)
+    whole = samples * (turns * prompt + answer * (turns + 1) / 2)
+    return whole / (prompt + samples * answer * (2 - 1 / turns))
 
 
 def asks_for_shared_prompts(config: RunConfig, role: Role) -> bool:

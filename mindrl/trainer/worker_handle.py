@@ -16,8 +16,9 @@ from torch import Tensor
 from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.sequence_trees import sequence_trees
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.batch.shared_prompts import deal, same_prompts
+from mindrl.batch.shared_prompts import deal
 from mindrl.checkpoint.commits import SavedFiles
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import TrainLayout
@@ -325,7 +326,7 @@ class WorkerHandle:
             dealt = list(torch.arange(len(sequences)).chunk(count))
         else:
             lengths = sequences.lengths_B.tolist()
-            found = same_prompts(sequences, shares_prompts=self.shares_prompts)
+            found = sequence_trees(sequences, shares_prompts=self.shares_prompts)
             dealt = [torch.tensor(rows) for rows in deal(found, lengths, self.costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
         return begin_replicas(self.group, layout, method, shares), dealt

@@ -2,8 +2,8 @@
 
 Megatron calls the format thd. Every sequence has a slot; attention and positions stay inside it.
 Slots are padded only as the layout requires, or, if padding is not removed, to the length of the
-longest: the work of an ordinary padded batch. If prompts are shared, a prompt has one slot for all
-sequences that begin with it; the tokens after it attend to it and to their own slot.
+longest: the work of an ordinary padded batch. If prompts are shared, tokens have one slot for all
+sequences that begin with them; those after it attend to it, to slots before it, and to their own.
 
 Shapes: B sequences, T positions, S tokens of the pack on this rank, N of them predict a token.
 """
@@ -18,10 +18,11 @@ from typing import Generic, Self
 import torch
 from torch import Tensor
 
+from mindrl.batch.sequence_trees import Slot, slots_of
 from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
 from mindrl.training.pack_routes import PackRoutes
-from mindrl.training.slots import Slot, branches, places, seen_prompts, slots_of
+from mindrl.training.slots import branches, places, seen_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,36 +44,50 @@ class PackRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedPrompts:
-    """Attention of tokens to a prompt in another slot."""
+class SeenSlots:
+    """Attention of tokens to one other slot each."""
 
     rows: Tensor
-    """int64; places of these tokens in the pack."""
+    """int64; places of these tokens in the pack, each once."""
     seen: Tensor
-    """int64; places of the prompts' tokens."""
+    """int64; places of the tokens of those slots, each once."""
     queries: Packing
-    """Bounds of the tokens after each prompt, in `rows`."""
+    """Bounds of the tokens after each slot, in `rows`."""
     keys: Packing
-    """Bounds of each prompt, in `seen`."""
+    """Bounds of each slot, in `seen`."""
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[list[Tensor], list[Tensor]]], device: torch.device) -> Self:
+        """Return how the tokens after slots see these: see `seen_prompts`."""
+        after, prompts = ([torch.cat(parts) for parts in each] for each in zip(*found, strict=True))
+        # Pairs of equal lengths are computed together.
+        kinds = tuple((len(ours), len(seen)) for ours, seen in zip(after, prompts, strict=True))
+        bounds = [accumulate(sizes, initial=0) for sizes in zip(*kinds, strict=True)]
+        queries, keys = (
+            replace(_packing(tuple(each), str(device)), kinds=kinds) for each in bounds
+        )
+        rows, seen = (torch.cat(each).to(device) for each in (after, prompts))
+        return cls(rows=rows, seen=seen, queries=queries, keys=keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrompts:
+    """Attention of tokens to slots before theirs."""
+
+    depths: tuple[SeenSlots, ...]
+    """To the first slot of each sequence, to its second one, and so on."""
     positions_P: Tensor
     """int64; position of each token of the pack in its sequence, over all ranks."""
 
     @classmethod
     def of(cls, slots: Sequence[Slot], starts: Sequence[int], positions_P: Tensor) -> Self | None:
-        """Return which prompts the tokens of a pack see; None if none is shared."""
-        found = seen_prompts(slots, starts)
+        """Return which slots the tokens of a pack see; None if none is shared."""
+        found, device = seen_prompts(slots, starts), positions_P.device
         if not found:
             return None
-        after, prompts = ([torch.cat(parts) for parts in each] for each in zip(*found, strict=True))
-        # Pairs of equal lengths are computed together.
-        kinds = tuple((len(ours), len(seen)) for ours, seen in zip(after, prompts, strict=True))
-        bounds = [accumulate(sizes, initial=0) for sizes in zip(*kinds, strict=True)]
-        device = positions_P.device
-        queries, keys = (
-            replace(_packing(tuple(each), str(device)), kinds=kinds) for each in bounds
+        return cls(
+            depths=tuple(SeenSlots.of(each, device) for each in found), positions_P=positions_P
         )
-        rows, seen = (torch.cat(each).to(device) for each in (after, prompts))
-        return cls(rows=rows, seen=seen, queries=queries, keys=keys, positions_P=positions_P)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +186,7 @@ class Pack(Generic[Batch]):
         asked = torch.cat([source.response_mask_BT.flatten()[1:], torch.zeros(1, dtype=torch.bool)])
         predicting_N = torch.nonzero(inside_S & asked[place_S.clamp(min=0)])[:, 0]
         # The last token of a shared prompt predicts the first one of each sequence.
-        ends, firsts = branches(slots, T)
+        ends, firsts = branches(slots, source.response_mask_BT)
         branch, end_N = torch.nonzero(ends[:, None] == place_S, as_tuple=True)
         places_N = torch.cat([place_S[predicting_N] + 1, firsts[branch]])
         packing, candidates = _packing(starts, device), source.candidates_BTK

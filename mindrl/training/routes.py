@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.batch.route_keys import RoutePart
+from mindrl.batch.sequence_trees import slots_of
 from mindrl.models.description import MoeDescription
 from mindrl.models.expert_routes import number_bytes
 from mindrl.training.engine import Batch
 from mindrl.training.pack_routes import PackRoutes
 from mindrl.training.packs import Pack
-from mindrl.training.slots import slots_of
 
 
 class RouteGroups(NamedTuple):
@@ -214,8 +214,9 @@ class RecordedRoutes(RouteStore):
         for pack in packs:
             sequences, routes_BTLK = pack.source, self._whole(pack)
             for slot in (slots := slots_of(sequences, shares_prompts=self.shares_prompts)):
-                if slot.prompt is not None:
-                    lender = slots[slot.prompt].row
+                if slot.parent is not None:
+                    # Complete: a slot comes after its parent.
+                    lender = slots[slot.parent].row
                     routes_BTLK[slot.row, : slot.first] = routes_BTLK[lender, : slot.first]
             keys, lengths = sequences.route_keys_B.tolist(), sequences.lengths_B.tolist()
             for key, length, routes_TLK in zip(keys, lengths, routes_BTLK, strict=True):

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mindrl.batch.balance import MicroBatching
+from mindrl.batch.sequence_trees import sequence_trees
 from mindrl.batch.sequences import Sequences
-from mindrl.batch.shared_prompts import cut, same_prompts
+from mindrl.batch.shared_prompts import cut
 from mindrl.training.engine import Batch
 
 
@@ -21,9 +22,9 @@ def cut_by_rows(
 ) -> tuple[list[list[int]], list[Batch]]:
     """Return the rows of each micro-batch, and the micro-batches.
 
-    With `shares_prompts` sequences of one prompt stay together as far as the tokens allow.
+    With `shares_prompts` sequences that begin alike stay together as far as the tokens allow.
     """
-    found = same_prompts(sequences, shares_prompts=shares_prompts)
+    found = sequence_trees(sequences, shares_prompts=shares_prompts)
     rows_of = cut(found, sequences.lengths_B.tolist(), micro_batching)
     return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
 

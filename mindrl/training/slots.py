@@ -1,45 +1,17 @@
 """Slots of a pack: the tokens of sequences, one run after another.
 
-A sequence has one slot. If prompts are shared, a prompt that several sequences begin with has a
-slot of its own, and each of them one for its other tokens. Shapes: T positions, S tokens of a pack.
+A sequence has one slot. If prompts are shared, tokens that several sequences begin with have a slot
+of their own, and each of them one for its other tokens. Shapes: B sequences, T positions, S tokens
+of a pack.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mindrl.batch.sequences import Sequences
-from mindrl.batch.shared_prompts import same_prompts
-
-
-class Slot(NamedTuple):
-    """Consecutive tokens of a sequence."""
-
-    row: int
-    first: int
-    stop: int
-    prompt: int | None = None
-    """Index of the slot with the tokens before `first`; None if there are none."""
-
-    @property
-    def length(self) -> int:
-        """Tokens without padding."""
-        return self.stop - self.first
-
-
-def slots_of(sequences: Sequences, *, shares_prompts: bool) -> list[Slot]:
-    """Return the slots of a pack, in order."""
-    lengths, slots = sequences.lengths_B.tolist(), list[Slot]()
-    for rows, prompt in same_prompts(sequences, shares_prompts=shares_prompts):
-        before = None
-        if prompt:
-            before = len(slots)
-            slots.append(Slot(rows[0], 0, prompt))
-        slots += [Slot(row, prompt, lengths[row], before) for row in rows]
-    return slots
+from mindrl.batch.sequence_trees import Slot
 
 
 def places(slots: Sequence[Slot], starts: Sequence[int], T: int) -> tuple[Tensor, Tensor]:
@@ -52,29 +24,38 @@ def places(slots: Sequence[Slot], starts: Sequence[int], T: int) -> tuple[Tensor
     return torch.where(inside_S, row[slot_S] * T + position_S, -1), position_S
 
 
-def branches(slots: Sequence[Slot], T: int) -> tuple[Tensor, Tensor]:
+def branches(slots: Sequence[Slot], requested_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return the last token of a shared prompt, and the first token after it of each sequence.
 
-    Both are indices in the flattened [B, T]. The sequence that lends the prompt is left out.
+    Both are indices in the flattened [B, T]. Sequences are left out that go on with a token that is
+    not requested, and the one that lends the prompt.
     """
+    T = requested_BT.size(1)
     pairs = [
-        (slots[slot.prompt].row * T + slot.first - 1, slot.row * T + slot.first)
+        (slots[slot.parent].row * T + slot.first - 1, slot.row * T + slot.first)
         for slot in slots
-        if slot.prompt is not None and slots[slot.prompt].row != slot.row
+        if slot.parent is not None and slots[slot.parent].row != slot.row
     ]
     ends, firsts = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
-    return ends, firsts
+    requested = requested_BT.flatten()[firsts]
+    return ends[requested], firsts[requested]
 
 
 def seen_prompts(
     slots: Sequence[Slot], starts: Sequence[int]
-) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Return, by shared prompt, the tokens after it and its own tokens, as places in the pack."""
-    found: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+) -> list[list[tuple[list[Tensor], list[Tensor]]]]:
+    """Return what tokens see outside their slots, as places in the pack, by depth in the tree.
+
+    At each depth by slot: the tokens of all slots after it, and its own. So a token is after at
+    most one slot of a depth, and the tokens of each slot are seen once.
+    """
+    depths, found = list[int](), dict[int, dict[int, tuple[list[Tensor], list[Tensor]]]]()
     for slot, (start, _) in zip(slots, pairwise(starts), strict=True):
-        if slot.prompt is not None:
-            begin = starts[slot.prompt]
-            prompt = torch.arange(begin, begin + slots[slot.prompt].length)
-            after, _ = found.setdefault(slot.prompt, ([], [prompt]))
-            after.append(torch.arange(start, start + slot.length))
-    return [*found.values()]
+        depths.append(0 if slot.parent is None else depths[slot.parent] + 1)
+        own, parent = torch.arange(start, start + slot.length), slot.parent
+        while parent is not None:
+            seen = torch.arange(starts[parent], starts[parent] + slots[parent].length)
+            after, _ = found.setdefault(depths[parent], {}).setdefault(parent, ([], [seen]))
+            after.append(own)
+            parent = slots[parent].parent
+    return [[*found[depth].values()] for depth in sorted(found)]

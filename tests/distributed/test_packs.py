@@ -4,6 +4,7 @@ Shapes: B sequences, T positions, S tokens of the pack on a rank, N of them pred
 P tokens of the pack over all context-parallel ranks.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from math import lcm
 
@@ -96,6 +97,57 @@ def test_with_shared_prompts_each_response_token_is_predicted_once_by_the_token_
     check_predictions(ranks, sequences)
     if cp == 1:
         assert len(ranks[0].tokens_S) == sum(prompt + sum(group) for group in answers)
+
+
+def test_a_pack_of_two_turns_written_out(forked_workers: ForkedWorkers) -> None:
+    sequences = batch([5, 6])
+    # The second prompt is the first one, two tokens of its response, and 34.
+    sequences.tokens_BT[1, :4] = sequences.tokens_BT[0, :4]
+    sequences.response_mask_BT[1, :5] = False
+    sequences = replace(sequences, tree_B=torch.tensor([0, 0]))
+    (pack,) = packs(forked_workers, sequences, Rules(shares_prompts=True))
+    assert pack.tokens_S.tolist() == [10, 11, 12, 13, 14, 34, 35]
+    assert pack.positions_S.tolist() == [0, 1, 2, 3, 4, 4, 5]
+    assert pack.starts == (0, 4, 5, 7)
+    # Nothing predicts 34, which is a token of the prompt.
+    assert pack.predicting_N.tolist() == [1, 2, 3, 5]
+    assert pack.targets_N.tolist() == [12, 13, 14, 35]
+    assert pack.places_N.tolist() == [2, 3, 4, 11]
+
+
+turns = st.tuples(st.integers(1, 30), st.integers(0, 30), st.integers(0, 20))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    conversations=st.lists(st.lists(turns, min_size=1, max_size=4), min_size=1, max_size=3),
+    prompt=st.integers(1, 20),
+    cp=st.sampled_from([1, 2]),
+)
+def test_each_response_token_of_turns_is_predicted_once_by_the_token_before_it(
+    forked_workers: ForkedWorkers,
+    conversations: list[list[tuple[int, int, int]]],
+    prompt: int,
+    cp: int,
+) -> None:
+    generator = torch.Generator().manual_seed(prompt)
+    texts = list[tuple[list[int], list[int]]]()
+    for conversation in conversations:
+        asked = [*range(10, 10 + prompt)]
+        for length, kept, then in conversation:
+            # Few different tokens, so that responses begin alike.
+            drawn = torch.randint(50, 52, (length + then,), generator=generator).tolist()
+            texts.append((asked, drawn[:length]))
+            asked = asked + drawn[:length][:kept] + drawn[length:]
+    lengths = [len(asked) + len(answer) for asked, answer in texts]
+    sequences = batch(lengths)
+    for row, (asked, answer) in enumerate(texts):
+        sequences.tokens_BT[row, : lengths[row]] = torch.tensor(asked + answer)
+        sequences.response_mask_BT[row, : len(asked)] = False
+        sequences.response_mask_BT[row, len(asked) : lengths[row]] = True
+    sequences = replace(sequences, tree_B=torch.zeros(len(texts), dtype=torch.int64))
+    rules = Rules(cp=cp, tokens_multiple=cp, shares_prompts=True)
+    check_predictions(packs(forked_workers, sequences, rules), sequences)
 
 
 def test_where_padding_stays_each_slot_is_as_long_as_the_longest(

@@ -7,9 +7,15 @@ import pytest
 import torch
 
 from mindrl.batch.balance import MicroBatching, partition, sequence_costs
+from mindrl.batch.sequence_trees import SequenceTree, sequence_trees
 from mindrl.batch.sequences import Sequences
-from mindrl.batch.shared_prompts import SamePrompt, cut, deal, same_prompts
+from mindrl.batch.shared_prompts import cut, deal
 from mindrl.training.rows import read_after_last
+
+
+def samples_of(rows: Sequence[int], prompt: int) -> SequenceTree:
+    """Return the tree of sequences with a prompt of as many tokens."""
+    return SequenceTree(tuple(rows), (0, *[prompt] * (len(rows) - 1)))
 
 
 def sequences(rows: Sequence[tuple[str, str]]) -> Sequences:
@@ -31,27 +37,27 @@ BATCH = sequences(
 )
 
 
-def test_a_group_has_the_same_tokens_before_the_first_requested_one() -> None:
-    assert same_prompts(BATCH, shares_prompts=True) == [
-        SamePrompt((0, 2, 6), 2),
-        SamePrompt((1, 3), 3),
+def test_a_tree_has_the_same_tokens_before_the_first_requested_one() -> None:
+    assert sequence_trees(BATCH, shares_prompts=True) == [
+        samples_of((0, 2, 6), 2),
+        samples_of((1, 3), 3),
         # Nothing is requested of these two.
-        SamePrompt((4,), 0),
-        SamePrompt((5,), 0),
+        samples_of((4,), 0),
+        samples_of((5,), 0),
     ]
-    alone = same_prompts(BATCH, shares_prompts=False)
-    assert alone == [SamePrompt((row,), 0) for row in range(7)]
+    alone = sequence_trees(BATCH, shares_prompts=False)
+    assert alone == [samples_of((row,), 0) for row in range(7)]
 
 
 def test_equal_sequences_that_are_read_after_their_ends_share_no_prompt() -> None:
     batch = read_after_last(sequences([("ab", "cd"), ("ab", "cd"), ("ab", "c")]))
-    alone = [SamePrompt((row,), 0) for row in range(3)]
-    assert same_prompts(batch, shares_prompts=True) == alone
+    alone = [samples_of((row,), 0) for row in range(3)]
+    assert sequence_trees(batch, shares_prompts=True) == alone
 
 
 def test_without_sharing_replicas_and_micro_batches_are_balanced_by_sequence() -> None:
     lengths = [9, 4, 7, 3, 8, 5, 6]
-    alone = same_prompts(BATCH, shares_prompts=False)
+    alone = sequence_trees(BATCH, shares_prompts=False)
     costs = partial(sequence_costs, linear=2.0, quadratic=0.1)
     for replicas in (1, 2, 3):
         dealt = deal(alone, lengths, costs, replicas)
@@ -72,25 +78,25 @@ def test_without_sharing_replicas_and_micro_batches_are_balanced_by_sequence() -
     ],
 )
 def test_a_prompt_counts_once_in_a_micro_batch(tokens: int, expected: list[list[int]]) -> None:
-    found = [SamePrompt((0, 1, 2), 10), SamePrompt((3, 4), 6)]
+    found = [samples_of((0, 1, 2), 10), samples_of((3, 4), 6)]
     way = MicroBatching(sequences=1, tokens=tokens)
     assert cut(found, [11, 12, 13, 10, 10], way) == expected
 
 
 def test_a_longer_sequence_than_the_budget_is_refused() -> None:
     with pytest.raises(ValueError, match="a sequence of 13 tokens exceeds the budget of 12"):
-        cut([SamePrompt((0, 1), 10)], [13, 11], MicroBatching(sequences=1, tokens=12))
+        cut([samples_of((0, 1), 10)], [13, 11], MicroBatching(sequences=1, tokens=12))
 
 
 def test_replicas_get_whole_groups_of_equal_cost_with_the_prompt_once() -> None:
     lengths = [30] * 4 + [12] * 4 + [21] * 4 + [21] * 4
     prompts = {0: 20, 4: 2, 8: 11, 12: 11}
-    found = [SamePrompt(tuple(range(at, at + 4)), prompt) for at, prompt in prompts.items()]
+    found = [samples_of(tuple(range(at, at + 4)), prompt) for at, prompt in prompts.items()]
     # 60, 42, 51 and 51 tokens.
     assert deal(found, lengths, list, 2) == [[*range(8)], [*range(8, 16)]]
 
 
 def test_few_groups_are_divided_over_the_replicas() -> None:
-    dealt = deal([SamePrompt((0, 1, 2, 3), 5)], [9, 9, 9, 9], list, 4)
+    dealt = deal([samples_of((0, 1, 2, 3), 5)], [9, 9, 9, 9], list, 4)
     assert sorted(map(len, dealt)) == [1, 1, 1, 1]
     assert sorted(row for rows in dealt for row in rows) == [0, 1, 2, 3]

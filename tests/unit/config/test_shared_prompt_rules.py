@@ -25,6 +25,23 @@ def test_the_saving_is_that_of_the_tokens_of_a_group(run_config: MakeConfig) -> 
 
 
 @pytest.mark.parametrize(
+    ("history", "most", "saving"),
+    # Turns have 8 * (2 * 32 + 8 + 16) tokens, which become 32 + 8 * (16 + 8).
+    [("kept", 2, 384 / 160), ("rendered", 1, 384 / 160), ("rendered", 2, 704 / 224)],
+)
+def test_turns_whose_history_is_rendered_repeat_the_turns_before(
+    history: str, most: int, saving: float, run_config: MakeConfig
+) -> None:
+    turns = {
+        "environment_config.tools": ["tools.py:add"],
+        "environment_config.history": history,
+        "environment_config.max_turns": most,
+    }
+    config = run_config(Path("model"), {SAMPLES: 8, PROMPT: 32, ANSWER: 16} | turns)
+    assert saved_tokens(config) == pytest.approx(saving)
+
+
+@pytest.mark.parametrize(
     ("samples", "prompt", "answer", "shares"),
     [(8, 32, 16, True), (1, 32, 16, False), (8, 10, 50, False), (2, 30, 34, True)],
 )

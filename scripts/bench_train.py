@@ -10,8 +10,8 @@ balance     modelled work of the busiest replica divided by the mean, with seque
 memory      log-probs of 4,096 tokens over a vocabulary of 151,936: peak of extra memory divided by
             the float32 logits of one chunk
 prompts     updates on 8 samples of each prompt, with every sequence whole and with the prompt once,
-            for four ratios of prompt and response, and the ratio of the tokens; with --trl PYTHON
-            also those of TRL's GRPO, in that interpreter (`mindrl tiny --output .cache/tiny` first)
+            for four ratios of prompt and response, and on 8 conversations of 4 turns; with --trl
+            PYTHON also those of TRL's GRPO, there (`mindrl tiny --output .cache/tiny` first)
 recompute   updates without recomputation, with recomputed attention and with recomputed layers
 
 One process on one core, torch on CPU. Every comparison is made in one run. Times of updates are CPU
@@ -294,6 +294,8 @@ def measure_prompts(arguments: argparse.Namespace) -> Result:
                 if rival is not None:
                     times = [rival(*sizes) for _ in range(arguments.repeats)]
                     found[ratio]["TRL"] = {"seconds": statistics.median(times)}
+        trainer = runs.Trainer(folder, runs.conversations(samples, scale))
+        found[f"{runs.TURNS} turns"] = runs.compare({"": trainer}, ways, arguments.repeats)
         return found
 
     return runs.with_model(run)  # type: ignore[no-any-return]

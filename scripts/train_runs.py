@@ -17,6 +17,7 @@ from logprob_memory import allocated
 from safetensors.torch import save_file
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
 
 from mindrl.algorithms.policy_loss import PolicyLoss
@@ -24,6 +25,7 @@ from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
+from mindrl.batch.sequences import Sequences
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.role import LearningConfig
@@ -39,6 +41,8 @@ from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.rows import cut_by_rows
 
 PROMPT = 16
+TURNS, OF_A_TURN = 4, (128, 64, 32, 32)
+"""Of a conversation; tokens of its prompt, and of each thought, answer and observation."""
 
 MODEL = {
     "model_type": "qwen2",
@@ -159,13 +163,45 @@ def batch(lengths: Sequence[int], prompt: int = PROMPT, samples: int = 1) -> Min
     tokens_BT = torch.randint(0, 8192, (B, T), generator=generator) * inside_BT
     first_B = torch.arange(B) // samples * samples
     tokens_BT[:, :prompt] = tokens_BT[first_B, :prompt]
-    return Minibatch(
-        tokens_BT=tokens_BT,
-        lengths_B=lengths_B,
-        response_mask_BT=response_BT,
+    made = Sequences(tokens_BT=tokens_BT, lengths_B=lengths_B, response_mask_BT=response_BT)
+    return _rated(made, generator)
+
+
+def conversations(samples: int, scale: int) -> Minibatch:
+    """Make conversations of random tokens about one prompt, with a sequence for each turn.
+
+    A later prompt has no thoughts. All sizes are divided by `scale`.
+    """
+    generator = torch.Generator().manual_seed(2)
+    prompt, thought, answer, observation = (size // scale for size in OF_A_TURN)
+
+    def drawn(count: int) -> Tensor:
+        return torch.randint(0, 8192, (count,), generator=generator)
+
+    rows, masks, first = list[Tensor](), list[Tensor](), drawn(prompt)
+    for _ in range(samples):
+        asked = first
+        for _ in range(TURNS):
+            written = drawn(thought + answer)
+            rows.append(torch.cat([asked, written]))
+            masks.append(torch.arange(len(rows[-1])) >= len(asked))
+            asked = torch.cat([asked, written[thought:], drawn(observation)])
+    made = Sequences(
+        tokens_BT=pad_sequence(rows, batch_first=True),
+        lengths_B=torch.tensor([*map(len, rows)]),
+        response_mask_BT=pad_sequence(masks, batch_first=True),
+        tree_B=torch.zeros(len(rows), dtype=torch.int64),
+    )
+    return _rated(made, generator)
+
+
+def _rated(sequences: Sequences, generator: torch.Generator) -> Minibatch:
+    (B, T), mask_BT = sequences.tokens_BT.shape, sequences.response_mask_BT
+    return sequences.into(
+        Minibatch,
         old_logprobs_BT=torch.zeros(B, T),
         advantages_BT=torch.randn(B, 1, generator=generator).expand(B, T).contiguous(),
-        token_weights_BT=token_mean_weights(response_BT),
+        token_weights_BT=token_mean_weights(mask_BT),
         ref_logprobs_BT=None,
     )
 

@@ -1,6 +1,7 @@
 """Whole runs with a tool or an agent: learning, order of answers, and runs that are killed."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,6 +11,7 @@ from program import CHECKOUT, Program, start_program
 from test_resume import OF_THIS_START
 
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.sequence_trees import slots_of
 from mindrl.programs.tiny import made_tool_user
 from mindrl.trainer.rollout_files import RolloutFiles
 
@@ -37,6 +39,8 @@ FORGETS = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 """Drops what earlier turns of the policy contain."""
+CUTS = FORGETS.replace("'' if m['role']", "m['content'][:3] if m['role']")
+"""Keeps three letters of each."""
 PPO = """\
 defaults: [grpo_tools_tiny_cpu, mindrl_critic_defaults, _self_]
 critic_config: {lr: 1e-3, adam_beta2: 0.95, weight_decay: 0.0, lr_warmup_fraction: 0.07}
@@ -121,6 +125,43 @@ def test_a_history_that_is_rendered_is_trained_on_as_it_was_seen(
     assert len(rollouts) == 128 * steps[-1]["turns/mean"]
     assert rollouts.after_prompts().equal(rollouts.response_mask_BT)
     assert len(rollouts.response_tokens()) == 128
+
+
+def test_turns_that_share_what_they_repeat_train_as_turns_computed_whole(
+    tool_user: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "cuts.jinja"
+    template.write_text(CUTS, encoding="utf-8")
+    asked = (
+        *(*SHORT, "megatron_training.train_iters=2", "megatron_training.test_data_path=null"),
+        f"environment_config.environment={CHECKOUT}/tests/e2e/word_game.py:WordGame",
+        *("environment_config.tools=[]", "environment_config.reward_weight=1.0"),
+        *("environment_config.history=rendered", "rl_config.old_log_probs=recompute"),
+        f"megatron_training.chat_template={template}",
+    )
+    shared, whole = (
+        ended(run(tmp_path / value, tool_user, *asked, f"rl_config.share_prompts={value}"))
+        for value in ("true", "false")
+    )
+    same = ("reward/", "turns/mean", "turns/ended", "rollout/response", "score/")
+    for ours, theirs in zip(shared.steps(), whole.steps(), strict=True):
+        names = [name for name in theirs if name.startswith(same)]
+        assert len(names) > 8
+        assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
+        assert ours["logprob_gap/mean"] < 1e-6
+        # Adam's first step of a gradient near zero has the sign of its rounding.
+        assert ours["update/grad_norm"] == pytest.approx(theirs["update/grad_norm"], rel=2e-3)
+    first, other = shared.steps()[0], whole.steps()[0]
+    assert first["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=5e-6)
+    rollouts = RolloutFiles(shared.folder / "rollouts").read(2).rollouts
+    assert rollouts.tokens_BT.equal(
+        RolloutFiles(whole.folder / "rollouts").read(2).rollouts.tokens_BT
+    )
+    turns, prompts = (
+        sum(slot.length for slot in slots_of(each, shares_prompts=True))
+        for each in (rollouts, replace(rollouts, tree_B=None))
+    )
+    assert turns < 0.8 * prompts < 0.8 * int(rollouts.lengths_B.sum())
 
 
 def rewards_to_go(rollouts: Rollouts) -> list[float]:

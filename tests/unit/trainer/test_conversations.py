@@ -302,6 +302,8 @@ def test_where_the_template_drops_thoughts_a_segment_begins_with_what_it_renders
     found = pool.rollouts(1, groups)
     assert found.conversation_B is not None
     assert found.conversation_B.tolist() == [0, 0, 0, 1]
+    # The turns of both conversations about the prompt may share what they begin with.
+    assert found.sequences().tree_B.tolist() == [0, 0, 0, 0]
     drawn = [
         TOKENIZER.decode(tokens_T[mask_T])
         for tokens_T, mask_T in zip(found.tokens_BT, found.response_mask_BT, strict=True)
@@ -342,7 +344,7 @@ def test_a_template_that_drops_no_more_gives_the_sequence_that_keeps_everything(
         for text in ("1", "2", number_of(pool, 0)):
             write(pool, 0, text)
     kept, rendered = (pool.rollouts(1, [*pool.groups.values()]).rows(slice(1)) for pool in pools)
-    assert rendered.conversation_B is None
+    assert rendered.conversation_B is rendered.tree_B is None
     assert kept.tokens_BT.equal(rendered.tokens_BT)
     assert kept.response_mask_BT.equal(rendered.response_mask_BT)
 

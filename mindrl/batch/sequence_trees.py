@@ -163,7 +163,7 @@ def _same(ours: _Tokens, theirs: _Tokens) -> int:
 
 
 def _laid_out(roots: Sequence[_Branch]) -> list[Slot]:
-    """Cut branches at their forks; a branch goes on before those that fork from it there."""
+    """Cut branches at their forks; a branch continues before those that fork from it there."""
     slots: list[Slot] = []
     waiting: list[tuple[_Branch, int, int | None]] = [(root, 0, None) for root in reversed(roots)]
     while waiting:

@@ -27,8 +27,8 @@ def places(slots: Sequence[Slot], starts: Sequence[int], T: int) -> tuple[Tensor
 def branches(slots: Sequence[Slot], requested_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return the last token of a shared prompt, and the first token after it of each sequence.
 
-    Both are indices in the flattened [B, T]. Sequences are left out that go on with a token that is
-    not requested, and the one that lends the prompt.
+    Both are indices in the flattened [B, T]. Sequences whose token after it is not requested are
+    left out, and the one that lends the prompt.
     """
     T = requested_BT.size(1)
     pairs = [

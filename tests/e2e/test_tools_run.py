@@ -152,7 +152,8 @@ def test_turns_that_share_what_they_repeat_train_as_turns_computed_whole(
         # Adam's first step of a gradient near zero has the sign of its rounding.
         assert ours["update/grad_norm"] == pytest.approx(theirs["update/grad_norm"], rel=2e-3)
     first, other = shared.steps()[0], whole.steps()[0]
-    assert first["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=5e-6)
+    # Float32 sums of terms that cancel: the advantages of a group add to 0.
+    assert first["update/grad_norm"] == pytest.approx(other["update/grad_norm"], rel=2e-5)
     rollouts = RolloutFiles(shared.folder / "rollouts").read(2).rollouts
     assert rollouts.tokens_BT.equal(
         RolloutFiles(whole.folder / "rollouts").read(2).rollouts.tokens_BT

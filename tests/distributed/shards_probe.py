@@ -77,6 +77,8 @@ def shapes_of(cases: Sequence[Case]) -> list[Shapes]:
 
 
 def _shared_queues() -> list[str]:
+    """Return the names of the memory that ranks share, once the first one has removed them."""
+    dist.barrier()
     lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
     return [line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/psm_" in line]
 

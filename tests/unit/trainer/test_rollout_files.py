@@ -76,9 +76,9 @@ def segments() -> RatedBatch:
     found = conversations()
     rewarded = found.rewarded.rows([0, 2])
     numbers = torch.tensor([0, 0, 1, 1])
-    return replace(
-        found, rollouts=replace(found.rollouts, conversation_B=numbers), rewarded=rewarded
-    )
+    tree_B = found.rollouts.group_B
+    rollouts = replace(found.rollouts, conversation_B=numbers, tree_B=tree_B)
+    return replace(found, rollouts=rollouts, rewarded=rewarded)
 
 
 @pytest.mark.parametrize("make", [batch, conversations, segments])

@@ -1,14 +1,15 @@
 """Select the cases of a test that run with every change; the others run at night."""
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations, cycle, product
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from mindrl.layouts.layout import TrainLayout
 
+T = TypeVar("T")
 CUTS = ("dp", "tp", "pp", "vpp", "cp", "ep", "etp")
 UPDATES = 5 if os.environ.get("MINDRL_NIGHTLY") else 3
 """Taken in each layout. A wrong gradient shows in the first, wrong moments in the second."""
@@ -29,6 +30,11 @@ def crossed(firsts: Iterable[Any], seconds: Iterable[Any]) -> list[tuple[Any, An
 def few_unless_night(few: Iterable[Any], every: Iterable[Any]) -> list[Any]:
     """Return the few cases of the short suite, at night all of them."""
     return [*every] if os.environ.get("MINDRL_NIGHTLY") else [*few]
+
+
+def half_unless_night(every: Mapping[str, T]) -> dict[str, T]:
+    """Return every second of many like cases in the short suite, at night all of them."""
+    return dict(few_unless_night([*every.items()][::2], every.items()))
 
 
 def at_night_but(every_change: Collection[Any], cases: Iterable[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from new_user import NewUser
+from nightly import half_unless_night
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = (
@@ -182,7 +183,10 @@ def user(
     return NewUser(tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize(("arguments", "lines"), MISTAKES.values(), ids=MISTAKES)
+CHOSEN = half_unless_night(MISTAKES)
+
+
+@pytest.mark.parametrize(("arguments", "lines"), CHOSEN.values(), ids=CHOSEN)
 def test_a_mistake_is_answered_in_words(
     arguments: list[str], lines: list[str], user: NewUser
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from new_user import NewUser, lines
+from nightly import half_unless_night
 
 ROW = {"messages": "1+1=?", "answer": "2"}
 OTHER = {"messages": "2+2=?", "answer": "4"}
@@ -250,7 +251,10 @@ MISSING: dict[str, tuple[Given, str]] = {
 """Mistakes whose files may be elsewhere: a dry run says that they are not here, a run ends."""
 
 
-@pytest.mark.parametrize(("given", "words"), MISTAKES.values(), ids=MISTAKES)
+CHOSEN = half_unless_night(MISTAKES)
+
+
+@pytest.mark.parametrize(("given", "words"), CHOSEN.values(), ids=CHOSEN)
 def test_a_mistake_is_answered_in_words(given: Given, words: str, user: NewUser) -> None:
     right = ["actor_config.load=model", f"{DATA}=data/train.jsonl", f"{TEST}=data/test.jsonl"]
     assert user.is_told([*right, *given(user.folder), "--dry-run"]) == [f"error: {words}"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from new_user import NewUser, lines
+from nightly import half_unless_night
 
 PAIR = {"prompt": "1+1=?", "chosen": "2", "rejected": "12"}
 OTHER = {"prompt": "2+2=?", "chosen": "4", "rejected": "14"}
@@ -203,7 +204,10 @@ OF_TEACHERS: dict[str, tuple[Given, str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "words"), OF_PAIRS.values(), ids=OF_PAIRS)
+CHOSEN = half_unless_night(OF_PAIRS)
+
+
+@pytest.mark.parametrize(("given", "words"), CHOSEN.values(), ids=CHOSEN)
 def test_a_mistake_with_preferences_is_answered_in_one_line(
     given: Given, words: str, user: NewUser
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from nightly import crossed
+from nightly import crossed, half_unless_night
 
 from mindrl.programs.entry import start
 
@@ -107,7 +107,7 @@ def ended(program: str, arguments: list[str], patch: pytest.MonkeyPatch, folder:
     return start()
 
 
-@pytest.mark.parametrize(("program", "name"), crossed(ANSWERS, MUTATIONS))
+@pytest.mark.parametrize(("program", "name"), crossed(ANSWERS, half_unless_night(MUTATIONS)))
 def test_a_file_that_cannot_be_read_ends_in_words_with_its_name_and_code_2(
     program: str,
     name: str,
@@ -164,7 +164,7 @@ OVERRIDES = {
 
 @pytest.mark.parametrize(
     ("program", "override"),
-    crossed(ANSWERS, OVERRIDES),
+    crossed(ANSWERS, half_unless_night(OVERRIDES)),
     ids=lambda text: text[:50],
 )
 def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 class _Files(LoadFileScheduling):
     """Deals out tests by file; files that share what takes long to prepare go to one process.
 
-    That are processes with simulated NPUs, and parsed sources. pytest-xdist 3.8 has groups for
+    Those are processes with simulated NPUs, and parsed sources. pytest-xdist 3.8 has groups for
     this, which have no effect with pytest 9.2.
     """
 

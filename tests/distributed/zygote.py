@@ -162,7 +162,7 @@ def _join(order: Order, rank: int) -> None:
 def _prepare_engines() -> None:
     """Do once what takes each engine longer than all the rest of its start.
 
-    That are imports of hundreds of modules, and searches through all loggers, and through all
+    Those are imports of hundreds of modules, and searches through all loggers, and through all
     modules for kernels to replace.
     """
     for name in _LATE:

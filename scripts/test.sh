@@ -40,9 +40,9 @@ fi
 passed=0 failed=0 skipped=0
 failures=()
 scratch="$(mktemp -d)"
-beside=() preloaded=()
+beside=() prepared=()
 # Ctrl-C does not reach the process groups of what runs beside.
-trap 'kill -- "${beside[@]/#/-}" "${preloaded[@]/#/-}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+trap 'kill -- "${beside[@]/#/-}" "${prepared[@]/#/-}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 check() {
     local name="$1"
@@ -87,22 +87,26 @@ pytest_beside() {
     set +m
 }
 
-# Start the process whose forks are the workers of pytest.
-preload() {
+# Start a prepared process in a process group of its own; the first argument is its log.
+prepare() {
+    local log="$1"
+    shift
     set -m
-    python -W ignore scripts/preloaded_python.py serve "$scratch/python" >"$scratch/preloaded.log" 2>&1 &
-    preloaded=($!)
+    python -W ignore "$@" >"$log" 2>&1 &
+    prepared+=($!)
     set +m
+}
+
+# Start the process whose forks are the workers of pytest.
+prepare_workers() {
+    prepare "$scratch/python.log" scripts/preloaded_python.py serve "$scratch/python"
     workers="popen//python=python scripts/preloaded_python.py $scratch/python"
 }
 
 # Start the process whose forks are the ranks of the tests of several processes.
 prepare_ranks() {
     export MINDRL_TESTS_ZYGOTE="$scratch/zygote"
-    set -m
-    python -W ignore tests/distributed/forked_workers.py "$MINDRL_TESTS_ZYGOTE" >"$scratch/zygote.log" 2>&1 &
-    preloaded+=($!)
-    set +m
+    prepare "$scratch/zygote.log" tests/distributed/forked_workers.py "$MINDRL_TESTS_ZYGOTE"
 }
 
 # Add what pytest_as left.
@@ -132,7 +136,7 @@ else
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     # First the files that wait longest, and those that one process runs together, then the others
     # in order: alone at the end they would wait for nothing else.
-    preload
+    prepare_workers
     niceness=10 pytest_beside unit --tx "4*$workers" --dist loadfile --no-loadscope-reorder \
         tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer \
         tests/unit/test_house_*.py tests/unit

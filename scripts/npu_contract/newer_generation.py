@@ -23,12 +23,12 @@ _GONE = frozenset(
         "VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE",
         "self._get_config_value",
         "vllm_ascend.ops.fused_moe.fused_moe_0_23_0.AscendFusedMoE",
-        "getattr",
+        "_ascend_routed_experts_capturer",
         "vllm.config.ModelConfig.enable_return_routed_experts",
     }
 )
 """Variables that became keys of `additional_config`, of which NZ and MC2 are only documented, and
-what tells the experts of layers that do not choose by vLLM's routers."""
+what 0.23 needs because its layers choose experts without vLLM's routers."""
 _EXPERTS = "vllm_ascend.ops.fused_moe.fused_moe.", "vllm_ascend.ops.fused_moe.routed_experts."
 """Module of the experts, before and now."""
 _MOVED = (
@@ -71,7 +71,8 @@ def _changed(entry: Entry) -> Entry:
 def _entries() -> Iterator[Entry]:
     for entry in ENTRIES:
         # This vLLM no longer imports flash_attn, for which there is a patch.
-        is_gone = entry.name in _GONE or entry.kind == "import"
+        named = {entry.name, *entry.values}
+        is_gone = not _GONE.isdisjoint(named) or entry.kind == "import"
         if entry.pin in _NEWER and not is_gone:
             yield _changed(entry)
     for owner, key in (("additional_config", "rl_config"), ("raw_rl_config", "enabled")):

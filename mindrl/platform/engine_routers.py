@@ -20,14 +20,14 @@ _REPORTS_TO = "_ascend_routed_experts_capturer"
 
 
 def watch_routers(model: Module, note: Callable[[int, Tensor], None]) -> int:
-    """Let `note` have the layer and the experts [S, K] of the tokens of each pass.
+    """Call `note` in each pass with a layer and the experts [S, K] of its tokens.
 
-    Returns the number of layers with experts, which are counted from 0. Experts are logical ones,
-    before any is replicated.
+    Returns the number of layers with experts; `note` receives their indices among these. Experts
+    are logical ones, before any is replicated.
     """
     layers = [*_own_layers(model)]
     for index, layer in enumerate(layers):
-        # The engine itself shall not return routes: that needs buffers of the scheduler.
+        # A copy: with the engine's own setting its scheduler would return routes too.
         config = copy(layer.vllm_config)
         config.model_config = copy(config.model_config)
         config.model_config.enable_return_routed_experts = True

@@ -36,6 +36,7 @@ class EngineRoutes:
         self.step: dict[int, Tensor] = {}
         """Experts [S, K] of each layer in the current step."""
         self.open: dict[str, _Row] = {}
+        """Routes of the requests that have not ended, by name."""
         self.ended: dict[int, RoutePart] = {}
         """Routes of requests that ended, by the key of the tokens of their sequences."""
         self.layers = watch_routers(runner.get_model(), self._note)

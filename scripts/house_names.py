@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from house_text import Figure, Sources
+from syntax_trees import tree_of
 
 DIALECT_WORDS = frozenset(
     [
@@ -43,7 +44,7 @@ def dialect_names(source: str) -> list[str]:
     Functions, classes, parameters, attributes and the names of a module or class count; local
     variables do not.
     """
-    return [name for name in _defined(ast.parse(source), is_local=False) if _is_dialect(name)]
+    return [name for name in _defined(tree_of(source), is_local=False) if _is_dialect(name)]
 
 
 def _is_dialect(name: str) -> bool:

@@ -10,10 +10,10 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 
 from house_text import Figure, Sources
+from syntax_trees import nodes_of
 
 DIALECT: Mapping[str, str] = {
     "says, tells": r"says?|said|tells?|told",
@@ -57,7 +57,7 @@ def prose_of(source: str) -> str:
     """
     texts = [
         node.value.value
-        for node in _nodes(source)
+        for node in nodes_of(source)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -72,17 +72,11 @@ def texts_of(source: str) -> str:
 
     An f-string counts without its expressions.
     """
-    nodes = _nodes(source)
+    nodes = nodes_of(source)
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     prose |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     texts = (_text(node) for node in nodes if id(node) not in prose)
     return "\n".join(text for text in texts if words_in([text]) >= FEWEST_WORDS)
-
-
-@lru_cache(maxsize=1)
-def _nodes(source: str) -> list[ast.AST]:
-    """Return the nodes of a source text; those of the last one are kept."""
-    return [*ast.walk(ast.parse(source))]
 
 
 def _text(node: ast.AST) -> str:
@@ -119,7 +113,7 @@ def _mode_lines_of(path: str, source: str) -> list[str]:
 def _code_of(source: str) -> list[str]:
     """Return the lines of a source text with its prose blanked out."""
     lines = source.splitlines()
-    for node in _nodes(source):
+    for node in nodes_of(source):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 lines[number - 1] = ""

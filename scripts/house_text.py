@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from syntax_trees import nodes_of, tree_of
+
 Sources = Mapping[str, str]
 """Text by path."""
 
@@ -143,7 +145,7 @@ def _module(path: str) -> str:
 
 def _imports(text: str, modules: Mapping[str, str]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -172,7 +174,7 @@ def types_in_two_rooms(sources: Sources) -> dict[str, list[str]]:
     """
     rooms: dict[str, set[str]] = defaultdict(set)
     for path, text in sources.items():
-        for name in _types(ast.parse(text)):
+        for name in _types(tree_of(text)):
             rooms[name].add(room_of(path))
     return {name: sorted(found) for name, found in sorted(rooms.items()) if len(found) > 1}
 

@@ -47,6 +47,16 @@ def at_night_but(every_change: Collection[Any], cases: Iterable[Any]) -> list[An
     return [case if case in every_change else _marked(case) for case in cases]
 
 
+def chosen_names(request: pytest.FixtureRequest) -> set[str]:
+    """Return the values of `name` in the cases of the request's file that are to run."""
+    ours = [item for item in request.session.items if item.path == request.path]
+    return {
+        item.callspec.params["name"]
+        for item in ours
+        if hasattr(item, "callspec") and "name" in item.callspec.params
+    }
+
+
 def cut_pairs(layouts: Iterable[TrainLayout]) -> set[tuple[str, str]]:
     """Return the pairs of dimensions that at least one layout cuts together.
 

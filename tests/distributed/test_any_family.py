@@ -43,8 +43,9 @@ EVERY_CHANGE = {
     ("starcoder2 tied", "DP2+TP2"),
     ("olmo2", "TP2"),
     ("qwen3", "TP2+CP2"),
-    *((family, "DP2") for family in RECURRENT),
-    *((family, "TP2") for family in RECURRENT),
+    ("qwen3_5_text", "DP2"),
+    ("qwen3_next", "TP2"),
+    ("qwen3_5_moe_text", "TP2"),
     (KNOWN, "DP2"),
 }
 """Each family, and each pair of dimensions."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from forked_workers import ForkedWorkers
-from nightly import at_night_but, few_unless_night
+from nightly import at_night_but, chosen_names, few_unless_night
 from shards_messages import Case, Filled, Shapes
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -201,9 +201,8 @@ def filled(
     folders: Callable[[Engine], tuple[str, str]],
 ) -> dict[str, list[Filled]]:
     """What each rank saw of each engine asked for; those of one size share their processes."""
-    calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    asked = {call.params.get("name") for call in calls}
-    engines = {name: engine for name, engine in ENGINES.items() if name in asked}
+    chosen_here = chosen_names(request)
+    engines = {name: engine for name, engine in ENGINES.items() if name in chosen_here}
     seen: dict[str, list[Filled]] = {}
     for tp in (1, 2):
         if not (chosen := cases(engines, folders, tp)):

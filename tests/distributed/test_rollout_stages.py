@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from forked_workers import ForkedWorkers
+from nightly import chosen_names
 from shards_messages import Case, Filled, Loaded
 from test_rollout_shards import PROMPTS, Engine, folders
 
@@ -37,8 +38,8 @@ def filled(
     folders: Callable[[Engine], tuple[str, str]],
 ) -> dict[str, tuple[Loaded, list[Filled]]]:
     """What one process saw of engines that loaded both folders, and what each of two stages saw."""
-    calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    names = [name for name in ENGINES if name in {call.params.get("name") for call in calls}]
+    chosen = chosen_names(request)
+    names = [name for name in ENGINES if name in chosen]
     cases: dict[int, list[Case]] = {1: [], 2: []}
     for name in names:
         first, later = folders(ENGINES[name])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from syntax_trees import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 400
@@ -60,9 +61,9 @@ def words(text: str) -> Iterator[str]:
         yield word.lower()
 
 
-def docstrings(tree: ast.AST) -> set[ast.AST]:
+def docstrings(source: str) -> set[ast.AST]:
     """Find the string nodes that stand alone, as docstrings do."""
-    statements = (node for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    statements = (node for node in nodes_of(source) if isinstance(node, ast.Expr))
     return {node.value for node in statements if isinstance(node.value, ast.Constant)}
 
 
@@ -83,11 +84,10 @@ def texts(node: ast.AST) -> list[str]:
 
 
 def vendor_words(source: str) -> list[str]:
-    tree = ast.parse(source)
-    skipped = docstrings(tree)
+    skipped = docstrings(source)
     return [
         f"line {getattr(node, 'lineno', '?')}: {text!r} names a vendor"
-        for node in ast.walk(tree)
+        for node in nodes_of(source)
         if node not in skipped
         for text in texts(node)
         if VENDOR_WORDS & set(words(GIVEN_NAMES.sub("", text)))
@@ -100,7 +100,7 @@ def long_functions(source: str) -> list[str]:
         return []
     functions = (
         node
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     lengths = ((node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions)
@@ -112,10 +112,10 @@ def long_file(source: str) -> list[str]:
     return [f"{lines} lines"] if lines > MAX_FILE_LINES else []
 
 
-def imported_names(tree: ast.AST) -> dict[str, str]:
+def imported_names(source: str) -> dict[str, str]:
     """Map each local name that an import binds to the full name of what it is."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             names |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom):
@@ -136,10 +136,9 @@ def full_name(node: ast.AST, names: dict[str, str]) -> str:
 
 
 def dangerous_calls(source: str) -> list[str]:
-    tree = ast.parse(source)
-    names = imported_names(tree)
+    names = imported_names(source)
     findings = []
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes_of(source) if isinstance(node, ast.Call)):
         name = full_name(call.func, names)
         if name in FORBIDDEN_CALLS:
             findings.append(f"line {call.lineno}: {name} {FORBIDDEN_CALLS[name]}")
@@ -157,11 +156,10 @@ def environment_uses(source: str) -> list[str]:
     # Most sources need not be parsed.
     if not any(name.removeprefix("os.") in source for name in ENVIRONMENT):
         return []
-    tree = ast.parse(source)
-    names = imported_names(tree)
+    names = imported_names(source)
     found = (
         (node.lineno, full_name(node, names))
-        for node in ast.walk(tree)
+        for node in nodes_of(source)
         if isinstance(node, ast.Attribute | ast.Name)
     )
     return [f"line {line}: {name}" for line, name in found if name in ENVIRONMENT]
@@ -171,12 +169,12 @@ def relative_imports(source: str) -> list[str]:
     # Most sources need not be parsed.
     if not re.search(r"\bfrom\s*\\?\s*\.", source):
         return []
-    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    imports = (node for node in nodes_of(source) if isinstance(node, ast.ImportFrom))
     return [f"line {node.lineno}: relative import" for node in imports if node.level]
 
 
 def code_beside_the_docstring(source: str) -> list[str]:
-    tree = ast.parse(source)
+    tree = tree_of(source)
     rest = tree.body[1:] if ast.get_docstring(tree) else tree.body
     missing = [] if ast.get_docstring(tree) else ["no docstring"]
     return missing + [f"line {node.lineno}: code in __init__.py" for node in rest]

@@ -1,7 +1,9 @@
 """What must be quick to import, or safe to import in any process, brings nothing heavy along."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,85 +13,62 @@ PREPARE = (
     "from mindrl.platform.device import PLATFORMS, prepare_process\n"
     "prepare_process(PLATFORMS['cpu'], megatron=False)"
 )
-TRAIN = "import sys, mindrl.workers.sharding_manager, mindrl.trainer.policy_trainer"
+TRAIN = "import mindrl.workers.sharding_manager, mindrl.trainer.policy_trainer"
 BUILD = "import mindrl.launch.worker"
 CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('auto')"
+COMPUTE = {"torch", "ray", "vllm", "megatron", "transformers"}
+LIGHT = {
+    "import mindrl.programs.entry": {"hydra", "omegaconf", "pydantic", "rich", "numpy", "yaml"},
+    "import mindrl.platform.device_models": {"numpy"},
+    CHOOSE: {"torch_npu", "numpy"},
+    "import mindrl.programs.doctor": {"numpy"},
+    # rank_files imports decoder and files.
+    "import mindrl.checkpoint.rank_files": {"scipy", "sympy"},
+    "import mindrl.layouts.layout, mindrl.allocation.meaning": {"scipy", "sympy"},
+    "import mindrl.config.load, mindrl.config.validate": {"scipy", "sympy"},
+    "import mindrl.programs.train": {"numpy", "tensorboard", "pyarrow", "mindrl.preflight.checks"},
+    "import mindrl.programs.import_config": {"scipy", "sympy"},
+    "import mindrl.training.planning, mindrl.rollout.planning": {"scipy", "sympy"},
+    "import mindrl.programs.check": {"scipy", "sympy"},
+    "import mindrl.programs.explain, mindrl.programs.reshard, mindrl.programs.placement": set(),
+    "import mindrl.programs.propose": set(),
+}
+"""What each statement may not import in addition to COMPUTE, after all statements before it."""
+WATCH = """
+import json, sys
+found = {}
+for statement, watched in json.loads(sys.argv[1]):
+    exec(statement)
+    found[statement] = sorted({*watched} & {*sys.modules})
+print(json.dumps(found))
+"""
 
 
-@pytest.mark.parametrize(
-    ("statement", "heavy"),
-    [
-        ("import mindrl.config.load, mindrl.config.validate", {"torch", "ray", "transformers"}),
-        (
-            "import mindrl.layouts.layout, mindrl.allocation.meaning",
-            {"torch", "ray", "transformers"},
-        ),
-        (
-            # rank_files imports decoder and files.
-            "import mindrl.checkpoint.rank_files",
-            {"torch", "megatron", "transformers"},
-        ),
-        (
-            "import mindrl.training.planning, mindrl.rollout.planning",
-            {"torch", "megatron", "vllm", "transformers"},
-        ),
-        (
-            "import mindrl.programs.explain, mindrl.programs.reshard, mindrl.programs.placement",
-            {"torch", "ray", "vllm", "megatron", "transformers"},
-        ),
-        (
-            "import mindrl.programs.import_config",
-            {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
-        ),
-        (
-            "import mindrl.programs.doctor",
-            {"torch", "ray", "vllm", "megatron", "transformers", "numpy"},
-        ),
-        (
-            "import mindrl.programs.check",
-            {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
-        ),
-        (
-            "import mindrl.programs.train",
-            {
-                "torch",
-                "ray",
-                "transformers",
-                "numpy",
-                "tensorboard",
-                "pyarrow",
-                "mindrl.preflight.checks",
-            },
-        ),
-        (
-            "import mindrl.programs.entry",
-            {"torch", "ray", "hydra", "omegaconf", "pydantic", "rich", "numpy", "yaml"},
-        ),
-        ("import mindrl.platform.device_models", {"torch", "ray", "transformers"}),
-        ("import mindrl.programs.propose", {"torch", "ray", "vllm", "megatron", "transformers"}),
-        (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
-        (
-            "import mindrl.rewards.scorer, mindrl.rewards.service",
-            {"torch", "ray", "vllm", "megatron", "transformers", "mindrl.config.run"},
-        ),
-        pytest.param(
-            # In one process, because torch takes long to import.
-            f"{TRAIN}\nassert not {{'vllm', 'ray'}} & set(sys.modules)\n{BUILD}\n{PREPARE}",
-            {"megatron"},
-            marks=pytest.mark.nightly,
-        ),
-    ],
-)
-def test_an_import_brings_nothing_heavy_along(statement: str, heavy: set[str]) -> None:
-    code = (
-        f"{statement}\nimport sys\n"
-        f"found = {heavy!r} & set(sys.modules)\n"
-        "sys.exit(f'imported {found}' if found else 0)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+def found_after(watched: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """Run statements in one process; return what each left in `sys.modules` of what is watched."""
+    asked = json.dumps([(statement, [*names]) for statement, names in watched.items()])
+    done = subprocess.run([sys.executable, "-c", WATCH, asked], stdout=subprocess.PIPE, check=True)
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def test_what_is_light_to_import_brings_nothing_heavy_along() -> None:
+    watched = {statement: COMPUTE | heavy for statement, heavy in LIGHT.items()}
+    assert found_after(watched) == {statement: [] for statement in LIGHT}
+
+
+def test_scoring_processes_are_forked_with_sympy_and_nothing_heavy() -> None:
+    watched = [*COMPUTE, "mindrl.config.run", "sympy"]
+    statement = "import mindrl.rewards.scorer, mindrl.rewards.service"
+    assert found_after({statement: watched}) == {statement: ["sympy"]}
+
+
+@pytest.mark.nightly
+def test_a_process_is_prepared_before_megatron_is_imported() -> None:
+    # In one process, because torch takes long to import.
+    built = f"{BUILD}\n{PREPARE}"
+    found = found_after({TRAIN: ["megatron", "vllm", "ray"], built: ["megatron"]})
+    assert found == {TRAIN: [], built: []}
 
 
 @pytest.mark.parametrize(
@@ -152,8 +131,3 @@ def test_a_dry_run_reads_and_tokenizes_rows_without_torch(
     assert f"{rows}: 64 rows, prompts of up to 11 tokens" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "set() True"
     assert "PyTorch" not in ended.stderr
-
-
-def test_sympy_is_there_before_a_scoring_process_is_forked() -> None:
-    code = "import mindrl.rewards.service, sys; sys.exit('sympy' not in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

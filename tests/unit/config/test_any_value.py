@@ -31,7 +31,6 @@ VALUES: dict[str, Any] = {
     "a huge number": 10**30,
     "nothing": None,
 }
-SHORT = ("a text", "nothing")
 
 
 def keys() -> Iterator[tuple[str, ...]]:
@@ -40,10 +39,7 @@ def keys() -> Iterator[tuple[str, ...]]:
             yield from ((*path, name) for name in documented_fields(section))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [name if name in SHORT else pytest.param(name, marks=pytest.mark.nightly) for name in VALUES],
-)
+@pytest.mark.parametrize("kind", at_night_but(["a text"], VALUES))
 @pytest.mark.parametrize("base", at_night_but(["two strings"], BASES))
 def test_no_value_of_any_key_ends_in_a_traceback(base: str, kind: str) -> None:
     values, refused = plain_values(composed("ppo_tiny_cpu", BASES[base])), 0

@@ -180,7 +180,7 @@ class RLConfig:
     [Algorithms](../explanation/algorithms.md) for what each computes."""
     policy_loss_options: dict[str, Any] | None = None
     """Options of that loss that are no keys of `rl_config`, such as `{tau: 0.1}`: fields of the
-    [dataclass](../how-to/add-an-algorithm.md#options) of your own function."""
+    [dataclass](../how-to/add-an-algorithm.md#options) of its options."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio is clipped to 1 - clip_ratio and 1 + clip_ratio."""
     clip_ratio_low: Bound | None = None

@@ -163,7 +163,7 @@ def _into(
 ) -> list[Move]:
     """Return moves that release what may leave, the rollout first and once, and bring the rest."""
     gone = set(resident) & (ROLLOUT_REGIONS | set(movable)) - set(needed)
-    # The KV cache represents all regions of the rollout.
+    # One move releases both regions of the engine: see `leaving`.
     rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & gone else []
     released = rollout + [region for region in Region if region in gone - ROLLOUT_REGIONS]
     brought = [region for region in needed if region not in resident]

@@ -165,6 +165,7 @@ class _Run:
     def _read(self, transfer: Transfer) -> Tensor:
         name, box, axes = transfer.source
         part = self.source.read(name, box)
+        # The part starts at 0 in each dimension, so its box is relative to itself.
         return part if axes is None else oriented(part, relative(box, box), axes)
 
     def _target(self, transfer: Transfer) -> Tensor:

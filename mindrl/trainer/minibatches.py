@@ -25,7 +25,7 @@ from mindrl.config.rl import RLConfig
 
 MinibatchT = TypeVar("MinibatchT", bound=WeightedSequences)
 _UNTAUGHT = {"candidates_BTK": None, "candidate_logprobs_BTK": None}
-"""What a critic needs of a teacher."""
+"""Columns of a teacher, removed for the critic."""
 
 
 class MinibatchDealer:

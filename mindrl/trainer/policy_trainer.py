@@ -1,4 +1,6 @@
-"""The loop of all policy trainers: roll out, score, estimate, update.
+"""Train a policy on its responses: score them, estimate advantages, update the weights.
+
+`TrainingLoop.step` takes the responses from a source (`source/`) and reports each update to it.
 
 Shapes: B sequences of a step, T positions.
 """
@@ -21,9 +23,7 @@ from mindrl.config.role_places import train_concurrently
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
 from mindrl.data.run_data import RunData
-from mindrl.errors import (
-    RewardError,
-)
+from mindrl.errors import RewardError
 from mindrl.observability.console import COLUMNS
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.pictures.thumbnails import Thumbnails
@@ -105,7 +105,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         self.estimation = Estimation(config, estimator, workers, self.timer)
 
     def turns(self, owner: str) -> ConversationTurns | None:
-        """Return what answers the turns of an owner's conversations; None if each has one."""
+        """Create what continues the conversations of an owner; None if each has a single turn."""
         section, host = self.config.environment_config, self.rewards.sources.environments
         if section is None or self.data.turns is None:
             return None
@@ -146,9 +146,9 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         return merge(computed, data.metrics), batch
 
     def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
-        """Estimate and update; return the metrics and the batch.
+        """Score, estimate and update; return the metrics and the batch.
 
-        Scoring runs while the devices estimate.
+        With `rl_config.blocking: false` reward functions run while the devices estimate.
         """
         rollouts, baseline_B = gathered.rollouts, None
         if self.rl.has_baseline:
@@ -159,12 +159,12 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
                 with self.timer("ref_log_prob"):
                     self.workers.reset_reference()
             probe = gathered.gap | probed_gap(self.workers, gathered.probed)
-            asked = self._with_teachers(rollouts, gathered.prompts)
-            experience, estimated = self.estimation.of(asked, rewarded, baseline_B)
+            taught = self._with_teachers(rollouts, gathered.prompts)
+            experience, estimated = self.estimation.of(taught, rewarded, baseline_B)
         scores = rewarded().scores
         self._note_failures(step, scores)
         self.check_interrupt()
-        learned, logprobs_BT = self.learn(step, experience)
+        updated, logprobs_BT = self.update_models(step, experience)
         batch = RatedBatch(
             prompts=gathered.prompts,
             rollouts=rollouts,
@@ -173,7 +173,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             logprobs_BT=logprobs_BT,
             conversations=gathered.conversations,
         )
-        found = merge(rollouts.metrics(), scores.metrics(), estimated, learned)
+        found = merge(rollouts.metrics(), scores.metrics(), estimated, updated)
         return with_probe(found, probe), batch
 
     def _with_teachers(self, rollouts: Rollouts, prompts: Sequence[Prompt]) -> Rollouts:
@@ -220,25 +220,26 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             self.run_log.keep(files, lambda: files.write(step, result, kept))
             self.run_log.keep_thumbnails(stored_pictures(rollouts, MOST_TOKEN_ROWS))
 
-    def learn(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
+    def update_models(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
         """Run the optimizer steps of a step: the critic's on all minibatches, then the policy's.
 
         They run concurrently if they share no device and neither can stop the other. Returns the
         result of `update_policy`.
         """
-        dealt, is_warm = self.minibatches.deal(experience.group_B), step > self.rl.critic_warmup
+        dealt = self.minibatches.deal(experience.group_B)
         if self.config.critic_config is None:
             return self.update_policy(experience, dealt)
-        minibatches, learned = [*self.minibatches.cut(experience, dealt, CriticMinibatch)], None
-        if is_warm and train_concurrently(self.config):
+        minibatches = [*self.minibatches.cut(experience, dealt, CriticMinibatch)]
+        updates_policy, updated = step > self.rl.critic_warmup, None
+        if updates_policy and train_concurrently(self.config):
             self.workers.begin("update_critic", "critic", minibatches)
-            learned = self.update_policy(experience, dealt)
+            updated = self.update_policy(experience, dealt)
         with self.timer("update_critic"):
-            updates = self.taken(self.workers.update_critic, minibatches)
+            updates = self.run_updates(self.workers.update_critic, minibatches)
         metrics = update_metrics("critic", updates)
-        if not is_warm or self.ends_with(updates[-1]):
+        if not updates_policy or self.ends_with(updates[-1]):
             return metrics, experience.old_logprobs_BT
-        of_policy, logprobs_BT = learned or self.update_policy(experience, dealt)
+        of_policy, logprobs_BT = updated or self.update_policy(experience, dealt)
         return metrics | of_policy, logprobs_BT
 
     def update_policy(
@@ -246,8 +247,8 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
     ) -> tuple[Metrics, Tensor | None]:
         """Run one optimizer step of the policy on each set of rows.
 
-        If updates return the log-probs that they started from, the first one measures the mismatch:
-        only it starts from the engine's policy.
+        If updates return the log-probs that they started from, those of the first one measure the
+        mismatch: later updates start from changed weights.
 
         Returns:
             The metrics, and the log-probs of that policy. Rows without known log-probs are NaN.
@@ -262,7 +263,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
 
         with self.timer("update"):
             minibatches = self.minibatches.cut(experience, dealt, Minibatch)
-            updates = self.taken(update, minibatches)
+            updates = self.run_updates(update, minibatches)
         metrics = update_metrics("update", updates)
         if (control := self.minibatches.entropy) is not None and "update/entropy" in metrics:
             metrics["update/entropy_coef"] = control.coef

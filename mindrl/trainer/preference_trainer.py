@@ -84,7 +84,7 @@ class PreferenceTrainer(AnswerTrainer):
                 judged.append(metrics)
                 yield minibatch_of(batch, found.slopes_B)
 
-        updates = self.taken(self._update, minibatches())
+        updates = self.run_updates(self._update, minibatches())
         found = update_metrics("update", updates)
         found.pop(f"update/{SURROGATE}", None)
         lengths = [len(each.token_ids) for row in data for each in answers_of([row])]

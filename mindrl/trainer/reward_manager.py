@@ -183,10 +183,9 @@ class RewardManager:
         """Score by all sources; the body of the `with` calls the result for the scores.
 
         `known` waits for scores of the reward functions that are computed already. The scores are
-        combined once,
-        however often the body asks. Unless `blocking`, the functions run concurrently with the
-        body, which keeps the devices busy; stage `reward` is then the time that the body waits for
-        them.
+        combined once, however often the body calls. Unless `blocking`, the functions run
+        concurrently with the body, which keeps the devices busy; stage `reward` is then the time
+        that the body waits for them.
         """
         sources, talks = self.sources, rollouts.conversations()
         asked = self._rules(prompts, rollouts, blocking=blocking)

@@ -82,7 +82,7 @@ class SupervisedTrainer(AnswerTrainer):
             with self.timer("teacher_log_prob"):
                 batches = [self._taught(*each) for each in zip(batches, rows, strict=True)]
         with self.timer("update"):
-            updates = self.taken(self._update, batches)
+            updates = self.run_updates(self._update, batches)
         found = update_metrics("update", updates)
         if _LOSS in found:
             found["sft/loss"] = found.pop(_LOSS)

@@ -210,7 +210,7 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
             self.checkpoints.begin(step, self.state())
             self.checkpoints.finish()
 
-    def taken(
+    def run_updates(
         self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
     ) -> list[Metrics]:
         """Run one optimizer step on each minibatch, until one ends the run."""

@@ -152,6 +152,7 @@ class ShardingManager:
             case MoveKind.ONLOAD:
                 self._copied("to_device", move.region, self.ledger.onload(move.region))
             case MoveKind.OFFLOAD:
+                # The engine frees its weights and its KV cache with the first of the two.
                 for region in sorted(leaving(move), key=lambda region: region.value):
                     self._copied("to_host", region, self.ledger.offload(region))
 

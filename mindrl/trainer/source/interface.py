@@ -45,7 +45,7 @@ class Source(ABC, Generic[DataT]):
         """Return the data of a step; `check_interrupt` raises if the run was asked to stop."""
 
     def trained(self, step: int) -> Metrics:  # noqa: ARG002
-        """Record that a step was trained: the weights are new from now on."""
+        """Count a step as trained; engines that run ahead receive its weights. Return metrics."""
         return {}
 
     def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""What a policy loss takes and returns for each token.
+"""Inputs and results of a policy loss for each token.
 
 Shapes: B sequences, T positions.
 """
@@ -14,7 +14,7 @@ from mindrl.algorithms.losses import Total, of_one_rank
 from mindrl.batch.experience import Experience
 
 Terms = Mapping[str, Tensor]
-"""Of each token, by name: `policy_loss`, and metrics such as `clip_fraction` and `ratio`."""
+"""Values of each token: `policy_loss`, and metrics such as `clip_fraction` and `ratio`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

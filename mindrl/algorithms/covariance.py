@@ -1,6 +1,6 @@
 """Tokens that reduce entropy most: those whose log-prob and advantage rise together.
 
-The few with the largest covariance carry most of it: arXiv 2505.22617.
+A few tokens with the largest covariance cause most of the reduction: arXiv 2505.22617.
 
 Shapes: B sequences, T positions.
 """

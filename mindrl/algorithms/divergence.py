@@ -1,7 +1,7 @@
 """Divergence from a teacher over its most probable tokens, as a term of a loss.
 
-The other tokens count as one, so that both distributions sum to 1: the divergence is never above
-that of the whole vocabulary, is it if the candidates are the vocabulary, and is 0 only if both
+The other tokens count as one, so that both distributions sum to 1. The divergence is at most that
+of the whole vocabulary, equals it if the candidates are the vocabulary, and is 0 only if both
 models agree on each candidate.
 
 Shapes: B sequences, T positions, K candidates.

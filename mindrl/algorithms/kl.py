@@ -11,7 +11,7 @@ from torch import Tensor
 KlKind = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
 """Schulman's names, and names of the same estimates in MindSpeed-RL and verl."""
 MAX_LOG_RATIO = 20.0
-"""In nats, as in MindSpeed-RL and verl: e^20 is 5e8; float32 overflows at e^88."""
+"""Bound in nats, as in MindSpeed-RL and verl: e^20 is 5e8; float32 overflows at e^88."""
 
 
 def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
 
 
 def low_variance(ratio_log_BT: Tensor) -> Tensor:
-    """Return k3 of the `log_ratio` of the policy not sampled from over the sampled one."""
+    """Return k3 of a `log_ratio`, of the other policy over the one that sampled the tokens."""
     # expm1 keeps the digits that exp(x) - 1 loses if the two policies almost agree.
     return torch.expm1(ratio_log_BT) - ratio_log_BT
 

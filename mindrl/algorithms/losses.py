@@ -1,4 +1,4 @@
-"""What a loss takes and what it returns.
+"""Inputs and results of losses.
 
 A loss is a function from `LossInputs` to `LossTerms`: `PolicyLoss`, `ValueLoss`, `answer_loss`. Its
 options are bound to it before the run. Every loss is a weighted sum over tokens.

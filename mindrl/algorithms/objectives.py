@@ -68,7 +68,7 @@ def answer_objective(config: RunConfig) -> Objective:
 
 
 def _taught(config: RunConfig, loss: Loss[Any]) -> Loss[Any]:
-    """Add the divergence from a teacher, unless the run has none or learns by advantages."""
+    """Add the divergence from a teacher, unless the run has none or uses it in advantages."""
     teacher = config.teacher_config
     if teacher is None or not teacher.candidates:
         return loss

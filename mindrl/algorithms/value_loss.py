@@ -13,7 +13,7 @@ from mindrl.batch.experience import CriticMinibatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """Half the squared error of the value, or of the value clipped near the old one: the larger.
+    """The larger half squared error: of the value, or of the value clipped near the old one.
 
     The clipped value loss of PPO's reference implementation (github.com/openai/baselines, ppo2), as
     in MindSpeed-RL, verl and TRL. The larger error counts, so a value beyond the range has no

@@ -38,8 +38,8 @@ GRAMMAR = r"""
 """
 """One engine, or engines joined by `+` (separate devices) and `|` (shared devices)."""
 AS_AREAL = ""
-"""Stands for the backend that AReaL trains with where none is named: FSDP, or Megatron where stages
-or experts are divided."""
+"""Stands for AReaL's default training backend: FSDP, or Megatron if stages or experts are
+divided."""
 _MISSING = {
     "NAME": "a name is missing, as in [actor]",
     "RSQB": "']' is missing after the name, as in [actor]",

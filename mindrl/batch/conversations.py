@@ -16,7 +16,7 @@ MessageRole = Literal["tool", "user"]
 """Role of a message of the environment."""
 ConversationEnding = Literal["done", "turns", "turn_tokens", "tokens", "pictures", "failed"]
 """Why a conversation ended: its environment ended it, its last turn was the last allowed one, a
-turn reached its limit of tokens, the conversation did, an answer had more pictures than were left,
+turn or the conversation reached its limit of tokens, an answer had more pictures than were left,
 or its environment failed."""
 
 
@@ -33,9 +33,9 @@ class Turn:
     reward: float = 0.0
     """The environment's reward for it."""
     answer: str = ""
-    """SHA-256 of the answer, by which a replayed environment is compared; empty without one."""
+    """SHA-256 of the answer, for checks of a replayed environment; empty without one."""
     messages: tuple[tuple[MessageRole, str], ...] = ()
-    """Role and text of each message of the answer; empty if its tokens follow and are enough."""
+    """Role and text of each message of the answer; empty if its tokens in the response suffice."""
     role: MessageRole | None = None
     """Role of the answer's messages; None without any."""
     seconds: float = field(default=0.0, compare=False)
@@ -65,23 +65,23 @@ class ResponseSegment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialogue:
-    """What a response of several turns has besides its tokens."""
+    """Data of a response of several turns, without its tokens."""
 
     prompt_ids: tuple[int, ...] = ()
     """Token ids of its own prompt, with the text that the environment begins with. Empty until the
     environment has begun."""
     opening: str | None = None
-    """That text."""
+    """Text that the environment begins with."""
     images: tuple[PlacedImage, ...] = ()
     """All pictures of its sequence, in order: those of its own prompt, then those of answers."""
     turns: tuple[Turn, ...] = ()
     """Ended turns of the policy."""
     restarts: tuple[Restart, ...] = ()
-    """Where the prompt was rendered anew, in order."""
+    """Places where the prompt was rendered anew, in order."""
     next_start: int = 0
-    """Index of the first token of the turn after them."""
+    """Index of the first token of the next turn."""
     ending: ConversationEnding | None = None
-    """None while it is open."""
+    """None while the conversation is open."""
     is_parallel: bool = False
     """Whether an agent has called the policy while it answered another call."""
 

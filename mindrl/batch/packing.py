@@ -48,9 +48,9 @@ class PackedValues:
     """Values of one dimension, or of any tensor in one; int64 as int32 if they fit."""
 
     values: _Array
-    """Of bool, eight to a byte."""
+    """Values; bools are packed, eight to a byte."""
     dtype: str
-    """Of the tensor, by NumPy's name."""
+    """NumPy's name of the tensor's dtype."""
     count: int
 
     def array(self) -> _Array:
@@ -66,7 +66,7 @@ class PackedValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRows:
-    """A tensor [B, T]: of each row the values from the first to the last that is not zero."""
+    """A tensor [B, T]: the values of each row from its first to its last non-zero one."""
 
     columns: int
     first_B: _Array
@@ -74,11 +74,11 @@ class PackedRows:
     lengths_B: _Array
     """int32; number of values."""
     values: PackedValues
-    """Concatenated."""
+    """Values of all rows, concatenated."""
     repeated: bool
     """Whether `values` has one value for each row, because all of a row are equal."""
     places: int | None = None
-    """Number of positions of a tensor [B, T, K], whose columns are all K of each."""
+    """T of a tensor [B, T, K] that is packed as [B, T * K]."""
 
     def tensor(self) -> Tensor:
         """Return the tensor."""

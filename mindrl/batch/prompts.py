@@ -24,7 +24,7 @@ class PlacedImage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRow:
-    """Fields of a data row that rewards use, besides the answer."""
+    """Fields of a data row that rewards use, except the answer."""
 
     columns: Mapping[str, Any]
     """Values as in the file."""
@@ -55,7 +55,7 @@ class Prompt:
     source: str = ""
     """Its `data_source`, which selects the reward; empty without one."""
     row: PromptRow | None = None
-    """None if no reward uses any of it."""
+    """None if no reward uses the row."""
     images: tuple[PlacedImage, ...] = ()
     """Its pictures, in order; the token ids have all tokens of each."""
 
@@ -66,7 +66,7 @@ class Prompt:
 
     @property
     def identity(self) -> str:
-        """What equal prompts have in common: the text, and the pictures."""
+        """Text and pictures, which equal prompts have in common."""
         return " ".join([self.text, *(f"{each.number:x}" for each in self.images)])
 
 

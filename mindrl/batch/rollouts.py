@@ -84,7 +84,7 @@ class Responses(Compact):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """What the responses of several turns have besides: N tokens, concatenated."""
+    """Data of responses of several turns, for their N concatenated tokens."""
 
     written_N: Tensor
     """bool; tokens that the policy sampled. The others came from the environment."""
@@ -176,7 +176,7 @@ class Rollouts(Sequences):
         return (positions_T >= first_B[:, None]) & (positions_T < self.lengths_B[:, None])
 
     def responses(self) -> Responses:
-        """Return the responses alone, as they came from the engine, with their other tokens."""
+        """Return the responses without prompts, as from the engine, with environments' tokens."""
         mask_BT = self.after_prompts()
         return Responses(
             token_ids_N=self.tokens_BT[mask_BT],
@@ -237,7 +237,7 @@ class Rollouts(Sequences):
 
 @dataclass(frozen=True, eq=False)
 class ResponseTokens(Sequence[list[int]]):
-    """Token ids of responses, listed when they are read: all lists take 36 bytes a token."""
+    """Token ids of responses, made lists on access: lists take 36 bytes a token."""
 
     tokens_CL: Tensor
     mask_CL: Tensor

@@ -1,8 +1,7 @@
-"""Names of sequences by their tokens, under which a rollout engine keeps the routes of each.
+"""Keys of sequences, computed from their tokens, under which a rollout engine keeps their routes.
 
-The trainer names a sequence by the tokens that it trains on, so it needs no name from the engine
-but the tokens: they may have been sampled in one call or in several, each with a part of the
-routes.
+The trainer computes a key from the tokens that it trains on, so the engine need not send it. The
+tokens may have been sampled in one call or in several, each with a part of the routes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from mindrl.batch.sequences import StageT
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RoutePart:
-    """Routes of the tokens of a sequence for which one request computed them."""
+    """Routes that one request computed, of some tokens of a sequence."""
 
     routes_TLK: Tensor
     """For T tokens, L layers and K experts the number of the expert + 1; 0 where none is known."""

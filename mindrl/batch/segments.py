@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Conversations:
-    """The sequences of a batch by conversation. Without `conversation_B` each is one."""
+    """The sequences of a batch by conversation. Without `conversation_B` each sequence is one."""
 
     mask_BT: Tensor
     """bool; tokens that the policy sampled."""
@@ -22,7 +22,7 @@ class Conversations:
     """int64; equal for the sequences of a conversation, which are adjacent and in order."""
 
     def mask(self) -> Tensor:
-        """Return the mask of the tokens of each conversation, bool [C, L] ([B, T] if it is one)."""
+        """Return the mask of each conversation's tokens, bool [C, L]; [B, T] if each is one row."""
         if self.conversation_B is None:
             return self.mask_BT
         lengths_C = (

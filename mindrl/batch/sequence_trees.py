@@ -1,9 +1,10 @@
-"""Trees of sequences that begin alike: each token before a fork stands in one of them.
+"""Trees of sequences that begin alike: a tree holds the tokens before a fork only once.
 
-A sequence takes tokens from another only before its first requested one, from its prompt; there
-they may be a prompt or a response. So samples of a prompt share it, and the turns of a conversation
-share what the prompt of the later one repeats. Found by comparing tokens. Shapes: B sequences, T
-positions.
+A sequence takes only prompt tokens from another: those before its first requested one. In the other
+they may be a prompt or a response. So samples of a prompt share it, and a later turn of a
+conversation shares the tokens that its prompt repeats. Trees are found by comparing tokens.
+
+Shapes: B sequences, T positions.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from mindrl.batch.sequences import Sequences
 
 _WORTH_A_SLOT = 16
-"""A fork that would spare fewer tokens is put at the fork before it: each slot has its costs."""
+"""A fork that would save fewer tokens moves to the fork before it, because slots have costs."""
 
 _Tokens = NDArray[Any]
 """int64; tokens of a sequence without padding."""
@@ -41,9 +42,9 @@ class SequenceTree(NamedTuple):
     """Sequences that begin alike."""
 
     rows: tuple[int, ...]
-    """Depth-first: after a row those that share most with it."""
+    """Depth-first order: a row precedes those that share most with it."""
     known: tuple[int, ...]
-    """Number of the first tokens of each row that rows before it have."""
+    """Number of tokens at the start of each row that earlier rows have."""
 
     def halves(self) -> "list[SequenceTree]":
         """Return two trees of half the sequences."""
@@ -56,7 +57,7 @@ class SequenceTree(NamedTuple):
     def tokens(self, lengths: Sequence[int]) -> int:
         """Return the number of tokens, from those of each sequence of the batch.
 
-        A half may have a few more: a fork that was worth a slot in the whole may be none in it.
+        A half may need a few more: a fork of the whole may not be worth a slot in it.
         """
         return sum(lengths[row] for row in self.rows) - sum(self.known)
 
@@ -64,7 +65,7 @@ class SequenceTree(NamedTuple):
 def slots_of(sequences: Sequences, *, shares_prompts: bool) -> list[Slot]:
     """Return the slots of a pack, each after its parent.
 
-    Without `shares_prompts` each sequence has one.
+    Without `shares_prompts` each sequence has one slot.
     """
     slots: list[Slot] = []
     for of_tree in _slots_of_trees(sequences, shares_prompts):
@@ -91,13 +92,13 @@ def sequence_trees(sequences: Sequences, *, shares_prompts: bool) -> list[Sequen
 
 
 def _slots_of_trees(sequences: Sequences, shares_prompts: bool) -> list[list[Slot]]:
-    """Return the slots of each tree; their parents are numbers in it."""
+    """Return the slots of each tree; parents are indices in the tree."""
     lengths = sequences.lengths_B.tolist()
     if not shares_prompts:
         return [[Slot(row, 0, length)] for row, length in enumerate(lengths)]
     first_B = sequences.response_mask_BT.to(torch.uint8).argmax(1)
-    # No token is requested at position 0: a sequence without any shares nothing. One that is only
-    # read after its end has no token besides its prompt.
+    # Position 0 is never requested: `first_B` is 0 without a requested token, so without sharing. A
+    # sequence that is only read after its end has only its prompt.
     shares_B = (first_B > 0) & (first_B < sequences.lengths_B)
     padded = sequences.tokens_BT.numpy()
     tokens = [row[:length] for row, length in zip(padded, lengths, strict=True)]
@@ -111,21 +112,21 @@ def _slots_of_trees(sequences: Sequences, shares_prompts: bool) -> list[list[Slo
 
 @dataclass(eq=False)
 class _Branch:
-    """Tokens of a sequence that it takes from no other."""
+    """Tokens that a sequence does not take from another."""
 
     row: int
     first: int
     stop: int
     source: "_Branch | None"
-    """Has the tokens before `first`."""
+    """Branch with the tokens before `first`."""
     forks: "dict[int, list[_Branch]]" = field(default_factory=dict)
     """Branches of other sequences, by the position of their first token."""
 
 
 def _grown(rows: Sequence[int], tokens: Sequence[_Tokens], prompts: Sequence[int]) -> list[_Branch]:
-    """Return the branches that grow from no other."""
+    """Return the branches without a source."""
     roots: list[_Branch] = []
-    # A response is there before the longer prompts that repeat it.
+    # A response is added before the longer prompts that repeat it.
     for row in sorted(rows, key=lambda row: (prompts[row], row)):
         source, first = _fork(roots, tokens, tokens[row][: prompts[row]])
         branch = _Branch(row, first, len(tokens[row]), source)
@@ -136,10 +137,10 @@ def _grown(rows: Sequence[int], tokens: Sequence[_Tokens], prompts: Sequence[int
 def _fork(
     roots: Sequence[_Branch], tokens: Sequence[_Tokens], prompt: _Tokens
 ) -> tuple[_Branch | None, int]:
-    """Return the branch that has most of a prompt, and the number of its tokens to take."""
+    """Return the branch with most of a prompt, and the number of tokens to take."""
     source, found = None, 0
     waiting = [*roots]
-    # Also those that are appended meanwhile.
+    # Includes branches appended in the loop.
     for branch in waiting:
         end = branch.first + _same(prompt[branch.first :], tokens[branch.row][branch.first :])
         if end > found:

@@ -28,10 +28,10 @@ class Sequences(Compact):
     response_mask_BT: Tensor
     """bool; True for tokens that need a log-prob. Never True at position 0."""
     image_numbers_BI: Tensor | None = None
-    """int64; numbers of the pictures of each sequence, in order, 0 after the last. A picture has a
+    """int64; numbers of the pictures of each sequence, in order, 0 after the last. Each has a
     token at least, so `rows` cuts none off. None without pictures."""
     image_starts_BI: Tensor | None = None
-    """int64; position of the first token of each of them."""
+    """int64; position of the first token of each picture."""
     candidates_BTK: Tensor | None = None
     """int64; other tokens whose log-probs are computed at the same positions. None without."""
     route_keys_B: Tensor | None = None
@@ -41,10 +41,10 @@ class Sequences(Compact):
     """int64; number of the teacher of each sequence, as of `TeacherConfig.number`. None: one
     teacher."""
     tree_B: Tensor | None = None
-    """int64; equal for the turns of conversations about one prompt, which may share all that they
-    begin with: see `batch/sequence_trees.py`. None: equal prompts are shared."""
+    """int64; equal for the turns of conversations about one prompt, which may share their first
+    tokens: see `batch/sequence_trees.py`. None: equal prompts are shared."""
     routes_BTLK: Tensor | None = None
-    """Those experts, only inside a worker: see `training/routes.py`."""
+    """Experts of tokens, only inside a worker: see `training/routes.py`."""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -106,7 +106,7 @@ class Sequences(Compact):
         return stage(**values)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Change each column that is there."""
+        """Change each column that is not None."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         there = {name: column for name, column in columns.items() if column is not None}
         return replace(self, **{name: change(column) for name, column in there.items()})
@@ -126,7 +126,7 @@ class Logprobs(Compact):
     """float32, nats; their log-probs."""
 
     def candidates(self) -> dict[str, Tensor | None]:
-        """Return the most probable tokens as columns of a batch that learns from them."""
+        """Return the most probable tokens as columns of a batch that trains on them."""
         return {
             "candidates_BTK": self.candidates_BTK,
             "candidate_logprobs_BTK": self.candidate_logprobs_BTK,

@@ -1,4 +1,4 @@
-"""Replicas and micro-batches whose sequences begin alike, so that what they share is computed once.
+"""Replicas and micro-batches with sequences that begin alike, to compute shared tokens once.
 
 The trees of a batch (`batch/sequence_trees.py`) stay whole as far as balance and budgets allow.
 """
@@ -47,7 +47,7 @@ def cut(
 
 
 def _spared(tree: SequenceTree, costs: Callable[[Sequence[int]], Sequence[float]]) -> float:
-    """Return the cost of tokens that more than one sequence has, beyond that of the first."""
+    """Return the cost that sharing saves: that of all copies of shared tokens but the first."""
     times = Counter(tree.known)
     return sum(count * cost for count, cost in zip(times.values(), costs([*times]), strict=True))
 

@@ -53,7 +53,7 @@ class ApartEngines:
         have left are no longer used.
 
         Returns:
-            Their numbers.
+            Numbers of the lost replicas.
 
         Raises:
             ClusterError: No replica is left, and none will start.
@@ -82,7 +82,7 @@ class ApartEngines:
         self.fleet.require_some()
 
     def look(self) -> None:
-        """Replace replicas whose processes have ended or are stopped, even if not called.
+        """Replace replicas with ended or stopped processes, even if they have no calls.
 
         Raises:
             ClusterError: No replica is left, and none will start.
@@ -166,7 +166,7 @@ class ApartEngines:
         number = replica.number
         self.generation += 1
         try:
-            # Otherwise the link would wait for a replica that has ended.
+            # Check that the replica lives: otherwise the link would wait for it.
             replica.group.call("memory_plan", [()] * replica.group.size, answering=())
         except WorkerDiedError as error:
             return {number: str(error)}
@@ -179,7 +179,7 @@ class ApartEngines:
         self._require_training()
         if lost:
             name = link_name(number, self.generation)
-            # Without the store nothing waits in it: the training side has ended.
+            # If the store is gone, the training side has ended and does not wait.
             with suppress(RuntimeError):
                 call_off(self.address, name, lost[number], _CALL_OFF_WITHIN)
         said = opening.wait()
@@ -197,7 +197,7 @@ class ApartEngines:
             return {}
         receiving = {each.number: _begin(each, "receive_weights", (version,)) for each in due}
         sending = self.training.begin("send_weights", [(numbers,)] * self.training.size)
-        # A frozen replica does not make the ranks that wait for it hang.
+        # Ranks that wait for a frozen replica do not count as hung.
         lost: dict[int, str] = sending.wait(silence_counts=False)[0]
         lost |= _failures({number: receiving[number] for number in numbers if number not in lost})
         for each in due:

@@ -76,7 +76,7 @@ class GroupWatch:
         return seen
 
     def gone(self) -> list[int]:
-        """Return the ranks whose processes have ended since they were seen; thread-safe."""
+        """Return the ranks of processes that have ended since they were seen; thread-safe."""
         seen = self.look()
         return sorted(self.known - seen.keys())
 
@@ -92,7 +92,7 @@ class GroupWatch:
         self._everywhere("dump_stacks")
 
     def end(self) -> None:
-        """Make sure that all workers, which were told to end, have ended; then stop watching."""
+        """Make sure that all workers have ended, as requested; then stop watching."""
         self._everywhere("end")
         with suppress(WorkerDiedError):
             for node in self.others:
@@ -141,7 +141,7 @@ class Vigil:
     """Time without progress of each worker during one call.
 
     The time between two observations counts, but at most twice the polling interval: time in which
-    this process or the machine was itself stopped is not held against a worker.
+    this process or the machine was itself stopped does not count.
     """
 
     def __init__(self, watch: GroupWatch, *, silence_counts: bool) -> None:

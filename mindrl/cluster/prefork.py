@@ -74,11 +74,11 @@ class PreforkServer:
         self._answer = os.fdopen(reading)
 
     def __enter__(self) -> Self:
-        """Return it; it ends with the block."""
+        """Return the server; it ends with the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.stop()
 
     def wait(self) -> None:

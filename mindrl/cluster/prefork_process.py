@@ -27,7 +27,7 @@ ENDINGS = "endings"
 """File next to the socket: a line per ended worker, with its process id and exit code."""
 _LANGUAGE = "--language="
 _OOM_SCORE = 1000
-"""As Ray sets for its workers: if memory runs out, the kernel kills a worker first."""
+"""Value that Ray sets for its workers: if memory runs out, the kernel kills a worker first."""
 
 
 def main() -> None:

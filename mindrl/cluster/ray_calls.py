@@ -109,10 +109,10 @@ class RayCalls:
     def answered(
         self, references: list[Any], seconds: float, together_seconds: float = _TOGETHER_SECONDS
     ) -> list[Any]:
-        """Wait for the first answer, then a moment for the others; return those that are there.
+        """Wait for the first answer, then a moment for the others; return all that have arrived.
 
-        A wait costs by the number of references, so a thousand answers are not waited for one by
-        one. Raises as `__call__`.
+        The cost of a wait grows with the number of references, so one wait collects many answers.
+        Raises as `__call__`.
         """
 
         def wait_for() -> list[Any]:

@@ -148,7 +148,7 @@ class RayCluster:
             self.calls.within(_STOP_SECONDS, ray.shutdown)
         except WorkerDiedError as error:
             logger.warning("Ray was not stopped: %s", error)
-            # It would wait again.
+            # At exit it would wait again.
             atexit.unregister(ray.shutdown)
         self._end_started()
 
@@ -176,7 +176,7 @@ class RayCluster:
             one_machine=self.started_here,
             deterministic=deterministic,
         )
-        # Workers of the prefork server have it already.
+        # Workers of the prefork server have this environment already.
         has_it = self.prefork is not None and environment == self.prefork.environment
         return {
             **self.platform.ray_options(1),
@@ -199,7 +199,7 @@ class RayCluster:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
         for attempt in range(1, _START_ATTEMPTS + 1):
-            # Owned before Ray writes to it: the next run removes what a killed one leaves.
+            # Own it before Ray writes to it: the next run removes the folder of a killed run.
             self.session = session = _session_folder()
             try:
                 with nullcontext() if self.prefork is None else self.prefork.serving():
@@ -208,7 +208,7 @@ class RayCluster:
                 # For example Ctrl-C.
                 raise
             except Exception as error:
-                # Ray raises a plain one if its processes do not start in time. Its logs stay.
+                # Ray raises a plain Exception if its processes start too late. Its logs stay.
                 self.session = None
                 self.started += _processes_in(session.folder)
                 if attempt == _START_ATTEMPTS:
@@ -312,7 +312,7 @@ def _devices_of_nodes(resource: str) -> list[int]:
 
 
 def _processes_in(folder: Path) -> list[psutil.Process]:
-    """Return this process's descendants whose command lines name the folder."""
+    """Return this process's descendants with the folder in their command lines."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

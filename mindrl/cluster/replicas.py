@@ -52,14 +52,14 @@ class ReplicaGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """Which replicas of a fleet there are, if they join and leave while the run lives."""
+    """Replicas of a fleet that join and leave while the run lives."""
 
     at_start: int
     """Number of replicas that a run waits for at its start."""
     start_seconds: float
     """Longest wait for them."""
     has_left: Callable[[int], bool]
-    """Returns whether a replica is no longer to be used; another may then take its number."""
+    """Returns whether a replica must no longer be used; another may then take its number."""
 
 
 class ReplicaFleet:
@@ -105,7 +105,7 @@ class ReplicaFleet:
             self.up[number] = ReplicaGroup(number, self.coming.pop(number).result())
 
     def dismiss(self) -> None:
-        """Stop using replicas that have left, between their requests; others may come instead."""
+        """Stop using replicas that have left, between their requests; others may replace them."""
         members = self.members
         if members is None:
             return

@@ -280,13 +280,13 @@ class WorkerGroup:
         pending: dict[Any, int],
         stage: str,
     ) -> MindrlError:
-        """Return the error of the first cause among workers that fail together."""
+        """Return the error that came first among workers that fail together."""
         self.calls.refuse_lost()
         deadline = time.monotonic() + _GRACE_SECONDS
         while isinstance(error, RayTaskError) and pending and time.monotonic() < deadline:
             for reference in self.calls.answered([*pending], 0.2):
                 other, (_, failure) = pending.pop(reference), self.calls.results([reference])[0]
-                # A RayTaskError: it is alive, and was not the first to fail.
+                # A worker with a RayTaskError is alive, and was not the first to fail.
                 if failure is not None and not isinstance(failure, RayTaskError):
                     rank, error = other, failure
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
@@ -298,7 +298,7 @@ class WorkerGroup:
         what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         silent = list(pending.values())
         if silent:
-            # A worker that waits too long for another rank fails instead of it.
+            # A silent rank may be the cause: a rank that waits too long for it fails first.
             names = worker_names(silent, self.identities, self.name)
             what += f"\nno response yet from {names}"
         found = self._with_log(what, rank, stage)
@@ -329,7 +329,7 @@ class WorkerCall:
         self.vigil = None if group.watch is None else Vigil(group.watch, silence_counts=True)
 
     def refuse_hang(self) -> None:
-        """Raise as `wait` if workers hang; looks at them as rarely as that does."""
+        """Raise as `wait` if workers hang; observes them at the same interval."""
         if self.vigil is None or self.vigil.is_due():
             self.group.refuse_hang([*self.references], self.limit, self.vigil, self.method)
 

@@ -10,7 +10,7 @@ _MOST_NAMED = 8
 
 
 def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str = "worker") -> str:
-    """Return names of workers with rank, process and node; without the latter during the start."""
+    """Return names of workers with rank, process and node; only with rank during the start."""
     names = []
     for rank in ranks[:_MOST_NAMED]:
         found = identities[rank] if identities else None

@@ -69,7 +69,7 @@ class Reply(NamedTuple):
 
 
 class WorkerProcess:
-    """A process on one device. Nothing heavy is imported before `build`."""
+    """A process on one device. Large modules are not imported before `build`."""
 
     def __init__(self, device: DeviceKind, rank: int, world_size: int, log: Path) -> None:
         """Redirect all output of this process to its own log file."""
@@ -177,7 +177,7 @@ class WorkerProcess:
 
 
 def _opened(argument: Any) -> Any:
-    """Return what a reference refers to, None if its process has ended; any other value as is."""
+    """Return the object of a reference, None if its process has ended; other values unchanged."""
     if not isinstance(argument, ray.ObjectRef):
         return argument
     try:

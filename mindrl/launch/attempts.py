@@ -86,7 +86,7 @@ class RunFiles:
         """
         for folder in (self.folder.root, self.folder.rollouts):
             forget_unfinished(folder)
-        # After step 0 the evaluation before training is repeated too.
+        # A start from step 0 repeats the evaluation before training too.
         first = found.step + 1 if found and found.step else 0
         logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]
         for log in (*logs, *self.folder.eval_sets.glob("*.jsonl")):
@@ -169,7 +169,7 @@ class Attempts:
 
     @contextmanager
     def _on_record(self, found: Beginning | None, restarts: Restarts) -> Iterator[RunLog]:
-        """Close the log of an attempt, however the attempt ends."""
+        """Close the log of an attempt, even if the attempt fails."""
         run_log = self.files.open(self.plan.config, found, is_again=restarts.count > 0)
         run_log.summary.restarts = restarts.count
         try:
@@ -220,7 +220,7 @@ class Attempts:
         return None, False
 
     def _beginning(self) -> Beginning | None:
-        """Return what the run continues from after an attempt."""
+        """Return the checkpoint to continue from after an attempt, if any."""
         files = self.files
         return beginning(self.plan.config, files.folder, files.inputs, self.damaged)
 
@@ -251,14 +251,14 @@ class Attempts:
 
                 services.cluster.calls.is_hurried = signals.is_requested
                 trainer.run(check_interrupt)
-            # No step follows the last one, whose callbacks may have failed.
+            # No step follows that would raise the error of the last step's callbacks.
             self.files.callbacks.require()
 
     def _make_ready(self, services: Services) -> None:
-        """Start what outlives the workers; after a fault reserve the devices again.
+        """Start services that outlive the workers; after a fault reserve devices again.
 
         Raises:
-            ClusterError: There are too few.
+            ClusterError: There are too few devices.
         """
         cluster, rl, notify = services.cluster, self.plan.config.rl_config, self.files.console.note
         if services.raters.scorer is not None:
@@ -363,7 +363,7 @@ class Attempts:
             yield worker_handle(group, self.plan, engines, kind=self.platform.kind)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
-        """Start the replicas of a separate rollout; what they share ends with `stack`."""
+        """Start the replicas of a separate rollout; their shared parts end with `stack`."""
         config, notify, ranks = whole.config, self.files.console.note, whole.replica.world_size
         logs, count = self.files.folder.logs, config.rollout_layout.replicas
         restarts = config.rl_config.max_restarts

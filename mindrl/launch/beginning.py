@@ -42,7 +42,7 @@ class Beginning:
 def beginning(
     config: RunConfig, folder: RunFolder, inputs: Prints, damaged: Mapping[Path, str] = {}
 ) -> Beginning | None:
-    """Return what the run of a folder resumes from; None for a new run.
+    """Return the checkpoint from which the run of a folder resumes; None for a new run.
 
     Its own checkpoints take precedence over those in its configuration. `inputs` are the
     fingerprints of the run's files, `damaged` the problems that workers found in checkpoints.
@@ -61,7 +61,7 @@ def beginning(
 
 
 def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
-    """Refuse to start a run in the folder of one whose checkpoints are missing.
+    """Refuse to start in the folder of a run that has lost its checkpoints.
 
     A disk that is not mounted looks like this. A run that was killed before its first checkpoint
     may start again.

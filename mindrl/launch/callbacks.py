@@ -54,8 +54,8 @@ class Callbacks:
         """Raise, between two calls of the workers, if a function has failed or asked to stop.
 
         Raises:
-            CallbackError: One has failed; its exception is the cause.
-            StopRequestedError: One has asked to stop.
+            CallbackError: A function has failed; its exception is the cause.
+            StopRequestedError: A function has asked to stop.
         """
         self.require()
         if self.stopped_after is not None:

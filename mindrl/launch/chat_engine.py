@@ -9,7 +9,7 @@ def start_chat_engine(settings: ChatEngineSettings, platform: Platform) -> ChatE
     """Start an engine with the weights of a folder, in the environment of a worker.
 
     Raises:
-        ModelError: It does not start.
+        ModelError: The engine does not start.
     """
     prepare_process(platform, megatron=False)
     from mindrl.rollout.vllm.chat_engine import VllmChatEngine  # noqa: PLC0415

@@ -59,7 +59,7 @@ def server_command(config: RunConfig, platform: Platform, address: str) -> list[
 
 
 def server_environment(config: RunConfig, platform: Platform) -> dict[str, str]:
-    """Return the variables that a server's process needs besides its own environment.
+    """Return the variables that a server's process needs in addition to its environment.
 
     The token is not in the command, which every user of the machine can see.
 

@@ -24,7 +24,7 @@ _PICTURES_BYTES = 32 << 20
 def environments_of(
     config: RunConfig, data: RunData
 ) -> Iterator[EnvironmentHost | AgentHost | None]:
-    """Provide what answers the turns of a run, and end its processes; None without any."""
+    """Yield the host that answers a run's turns, if any, and end its processes."""
     section = config.environment_config
     if section is None or not config.rolls_out:
         yield None

@@ -21,8 +21,8 @@ def measure_model(
     """Generate and score answers to all evaluation prompts of a run.
 
     Args:
-        plan: Of a run that only rolls out.
-        platform: Of the workers.
+        plan: Plan of a run that only rolls out.
+        platform: Platform of the workers.
         data: Held-out file and evaluation sets.
         output: Folder for metrics, answers and logs, as for a run.
         step: Seeds the answers like the evaluation after that step.

@@ -81,7 +81,7 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[StopRequests]:
         give_back()
         if grace_seconds is not None:
             over.start()
-        # Not by print: the signal may have interrupted one.
+        # Not by print: the signal may have interrupted a print.
         with suppress(OSError):
             os.write(2, _NOTICE)
 

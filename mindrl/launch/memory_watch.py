@@ -16,8 +16,8 @@ _LARGEST_ERROR = 0.05
 """Relative error of a prediction above which the run reports it."""
 
 _TAKEN_LATER = label_of(Move(MoveKind.ONLOAD, Region.ROLLOUT_WEIGHTS))
-"""An engine may allocate its weights in this move, or while they are loaded in the reshard that
-follows immediately: measurement and prediction are of the same moment only there."""
+"""Move without a comparison: an engine may allocate its weights in it, or while they are loaded in
+the reshard that follows immediately."""
 
 
 class MemoryWatch:
@@ -47,7 +47,7 @@ class MemoryWatch:
             {f"worker {rank}, step {step}": moments for rank, moments in enumerate(compared)},
             capacity_bytes=self.plan.capacity_bytes,
         )
-        # A platform may allocate memory later than the move: the memory during use counts.
+        # A platform may allocate memory later than the move: compare memory during use.
         found = [
             (_error(moment), rank, moment)
             for rank, moments in enumerate(compared)

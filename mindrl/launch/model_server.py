@@ -15,7 +15,7 @@ def model_server_command(
 
 
 def model_server_environment(platform: Platform, token: str) -> dict[str, str]:
-    """Return the variables that the server's process needs besides its own environment.
+    """Return the variables that the server's process needs in addition to its environment.
 
     The token is not in the command, which every user of the machine can see.
     """

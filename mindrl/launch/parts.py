@@ -38,7 +38,7 @@ class Raters:
 
 
 def loop_kind(config: RunConfig) -> type[TrainingLoop[Any, Any]]:
-    """Return what a run trains on: the answers in rows, or the responses of its policy."""
+    """Return the loop of a run: it trains on answers in rows, or on its policy's responses."""
     if config.sft_config is not None:
         return SupervisedTrainer
     if (preferences := config.preference_config) is not None:

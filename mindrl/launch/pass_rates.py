@@ -22,9 +22,9 @@ def measure_pass_rates(
     """Generate and score answers to each prompt, as in a step of the run.
 
     Args:
-        plan: Its global batch is processed at a time.
-        platform: Of the workers.
-        data: Its training prompts are used.
+        plan: Plan of the run; processed by global batches.
+        platform: That of the workers.
+        data: Has the training prompts.
         logs: Folder of the logs.
         on_progress: Called repeatedly with the number of answered prompts.
 

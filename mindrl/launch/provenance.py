@@ -12,7 +12,7 @@ _GIT_SECONDS = 10.0
 
 
 def provenance(config: RunConfig) -> dict[str, object]:
-    """Return what is needed to repeat a run, besides configuration and data."""
+    """Return the facts needed to repeat a run, except configuration and data."""
     needed = declared()
     wanted = [*needed.own]
     for extra, requirements in needed.extras.items():
@@ -27,7 +27,7 @@ def provenance(config: RunConfig) -> dict[str, object]:
 
 
 def commit(checkout: Path) -> str | None:
-    """Return the commit of a checkout, with `-dirty` if files differ; None if it is none."""
+    """Return the commit of a checkout, with `-dirty` if files differ; None if it is no checkout."""
     if not (checkout / ".git").exists():
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

@@ -38,7 +38,7 @@ class Recorded:
     replays: RunFolder
     """Folder of a replay's logs."""
     metrics: dict[str, Number]
-    """Metrics that it computed."""
+    """Metrics that the step computed."""
     batch: RatedBatch | None
     """Its responses; None if they are missing."""
     before: Beginning | None
@@ -49,8 +49,8 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
     """Read the stored data of a step.
 
     Args:
-        config: Of the replay.
-        folder: Of the run.
+        config: That of the replay.
+        folder: That of the run.
         step: From 1.
         generates: The responses may be missing, because they are generated again.
 
@@ -104,8 +104,8 @@ def replay(
 ) -> Comparison:
     """Repeat a step, and compare its results with the recorded ones.
 
-    `generates` also rolls out again and compares that; the stored responses, if any, are trained
-    on. `scores` scores them again.
+    With `generates` the rollout is repeated and compared; the update still trains on stored
+    responses, if any. `scores` scores these again.
 
     Raises:
         MindrlError: Workers cannot be started, or fail.
@@ -150,7 +150,7 @@ def run_again(
         for name, value in recorded.metrics.items()
         if generates or not name.startswith(("groups/", "staleness/"))
     }
-    # As recorded: non-finite values are null.
+    # Converted as in the record: non-finite values are null.
     return compared + compare_metrics(before, json.loads(json_text(metrics)))
 
 

@@ -22,7 +22,7 @@ class Restarts:
     checkpoint_step: int
     """Step of the last attempt's checkpoint; 0 is the beginning."""
     in_a_row: int = 0
-    """Restarts from it."""
+    """Restarts from that checkpoint."""
     count: int = 0
     """Number of all restarts."""
     began: float = field(default_factory=time.monotonic)

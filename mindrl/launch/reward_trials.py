@@ -17,7 +17,7 @@ _MOST_SOURCES = 16
 
 
 def reward_inputs(config: RunConfig, data: RunData, prints: Path | None = None) -> RewardInputs:
-    """Return the functions' inputs besides responses; `prints` is a file for their output."""
+    """Return the functions' inputs except responses; `prints` is a file for their output."""
     return RewardInputs(
         kwargs=reward_kwargs(config),
         columns=data.columns,
@@ -38,7 +38,7 @@ def warn_of_data(config: RunConfig, data: RunData) -> None:
 def try_all_rewards(config: RunConfig, data: RunData) -> list[Finding]:
     """Call each of the user's reward functions for the first row of each `data_source`.
 
-    In a run on answers in rows none is called. Returns warnings that do not refuse the run.
+    A run on answers in rows calls no function. Returns warnings that do not refuse the run.
 
     Raises:
         ConfigError: A function fails for an empty response, unless failures get the worst score, or

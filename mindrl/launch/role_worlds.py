@@ -20,7 +20,7 @@ def roles_here(plan: RunPlan) -> dict[Role, TrainLayout]:
 
 
 def role_worlds(plan: RunPlan, platform: Platform) -> dict[Role, World]:
-    """Create a world for each set of ranks with a role, unless it is all; return this rank's.
+    """Create a world for each role's ranks, unless they are all ranks; return this rank's.
 
     A collective over all ranks, which create the sets in the same order.
     """

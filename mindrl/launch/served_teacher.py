@@ -1,4 +1,4 @@
-"""The teacher of a run on a server, and whether it numbers tokens as the policy."""
+"""The teacher of a run on a server, and a check that it has the policy's tokens."""
 
 from mindrl.config.megatron_training import PLAIN
 from mindrl.data.tokenizer import load_tokenizer

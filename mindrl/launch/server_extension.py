@@ -17,8 +17,8 @@ from mindrl.workers.weight_links import LinkEnd, ReceivingEnd
 class InwardWeights:
     """Two further methods of vLLM's worker; vLLM adds this class to its bases.
 
-    Their arguments are strings, because vLLM passes nothing else; they return the failure, or an
-    empty string: a server survives a failed transfer.
+    Their arguments are strings, because vLLM passes only these; they return the failure, or an
+    empty string, so that a server survives a failed transfer.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class InwardWeights:
     def mindrl_join(
         self, configuration: str, host: str, port: str, replica: str, generation: str
     ) -> str:
-        """Join a link with the training ranks of a run, given as JSON. A collective with them."""
+        """Join the training ranks of the run with this JSON configuration. A collective."""
         if self.mindrl_end is not None:
             self.mindrl_end.leave()
         try:

@@ -54,7 +54,7 @@ class RunServers:
         return cls(plan=plan, platform=platform, router=router, listed=listed)
 
     def members(self) -> Members | None:
-        """Return which replicas there are, if servers join and leave; at least one at the start."""
+        """Return the members of the fleet, if servers join and leave; at least one at the start."""
         if (listed := self.listed) is None:
             return None
         most = self.plan.config.rollout_layout.replicas
@@ -107,7 +107,7 @@ class RunServers:
 
 
 def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> EngineServer:
-    """Return a server behind the router, if there is one."""
+    """Return a server, reached through the router if there is one."""
     if router is None:
         return server
     assert isinstance(server, VllmServer), "validated: a router serves only vLLM servers"

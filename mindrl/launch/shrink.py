@@ -25,7 +25,7 @@ def shrunk(plan: RunPlan, platform: Platform, present: Sequence[int]) -> RunPlan
 
     Args:
         plan: Previous plan of the run.
-        platform: Of the devices.
+        platform: Platform of the devices.
         present: Devices of each living node, the largest number first.
 
     Raises:

@@ -49,7 +49,7 @@ def train(
 
     Raises:
         MindrlError: A file or a folder is not usable, or the run failed. After the start of
-            training, the summary is written and shown however the run ends.
+            training, the summary is written and shown even if it fails.
     """
     config, folder = plan.config, RunFolder(root=run_dir.resolve())
     exports = export_folders(config, folder.root, goes_on=folder.checkpoints.is_dir())
@@ -84,7 +84,7 @@ def step_traces(config: RunConfig, folder: RunFolder, console: StepConsole) -> S
 
 
 def _checkpoint(config: RunConfig, folder: RunFolder, inputs: Prints) -> Beginning | None:
-    """Return what the run of a folder resumes from; None for a new run.
+    """Return the checkpoint from which the run of a folder resumes; None for a new run.
 
     Raises:
         CheckpointError: The run must not resume, or not with this configuration, or no checkpoint

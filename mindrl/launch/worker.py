@@ -259,7 +259,7 @@ def _engines(
     device: WorkerDevice,
     worlds: Mapping[Role, World],
 ) -> tuple[dict[Role, TrainingEngine], dict[Role, tuple[TrainingEngine, ...]]]:
-    """Build the models one after another, and offload each; return also those of further turns."""
+    """Build the models one after another, and offload each; return also those that take turns."""
     plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
     others: dict[Role, tuple[TrainingEngine, ...]] = {}

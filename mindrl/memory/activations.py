@@ -19,10 +19,10 @@ from mindrl.training.layer_copies import LayerCopies
 _LOGITS_COPIES = 1.25
 """float32 logits, plus the exponentials of a part of them at a time."""
 _READ_BYTES = 16
-"""Of a teacher's token at a position: number and log-prob in float32, once in the pack and once in
-its rows."""
+"""Bytes of a teacher's token at a position: number and log-prob in float32, once in the pack and
+once in its rows."""
 _LEARNED_BYTES = 24 + 48
-"""Of such a token in an update: its number in int64, in the rows, in the pack and as a target; and
+"""The same in an update: its number in int64, in the rows, in the pack and as a target; and
 twelve float32 tensors between the logits and the divergence, which are kept for the backward pass.
 """
 
@@ -42,8 +42,8 @@ class Passes:
     """Recomputation settings; Megatron's `selective` recomputes attention, of which fused kernels
     keep almost nothing."""
     candidates: int = 0
-    """Number of a teacher's most probable tokens at each position that the pass reads, or learns
-    from."""
+    """Number of a teacher's most probable tokens at each position that the pass reads, or trains
+    on."""
 
     @property
     def tokens_of_rank(self) -> int:
@@ -101,7 +101,7 @@ def _is_by_operation(learning: LearningConfig) -> bool:
 
 
 def _by_operation(model: ModelDescription, passes: Passes) -> int:
-    """Return the bytes that a layer with recomputation by operation keeps besides its input.
+    """Return the bytes that a layer with recomputation by operation keeps, without its input.
 
     It keeps every second matrix product (queries, values, gates and the output; of experts only the
     float32 routing), attention, and data received from other ranks.
@@ -182,8 +182,8 @@ def _linear_attention(delta: GatedDeltaNet, passes: Passes) -> tuple[float, floa
     """Return the elements per token that a gated delta net keeps, also in float32.
 
     Queries, keys and values before and after the convolution and as they are activated; the gate,
-    the normed heads and their product. In float32: what enters the products of chunks, and six
-    square matrices of each chunk; the state before it.
+    the normed heads and their product. In float32: the inputs of the products of chunks, and of
+    each chunk six square matrices and the state before it.
     """
     heads, width = delta.value_heads, delta.key_width + delta.value_width
     kept = 4 * sum(delta.mixed_rows) + 3 * delta.value_rows

@@ -1,4 +1,4 @@
-"""Estimates of the memory that pictures take: a tower's activations, and what is kept of pictures.
+"""Estimates of the memory of pictures: a tower's activations, and the data kept of pictures.
 
 Pure Python. Activations are estimated as those of a decoder are (`mindrl.memory.activations`):
 attention is fused, and norms of Qwen2.5-VL's tower are computed in float32.
@@ -41,7 +41,7 @@ def tower_bytes(
 ) -> TowerBytes:
     """Estimate the bytes of a pass over pictures of `tokens` tokens in all.
 
-    `learning` are the settings of a tower that learns; None for a pass without gradients.
+    `learning` are the settings of a trained tower; None for a pass without gradients.
     """
     patches, size = tokens * sizes.patches_of_token, ELEMENT_BYTES[dtype]
     features = tokens * feature_bytes(sizes, dtype)
@@ -63,16 +63,16 @@ def feature_bytes(sizes: TowerSizes, dtype: DType) -> int:
 def _layer(sizes: TowerSizes, size: int) -> int:
     """Return the bytes that a layer keeps of a patch for its backward pass."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
-    # Queries, keys and values as projected; the first two as turned; the output as computed
+    # Queries, keys and values as projected; the first two as rotated; the output as computed
     # for each picture or window, and joined.
     attention = (3 + 2 + 2) * hidden
     if sizes.is_gated:
         # Both norms: the output; in float32 the input, and scaled.
         return (2 * hidden + attention + 4 * inner) * size + 4 * hidden * _FLOAT32
-    # Both norms: input and output. What is activated, and that.
+    # Both norms: input and output. Input and output of the activation.
     return (4 * hidden + attention + 2 * inner) * size
 
 
 def _mergers(sizes: TowerSizes, size: int) -> int:
-    """Return the bytes that the mergers keep of a patch: input, normed, activated, and that."""
+    """Return a patch's bytes in the mergers: input, normed input, both ends of the activation."""
     return (1 + sizes.inner) * 4 * sizes.hidden_size * size

@@ -13,7 +13,7 @@ from typing import Literal
 from mindrl.config.layout_keys import Role
 
 Side = Literal["both", "training", "rollout"]
-"""Part of a run on the devices: with separate rollout devices, each has one side."""
+"""Part of a run on some devices: one side if the rollout has separate devices."""
 
 
 class Region(Enum):
@@ -38,7 +38,7 @@ ROLLOUT_REGIONS = frozenset({Region.ROLLOUT_WEIGHTS, Region.KV_CACHE})
 """Rebuilt for each rollout and never copied to the host: their contents come from elsewhere."""
 
 DEAD_AFTER_USE = ROLLOUT_REGIONS | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS, Region.STAGING}
-"""Released without a copy: nothing reads their contents again."""
+"""Released without a copy: their contents are not read again."""
 
 ROLE_REGIONS: Mapping[Role, tuple[Region, ...]] = {
     "actor": (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
@@ -47,7 +47,7 @@ ROLE_REGIONS: Mapping[Role, tuple[Region, ...]] = {
     "reward": (Region.REWARD_WEIGHTS,),
     "teacher": (Region.TEACHER_WEIGHTS,),
 }
-"""Weights and, for a role that learns, gradients and optimizer, in the order of `StatePart`."""
+"""Weights and, for a trained role, gradients and optimizer, in the order of `StatePart`."""
 
 
 class Phase(Enum):
@@ -87,7 +87,7 @@ PHASE_ROLES: Mapping[Phase, Role] = {
     Phase.CRITIC_TRAIN: "critic",
     Phase.TRAIN: "actor",
 }
-"""Role whose model runs in a phase of the training side."""
+"""Role of the model that runs in each phase of the training side."""
 
 UPDATES = frozenset({Phase.TRAIN, Phase.CRITIC_TRAIN})
 """Phases that change their regions; all others only read them."""
@@ -144,7 +144,7 @@ def step_phases(
 def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region]) -> list[Move]:
     """Return the moves from the resident regions into a phase; empty if it is ready.
 
-    Besides those of the rollout only `movable` regions may leave while unused.
+    Only `movable` regions, and those of the rollout, may leave while unused.
     """
     way = _into(resident, NEEDS[phase], movable)
     if phase is not Phase.ROLLOUT or not way:
@@ -161,7 +161,7 @@ def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region
 def _into(
     resident: Collection[Region], needed: tuple[Region, ...], movable: Collection[Region]
 ) -> list[Move]:
-    """Return moves that release what may leave, the rollout first and once, and bring the rest."""
+    """Return moves that release unneeded regions, the rollout's first and once, and load others."""
     gone = set(resident) & (ROLLOUT_REGIONS | set(movable)) - set(needed)
     # One move releases both regions of the engine: see `leaving`.
     rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & gone else []

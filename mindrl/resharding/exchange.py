@@ -150,7 +150,7 @@ class Channel:
             message.round = index
         for message in receives:
             message.incoming = True
-        # gloo starts them one by one, and fails at the one whose peer is gone.
+        # gloo starts them one by one, and fails at a message to a lost peer.
         one_by_one = self.device.type == "cpu"
         for batch in [[each] for each in messages] if one_by_one else [messages]:
             self._begin(batch)
@@ -225,7 +225,7 @@ class Channel:
         Rank 0 compares, and the others read its verdict: each rank asks the store for one value.
 
         Raises:
-            ReshardError: Names the ranks whose plan differs, or that do not answer.
+            ReshardError: Names the ranks with another plan, or without an answer.
         """
         self._publish("plan", digest.hex())
         if self.group.rank() == 0:

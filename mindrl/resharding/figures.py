@@ -49,7 +49,7 @@ class PlanFigures:
 
     received_bytes: PerRank
     lower_bound_bytes: PerRank
-    """Needed and not held: no plan receives less."""
+    """Bytes needed and not held: no plan receives less."""
     sent_bytes: PerRank
     copied_bytes: PerRank
     """Copied within a rank."""
@@ -71,13 +71,13 @@ class RankMapFigures:
     """Bytes that all ranks together receive, for several orders of the training ranks."""
 
     default_bytes: int
-    """In the engine's own order."""
+    """Bytes in the engine's own order."""
     best_in_nodes_bytes: int
     """Minimum over all permutations inside the nodes."""
     best_bytes: int
     """Minimum over all permutations."""
     applied_bytes: int
-    """In `order`, the best that the engine's groups support."""
+    """Bytes in `order`, the best that the engine's groups support."""
     order: list[tuple[str, int]]
     """Digits of a rank in the dense grid, the fastest first: dimension and radix."""
     expert_order: list[tuple[str, int]]
@@ -173,7 +173,7 @@ def full_gather_bytes(model: ModelDescription, source: Sharding, target: Shardin
     """Return the bytes that all ranks receive if each gathers every tensor whole.
 
     A rank receives the part of the whole model that it does not hold; a rank on neither side
-    receives nothing.
+    receives no bytes.
     """
     shapes = logical_shapes(model)
     sizes = {name: min(source.element_bytes(name), target.element_bytes(name)) for name in shapes}

@@ -27,7 +27,7 @@ class RankMap:
     """The training layout in the chosen order, and the bytes that orders would move."""
 
     layout: TrainLayout
-    """With `order` and `expert_order` set if they differ from the engine's own."""
+    """Layout with `order` and `expert_order` if they differ from the engine's own."""
     applied_bytes: int
     """Bytes that all ranks together receive in the chosen order."""
     costs: Integers

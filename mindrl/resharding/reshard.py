@@ -61,7 +61,7 @@ class Reshard:
         self.channel = channel
         self.rounds = plan.of_rank(channel.group.rank())
         self.runs = 0
-        # How often each is read or written; 0 if it is only padding.
+        # Number of reads or writes of each tensor; 0 if it is only padding.
         self.reads = Counter(dict.fromkeys(source_names, 0))
         self.writes = Counter(dict.fromkeys(target_names, 0))
         for step in self.rounds:

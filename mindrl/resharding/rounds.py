@@ -16,7 +16,7 @@ from mindrl.resharding.slices import SMALL_PART, Indices, Integers
 _MOST_SIZES = 8
 """Number of distinct sizes; others are rounded up to the next of these."""
 _AT_ONCE = 1 << 14
-"""Deliveries whose ranks are Python objects at the same time."""
+"""Number of deliveries with ranks as Python objects at the same time."""
 _WORD = 64
 """Rounds in an integer of `_Way.full`."""
 _ALL = np.uint64(2**_WORD - 1)
@@ -74,7 +74,7 @@ class _Way:
         self.full = np.concatenate([self.full, none], axis=2)
 
     def fill(self, ranks: Indices, rounds: Integers, nbytes: Integers) -> None:
-        """Take room from a round of each of these ranks; none is named twice."""
+        """Take room from a round of each of these ranks, which are distinct."""
         left = self.left[ranks, rounds] - nbytes
         self.left[ranks, rounds] = left
         bits = np.left_shift(np.uint64(1), (rounds % _WORD).astype(np.uint64))
@@ -153,7 +153,7 @@ def _place_copies(rounds: Indices, some: Indices, messages: Deliveries) -> None:
     """Give each local copy of some messages the round of the last one before it to its rank."""
     ordered = some[np.argsort(messages.target[some], kind="stable")]
     targets = messages.target[ordered]
-    # In the high half of each number its rank, so that the maximum starts again with each rank.
+    # The high half of each number is its rank, so the maximum starts again with each rank.
     reached = targets.astype(np.int64)
     reached <<= 32
     reached |= rounds[ordered]

@@ -1,6 +1,6 @@
 """Choose which rank sends a way to each of its readers.
 
-All ranks of a plan choose alike, so nothing here depends on the order of a set or on a fraction.
+All ranks of a plan choose alike, so no choice depends on the order of a set or on a fraction.
 """
 
 from collections import defaultdict

@@ -17,7 +17,7 @@ from mindrl.models.sharding import Sharding
 
 Integers = NDArray[np.int64]
 Indices = NDArray[np.int32]
-"""Ranks, rounds, or indices: millions of them."""
+"""Millions of ranks, rounds, or indices."""
 
 SMALL_PART = 8
 """A slice or bundle is small if it takes at most this fraction of a round."""
@@ -158,9 +158,9 @@ class Slices:
 
     @property
     def digest(self) -> bytes:
-        """Hash of what both ends of a message must know of its slices, 16 bytes.
+        """Hash of the data of slices on which both ends of a message must agree, 16 bytes.
 
-        Where a slice is in the memory of a rank concerns that rank alone.
+        Excludes the position of a slice in a rank's memory.
         """
         boxes: dict[int, str] = {}
 
@@ -244,7 +244,7 @@ def _holders(source: Sharding) -> dict[str, _Holders]:
 
 
 def _in_turns(pieces: Sequence[_Piece], ways: Sequence[Way]) -> list[_Piece]:
-    """Sort pieces by their index among those of the same holders, else keep their order."""
+    """Sort pieces, stably, by their index among those of the same holders."""
     places: dict[tuple[str, Box], int] = {}
     seen: Counter[tuple[str, ...]] = Counter()
     turns = []

@@ -60,7 +60,7 @@ class Checkpoints:
         Args:
             step: From 1.
             state: Current state of the trainer.
-            accuracy: Of an evaluation after that step.
+            accuracy: That of an evaluation after that step.
 
         Raises:
             OutputError: There is no room for it, or no folder can be created.
@@ -88,7 +88,7 @@ class Checkpoints:
                 self.is_committed = True
 
     def finish(self) -> Metrics:
-        """Commit the pending checkpoint, if any, and remove those that are not kept.
+        """Commit the pending checkpoint, if any, and remove checkpoints that are not kept.
 
         Returns:
             Seconds of the slowest rank's write, and of the longest wait for it; or the number of

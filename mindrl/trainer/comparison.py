@@ -53,7 +53,7 @@ def compare_rollouts(recorded: Rollouts, replayed: Rollouts) -> Comparison:
 
 def _differences(numbers: Iterable[_Named]) -> Iterator[Difference]:
     for name, recorded, replayed in numbers:
-        # As text, since zeros have signs.
+        # Compared as text, because zeros have signs.
         if repr(recorded) != repr(replayed):
             yield Difference(name=name, recorded=recorded, replayed=replayed)
 

@@ -24,7 +24,7 @@ class ShownConversations:
         return [each.ending == "failed" for each in self.dialogues]
 
     def sampled(self, row: int, prompt: Prompt, tokens: list[int]) -> SampledConversation:
-        """Return a row, given the prompt of its data row and all tokens after its own prompt."""
+        """Return a row's conversation from its data prompt and all tokens after its own prompt."""
         dialogue = self.dialogues[row]
         begins, asked = _added(prompt.token_ids, dialogue.prompt_ids), len(dialogue.prompt_ids)
         shown = [each for each in dialogue.images[len(prompt.images) :] if each.first < asked]
@@ -76,7 +76,7 @@ class ShownConversations:
 
 
 def _added(prompt_ids: Sequence[int], own_ids: Sequence[int]) -> list[int]:
-    """Return the tokens that an environment has added to a prompt, before its last tokens."""
+    """Return the tokens that an environment has inserted into a prompt, before its end."""
     before = len([*takewhile(_are_equal, zip(prompt_ids, own_ids, strict=False))])
     ends = zip(reversed(prompt_ids[before:]), reversed(own_ids[before:]), strict=False)
     after = len([*takewhile(_are_equal, ends)])

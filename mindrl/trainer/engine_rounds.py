@@ -1,4 +1,4 @@
-"""Requests that all engines complete in rounds, which may stop or add others in between.
+"""Requests that all engines complete in rounds; they may stop or get others between rounds.
 
 Shapes: N tokens of a response.
 """
@@ -42,12 +42,12 @@ class RoundEnds(NamedTuple):
     steps: int
     """After this many steps of an engine, at the latest."""
     together: bool = True
-    """Whether no engine begins a round before the last rounds of all have ended."""
+    """Whether an engine begins a round only after the last rounds of all have ended."""
 
 
 NextTurns = Callable[[Mapping[int, Completed], int], Sequence[FollowUp]]
 """Called with the requests completed since the last call, by index, and the number of open ones;
-returns those that follow. Waits for some if no request is open."""
+returns the requests that follow. Waits for some if no request is open."""
 OnCompleted = Callable[[Mapping[int, Completed]], None]
 """Called after a round with the requests that it completed, by index."""
 IsEnough = Callable[[Collection[int]], bool]
@@ -106,7 +106,7 @@ class EngineRounds:
                 on_completed(new)
             left = len(self.requests) - len(self.whole)
             after = [] if next_turns is None else next_turns(new, left)
-            # Without new answers of engines no decision is due, unless all are idle.
+            # Decide only after new answers of engines, or if all are idle.
             if (has_ended or not running) and is_enough(self.whole):
                 for each in running.values():
                     each.wait()
@@ -124,7 +124,7 @@ class EngineRounds:
     def _hear(self, running: dict[int, Pending]) -> tuple[bool, dict[int, Completed]]:
         """Wait for all rounds, or briefly for the end of one.
 
-        Returns whether any has ended, and what has completed in it.
+        Returns whether any has ended, and the requests completed in it.
         """
         ended = [*running]
         if ended and not self.rounds.together:

@@ -22,7 +22,7 @@ class Engines(Protocol):
         """Call a method with one share per replica; return the results in that order."""
 
     def publish(self, version: int) -> Collection[int]:
-        """Make the training side's weights the ones for all further generation.
+        """Give all engines the training side's weights for further generation.
 
         `version` is the number of the last step that changed them; engines that have them are
         skipped. Call it while no engine is generating.
@@ -88,7 +88,7 @@ class SeparateEngines(Engines, Protocol):
     def begin_replacing(self, number: int, why: str) -> None:
         """Start a replacement of a lost replica in the background, unless one is starting.
 
-        It becomes available after a later `publish`, which itself does this for those that it
+        It becomes available after a later `publish`; `publish` itself replaces replicas that it
         loses. A replica lost more than `rl_config.max_restarts` times in a row is given up.
         """
 
@@ -110,7 +110,7 @@ class ColocatedEngines:
         return call_replicas(self.group, self.layout, method, shares)
 
     def begin(self, method: str, replica: int, share: tuple[Any, ...]) -> Pending:
-        """Start a call of all ranks of a replica; the first result is its own.
+        """Start a call of all ranks of a replica; the first result is the replica's.
 
         It executes its calls in order, and does not wait for other replicas.
         """

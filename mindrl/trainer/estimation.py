@@ -26,12 +26,12 @@ from mindrl.trainer.worker_handle import WorkerHandle
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Logprobs:
-    """Log-probs of the sampled tokens in nats, [B, T]; None for a model that is not read."""
+    """Log-probs of the sampled tokens in nats, [B, T]; None for a model that is not run."""
 
     policy_BT: Tensor | None
     reference_BT: Tensor | None
     teacher: Logprobs | None
-    """With its most probable tokens, if the loss needs them."""
+    """Teacher's log-probs, with its most probable tokens if the loss needs them."""
 
 
 class Estimation:
@@ -56,10 +56,11 @@ class Estimation:
         rewarded: Callable[[], Rewarded],
         baseline_B: Tensor | None = None,
     ) -> tuple[Experience, Metrics]:
-        """Add all inputs of the updates; `rewarded` waits for the rewards and is called last.
+        """Return the rollouts with all inputs of the updates, and metrics.
 
-        The baseline is the reward of a greedy response to each sequence's prompt. The critic is the
-        last model to run, because the first update needs its weights.
+        `rewarded` waits for the rewards and is called last. The baseline is the reward of a greedy
+        response to each sequence's prompt. The critic is the last model to run, because the first
+        update needs its weights.
         """
         config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
         talks, rollouts = rollouts.conversations(), self._with_route_keys(rollouts)
@@ -112,7 +113,7 @@ class Estimation:
         return rollouts.into(ValuedExperience, **columns), metrics
 
     def _with_route_keys(self, rollouts: Rollouts) -> Rollouts:
-        """Name the sequences for their routes, of a pass that is run here or of the engine."""
+        """Set the key of each sequence's routes, which a pass here or the engine computes."""
         match self.config.actor_config.router_replay:
             case "R2":
                 return rollouts.with_route_keys()
@@ -125,7 +126,7 @@ class Estimation:
     ) -> tuple[Tensor, Metrics]:
         """Add log p(teacher) - log p(policy) of each token; return also the teacher's metrics.
 
-        It is the reward of a token for its own KL(policy || teacher), without those of later ones.
+        The term counts the token's own KL(policy || teacher), and not that of later tokens.
         With `teacher_config.candidates` the loss has the divergence instead.
         """
         section = self.config.teacher_config
@@ -148,7 +149,7 @@ class Estimation:
         return section.reward_weight * rollouts.conversations().joined(given_BT)
 
     def _begin(self, rollouts: Rollouts) -> None:
-        """Let models on separate devices run concurrently."""
+        """Start all models; those on separate devices run concurrently."""
         config, sequences = self.config, rollouts.sequences()
         reads: dict[str, tuple[Role, bool]] = {
             "compute_ref_log_prob": ("ref", "ref" in config.roles),
@@ -163,7 +164,7 @@ class Estimation:
     def _logprobs(self, rollouts: Rollouts) -> _Logprobs:
         """Return the log-probs of each model of the run.
 
-        None for a policy whose update computes its own. The policy runs last, because the next call
+        None for a policy if the update computes them. The policy runs last, because the next call
         most likely needs its weights.
         """
         sequences, reference_BT, teacher = rollouts.sequences(), None, None

@@ -11,8 +11,8 @@ def imported_files(source: Path) -> list[Path]:
     """Return the files below the folder of `source` that its import statements name.
 
     The imports of those files count too. Absolute names are looked up in that folder, and if it is
-    a package, in the folder of the outermost package. mindrl does not count, nor does a folder of
-    installed packages.
+    a package, in the folder of the outermost package. Excludes mindrl and folders of installed
+    packages.
     """
     folder = outer = source.parent
     while (outer / "__init__.py").is_file():

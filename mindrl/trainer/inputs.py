@@ -16,11 +16,11 @@ from mindrl.data.files import files_of
 from mindrl.trainer.imported_files import imported_files
 
 Prints = Mapping[str, list[list[Any]]]
-"""By configuration key, with `_IMPORTS` for imported files: name, bytes and checksum of each."""
+"""Name, bytes and checksum of files by configuration key, with `_IMPORTS` for imported files."""
 _EVALUATION = "data_config.eval_sets"
-"""May differ from the resumed run, like these keys."""
+"""Prefix of data keys that may differ from the resumed run."""
 _IMPORTS = " imports"
-"""End of the names of the files that those of a key import."""
+"""Suffix of a key, for the files that its own files import."""
 _PARTS = ("rl_config.adv_estimator", "rl_config.policy_loss", "megatron_training.own_models")
 
 _SECTION = "environment_config"
@@ -96,7 +96,7 @@ def _user_functions(config: RunConfig) -> dict[str, list[str]]:
 def _source_files(key: str, name: str) -> Iterator[str]:
     """Yield the file of a name, and the file that defines the object of that name."""
     place = name.rpartition(":")[0]
-    # Only its own interpreter may have the packages of an agent.
+    # The packages of an agent may exist only in its own interpreter.
     is_foreign = key == f"{_SECTION}.agent"
     if place.endswith(".py"):
         yield str(Path(place).expanduser().resolve())

@@ -42,8 +42,8 @@ class MinibatchDealer:
     ) -> None:
         """Set the algorithm, the seed of the run, and the maximum response length.
 
-        With `corrects` the loss also gets the engine's log-probs, with `selection` tokens of each
-        update.
+        With `corrects` the loss also gets the engine's log-probs, with `selection` the tokens that
+        it selects.
         """
         self.rl, self.seed, self.corrects, self.selection = rl, seed, corrects, selection
         weights: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,13 +60,13 @@ class MinibatchDealer:
             )
 
     def state(self) -> str | None:
-        """Return the state of the random numbers, in hexadecimal digits; None without any."""
+        """Return the state of the generator, in hexadecimal digits; None without one."""
         if self.generator is None:
             return None
         return bytes(self.generator.get_state().tolist()).hex()
 
     def load_state(self, state: str | None) -> None:
-        """Restore the state of the random numbers."""
+        """Restore the state of the generator."""
         if self.generator is not None and state is not None:
             self.generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
 

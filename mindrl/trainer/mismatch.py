@@ -81,7 +81,7 @@ class _Spread:
 
 @dataclass
 class _Gaps:
-    """Distances of tokens of the newest weights, and of others."""
+    """Distances at tokens sampled with the newest weights, and at others."""
 
     new: _Spread = field(default_factory=_Spread)
     old: _Spread = field(default_factory=_Spread)
@@ -120,7 +120,7 @@ class _Ratios:
         if block.known_N is not None:
             counts_B = _sums(block.known_N.double(), counts_B).long()
             gap_N = gap_N[block.known_N]
-        # As `log_ratio`, of finite values.
+        # As `log_ratio`, for finite values.
         log_N = gap_N.neg().clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         self.tokens += len(gap_N)
         self.kl += gap_N.sum(dtype=torch.float64).item()
@@ -180,7 +180,7 @@ def mismatch(
 
 
 def _corrections(rollouts: Rollouts, logprobs_BT: Tensor, correction: RolloutCorrection) -> Metrics:
-    """Return what the weights do that correct the mismatch."""
+    """Return metrics of the weights that correct the mismatch."""
     log_BT = log_ratio(logprobs_BT, rollouts.rollout_logprobs_BT)
     mask_BT = rollouts.response_mask_BT & log_BT.isfinite()
     found = corrected(correction, log_BT.masked_fill(~mask_BT, 0.0), mask_BT)

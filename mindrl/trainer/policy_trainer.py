@@ -105,7 +105,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         self.estimation = Estimation(config, estimator, workers, self.timer)
 
     def turns(self, owner: str) -> ConversationTurns | None:
-        """Create what continues the conversations of an owner; None if each has a single turn."""
+        """Create the object that answers an owner's conversations; None if each has one turn."""
         section, host = self.config.environment_config, self.rewards.sources.environments
         if section is None or self.data.turns is None:
             return None
@@ -125,7 +125,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         return EnvironmentTurns(host=host, images=self.data.images, **shared)
 
     def state(self) -> dict[str, object]:
-        """Return the state, besides the models, for continuing after this step."""
+        """Return the state for a resume after this step, without the models."""
         return {
             **super().state(),
             "minibatches": self.minibatches.state(),
@@ -177,7 +177,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         return with_probe(found, probe), batch
 
     def _with_teachers(self, rollouts: Rollouts, prompts: Sequence[Prompt]) -> Rollouts:
-        """Number the teacher of each sequence by its prompt, if there are several."""
+        """Set each sequence's teacher number from its prompt, if there are several teachers."""
         teacher = self.config.teacher_config
         if teacher is None or not teacher.models:
             return rollouts
@@ -247,11 +247,12 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
     ) -> tuple[Metrics, Tensor | None]:
         """Run one optimizer step of the policy on each set of rows.
 
-        If updates return the log-probs that they started from, those of the first one measure the
-        mismatch: later updates start from changed weights.
+        If updates return the log-probs from before their step, those of the first update measure
+        the mismatch: later updates start from changed weights.
 
         Returns:
-            The metrics, and the log-probs of that policy. Rows without known log-probs are NaN.
+            The metrics, and the log-probs of the policy before the first update; NaN in unknown
+            rows.
         """
         read: list[Tensor] = []
 
@@ -276,7 +277,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         return merge(metrics, mismatch(first, read[0], correction)), logprobs_BT
 
     def evaluate(self, step: int) -> float | None:
-        """Evaluate the model; return what determines the best, None without evaluation."""
+        """Evaluate; return the value that determines the best model, None without evaluation."""
         if not self.config.rolls_out:
             return None
         return self.evaluation.measure(step, self._note_failures)

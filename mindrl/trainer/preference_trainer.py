@@ -75,7 +75,7 @@ class PreferenceTrainer(AnswerTrainer):
             yield rows[first : first + self.rl.mini_batch_size]
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
-        """Train on rows: each update needs the log-probs of its answers before it."""
+        """Train on rows; the log-probs of answers are computed before each update."""
         judged: list[Metrics] = []
 
         def minibatches() -> Iterator[SlopedSequences]:
@@ -99,9 +99,9 @@ class PreferenceTrainer(AnswerTrainer):
             return self.workers.update(minibatch).metrics
 
     def evaluate(self, step: int) -> float | None:
-        """Measure loss and accuracy on held-out rows; return the accuracy that the best has.
+        """Measure loss and accuracy on held-out rows; return the accuracy for the best model.
 
-        It is that of the held-out file, or of the set named by `data_config.best_by`.
+        It is that on the held-out file, or on the set named by `data_config.best_by`.
         """
         found = {name: self._measured(each.prompts) for name, each in self.held_out().items()}
         for name, (loss, accuracy) in found.items():

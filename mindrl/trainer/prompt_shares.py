@@ -1,7 +1,7 @@
 """Which rollout replica answers which prompt, so that replicas end together.
 
-The samples of a prompt stay on one replica, which then processes their prefix once. Prompts have
-about as many tokens in their answers as in an earlier epoch.
+The samples of a prompt stay on one replica, which then processes their prefix once. Answers to a
+prompt are about as long as in an earlier epoch.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ class PromptShares:
     """Remembers the mean length of the newest answers to each prompt."""
 
     tokens: dict[int, float] = field(default_factory=dict)
-    """By the hash of the prompt: its tokens and pictures."""
+    """Mean length by the hash of the prompt's tokens and pictures."""
 
     def deal(self, prompts: Sequence[Prompt], samples: int, replicas: int) -> list[list[int]]:
         """Return the rows of each replica; row `i * samples + j` is sample j of prompt i.
@@ -38,8 +38,8 @@ class PromptShares:
     def deal_requests(self, requests: Sequence[Request], replicas: int) -> list[list[int]]:
         """Return the indices of the requests of each replica.
 
-        Those that have begun are dealt in turn, since they tend to be long, and come first; new
-        ones as prompts are, adjacent ones with the same prompt together.
+        Started requests come first, dealt in turn, since they tend to be long. New requests are
+        dealt as prompts are; adjacent ones with the same prompt stay together.
         """
         started = [place for place, request in enumerate(requests) if request.drawn]
         new = [place for place, request in enumerate(requests) if not request.drawn]
@@ -53,7 +53,7 @@ class PromptShares:
             self.tokens[_key(prompt)] = fmean(lengths[number * samples : (number + 1) * samples])
 
     def learn_requests(self, requests: Sequence[Request], lengths: Sequence[int]) -> None:
-        """Remember what new requests got, with all turns that followed; 0 for none yet."""
+        """Remember the answer lengths of new requests, with all later turns; 0 means none yet."""
         found = defaultdict[int, list[int]](list)
         for request, length in zip(requests, lengths, strict=True):
             if length and not request.drawn:
@@ -63,7 +63,7 @@ class PromptShares:
     def _dealt(self, groups: Sequence[tuple[int, list[int]]], replicas: int) -> list[list[int]]:
         """Return the rows of each replica, given the key of the prompt and the rows of each group.
 
-        Groups are divided where whole ones would give replicas unequal numbers of rows.
+        Divides groups if whole ones would give replicas unequal numbers of rows.
         """
         pieces = replicas // gcd(len(groups), replicas)
         parts = [
@@ -76,7 +76,7 @@ class PromptShares:
         if known := [tokens for tokens in expected if tokens is not None]:
             usual = fmean(known)
             costs = [(self.tokens.get(key) or usual) * len(rows) for key, rows in parts]
-            # The longest begin first, and the short ones fill the places that become free.
+            # The longest begin first; short ones fill the places that become free.
             dealt = [
                 sorted(share, key=lambda part: -costs[part]) for share in partition(costs, replicas)
             ]

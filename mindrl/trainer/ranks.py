@@ -24,7 +24,7 @@ def call_replicas(
     method: str,
     shares: Sequence[tuple[Any, ...]],
 ) -> list[Any]:
-    """Send its share to all ranks of each replica; return the results of the first ranks."""
+    """Send each replica's share to all its ranks; return the results of the first ranks."""
     return begin_replicas(group, layout, method, shares).wait()
 
 
@@ -48,7 +48,7 @@ def begin_replicas(
     method: str,
     shares: Sequence[tuple[Any, ...]],
 ) -> ReplicasCall:
-    """Send its share to all ranks of each replica, without waiting."""
+    """Send each replica's share to all its ranks, without waiting."""
     arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]
     first = layout.first_rank if isinstance(layout, TrainLayout) else 0
     call = group.begin(method, arguments, layout.leaders, first=first)

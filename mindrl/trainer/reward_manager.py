@@ -68,7 +68,7 @@ class Rewarded:
 
 
 Rating = AbstractContextManager[Callable[[], Rewarded]]
-"""Scores a batch while its body runs; the body calls the result for the scores."""
+"""Scores a batch while its body runs; the body calls its value to get the scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +81,10 @@ class RatedBatch:
     advantages_BT: Tensor | None = None
     """float32; None before they are estimated."""
     logprobs_BT: Tensor | None = None
-    """float32, nats; under the trainer's weights before the step, NaN in rows that it did not
-    score. None if it scored none, or not yet."""
+    """float32, nats; under the trainer's weights before the step, NaN in rows without known ones.
+    None if no row has any, or before they are computed."""
     conversations: ShownConversations | None = None
-    """For people to read. None without environments, and in a batch that was stored."""
+    """Conversations for people. None without environments, and in a stored batch."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -180,10 +180,10 @@ class RewardManager:
         blocking: bool,
         known: Callable[[], Rewarded] | None = None,
     ) -> Iterator[Callable[[], Rewarded]]:
-        """Score by all sources; the body of the `with` calls the result for the scores.
+        """Score by all sources; the body of the `with` calls its value to get the scores.
 
-        `known` waits for scores of the reward functions that are computed already. The scores are
-        combined once, however often the body calls. Unless `blocking`, the functions run
+        `known` waits for scores of the reward functions that are computed elsewhere. The scores are
+        combined once, even if the body calls repeatedly. Unless `blocking`, the functions run
         concurrently with the body, which keeps the devices busy; stage `reward` is then the time
         that the body waits for them.
         """

@@ -71,7 +71,7 @@ class RewardModelTrainer(PreferenceTrainer):
 def with_ends(batch: Sequences, *, of_steps: bool = False) -> Sequences:
     """Cut each sequence at the end of its answer, and add a position, which reads the value there.
 
-    What a template writes after the end of an answer follows no sampled response either. With
+    This cuts off text that a template writes after an answer: sampled responses lack it. With
     `of_steps` the position after each target is read.
     """
     places_T = torch.arange(batch.tokens_BT.size(1) + 1)

@@ -27,12 +27,12 @@ from mindrl.trainer.reward_manager import RatedBatch, Rewarded
 _SUFFIX = ".parquet"
 _PART = "reward/"
 _SCORES = b"mindrl.scores"
-"""Key in the file's metadata of JSON about the scores besides the columns."""
+"""Metadata key of the JSON with data on the scores that no column has."""
 
 
 @dataclass(frozen=True)
 class RolloutFiles:
-    """The folder of these files."""
+    """Folder of the rollout files."""
 
     root: Path
 
@@ -57,7 +57,7 @@ class RolloutFiles:
         self._forget({*self.steps()} - {*range(step - kept + 1, step + 1)})
 
     def forget_later(self, step: int) -> None:
-        """Remove the files of the steps after `step`, which are repeated.
+        """Remove the files of the steps after `step`, which the run repeats.
 
         Raises:
             OutputError: One cannot be removed.
@@ -99,7 +99,7 @@ def unpacked(content: bytes) -> RatedBatch:
     """Return the batch from packed bytes, bitwise exact.
 
     Raises:
-        ValueError, KeyError, TypeError, OSError: They are something else, or damaged.
+        ValueError, KeyError, TypeError, OSError: The bytes are of another kind, or damaged.
     """
     table = read_checked_parquet(content)
     if "data_source" not in table.column_names:

@@ -39,9 +39,9 @@ Moments = Sequence[Sequence[MeasuredSnapshot]]
 _LEARNED_TOKENS = ("rollout/response_tokens", "sft/target_tokens")
 """Metrics of trained tokens: generated, or from demonstrations."""
 _RESERVE_BYTES = 64 << 10
-"""More than a summary needs."""
+"""Size of the reserve; a summary needs less."""
 _LARGEST_LOSS = 700.0
-"""In nats; the perplexity of larger losses overflows 64 bits."""
+"""Bound in nats; the perplexity of larger losses overflows 64 bits."""
 _OF_THIS_START = frozenset({"exports", "provenance", "report", "started", "status", "restarts"})
 """Fields of a summary that are not counts."""
 
@@ -66,7 +66,7 @@ class RunFolder:
         self.evaluations = root / "evaluations.jsonl"
         """Greedy responses to the held-out prompts, one JSON line each."""
         self.eval_sets = root / "evaluations"
-        """The same of each set of `data_config.eval_sets`, in a file of its name."""
+        """Answers of each set of `data_config.eval_sets`, one line each, in a file of its name."""
         self.pictures = root / "pictures"
         """Thumbnails of the pictures of samples."""
         self.rollouts = root / "rollouts"
@@ -85,14 +85,14 @@ class RunFolder:
 
 @dataclass
 class RunSummary:
-    """State of a run so far; written however the run ends."""
+    """State of a run so far; written at its end, even if it fails."""
 
     exports: Mapping[Role, Path]
     """Export folder of each trained model; the best one by evaluation is next to the actor's."""
     provenance: Mapping[str, object] = field(default_factory=dict)
     """Versions and settings of the run, for the summary and the exported models."""
     report: Path | None = None
-    """Its page; None without one."""
+    """Page of the run; None without one."""
     started: float = field(default_factory=time.perf_counter)
     status: str = "failed"
     restarts: int = 0
@@ -105,12 +105,12 @@ class RunSummary:
     accuracy_best: float | None = None
     """Best accuracy among the evaluated exports."""
     evaluations: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """By set: results `before` and `after`, by name, with the ends of the intervals."""
+    """Results of each set `before` and `after`, by name, with the ends of the intervals."""
     logprob_gap_max_mean: float | None = None
     """None without a rollout."""
     skipped_updates: int = 0
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
-    """By function: number of missing scores by kind of failure."""
+    """Number of missing scores by function and kind of failure."""
     steps_without_signal: int = 0
     shown_notes: list[str] = field(default_factory=list)
     """Notes about steps that have been shown; each is shown once."""
@@ -202,7 +202,7 @@ class RunLog:
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
         self.eval_sets: dict[str, SampleLog] = {}
-        """By name, from the first evaluation on."""
+        """Logs of evaluation sets by name, from the first evaluation on."""
         self.adviser = Adviser()
         for row in step_lines(folder.metrics):
             self.adviser.observe(row)
@@ -335,7 +335,7 @@ class RunLog:
         for page in self.trackers:
             if isinstance(page, LivePage):
                 self.keep(page, page.write)
-        # They may upload the page, so they end after it; the summary has their outcomes.
+        # Trackers may upload the page, so they end after it; the summary has their outcomes.
         for other in others:
             other.run_status = self.summary.status
             self.keep(other, other.close)
@@ -379,7 +379,7 @@ def _with_ends(name: str, rate: Rate) -> Metrics:
 
 
 def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:
-    """Select an answer to show: preferably one whose reward, or else text, has changed."""
+    """Select an answer to show: preferably one with a changed reward, or else text."""
     pairs = list(zip(samples, before, strict=False))
     rewarded = (now for now, then in pairs if now.reward != then.reward)
     read = (now for now, then in pairs if now.response != then.response)

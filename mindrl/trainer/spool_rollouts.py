@@ -26,7 +26,7 @@ from mindrl.trainer.weight_probe import loaded_gap
 
 @dataclass(kw_only=True)
 class SpoolRollouts:
-    """Runs until the train job is done, or the job is asked to end."""
+    """Runs until the train job is done, or this job must end."""
 
     duties: Duties
     trainer: PolicyTrainer
@@ -138,7 +138,7 @@ class SpoolRollouts:
     def _answered(
         self, request: SpoolRequest, check_interrupt: Callable[[], None]
     ) -> list[OpenGroup]:
-        """Return the complete groups of a request, drawn as one job draws them in its step."""
+        """Return the complete groups of a request, sampled as one job samples them in its step."""
         pool, step, prompts = self.pool, request.step, request.prompts
         pool.load(PoolState(next_prompt=0))
         pool.skip(step, request.step_first, prompts.first - request.step_first)

@@ -10,7 +10,7 @@ from mindrl.errors import LogprobGapError, MindrlError, NonfiniteError, SkippedU
 from mindrl.observability.metrics import Metrics, nonfinite_causes, nonfinite_keys
 
 MODELS = {"update/skipped": "actor", "critic/skipped": "critic"}
-"""By the metric that counts a model's skipped updates."""
+"""Models by the metric that counts their skipped updates."""
 MOST_SKIPPED_STEPS = 3
 """Consecutive steps in which a model skips all updates; no later step would differ."""
 UNKNOWN_GAPS = "nonfinite/logprob_gap"

@@ -1,4 +1,4 @@
-"""Notes, shown once, about steps that train nothing or waste time."""
+"""Notes, shown once, about steps that do not train or waste time."""
 
 from collections.abc import Collection, Iterator
 

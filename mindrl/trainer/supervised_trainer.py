@@ -29,7 +29,7 @@ _LOSS = f"update/{ANSWER_LOSS}"
 
 
 class AnswerTrainer(TrainingLoop[Sequence[Prompt], None]):
-    """Trains on answers in rows: a step's after another, without samples to record."""
+    """Trains on answers in rows, step by step, without samples to record."""
 
     def __init__(
         self, config: RunConfig, data: RunData, workers: WorkerHandle, run_log: RunLog

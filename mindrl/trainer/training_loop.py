@@ -1,6 +1,6 @@
 """A run from its first step to its last, with recording, checkpoints, exports and evaluations.
 
-Subclasses define how a step learns from its data, and an evaluation.
+Subclasses define how a step trains on its data, and how the model is evaluated.
 """
 
 import math
@@ -33,12 +33,12 @@ from mindrl.trainer.step_checks import StepChecks
 from mindrl.trainer.worker_handle import WorkerHandle
 
 ResultT = TypeVar("ResultT")
-"""What a step leaves to record besides its metrics."""
+"""Result of a step that is recorded with its metrics."""
 _ENDS = (
     *(CallbackError, NonfiniteError, NoSignalError, RewardError),
     *(SkippedUpdatesError, StopRequestedError),
 )
-"""Errors that end a run whose weights are still valid."""
+"""Errors that end a run, but leave its weights valid."""
 
 
 class TrainingLoop(ABC, Generic[DataT, ResultT]):
@@ -80,7 +80,7 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
 
     @abstractmethod
     def learn_from(self, step: int, data: DataT) -> tuple[Metrics, ResultT]:
-        """Train on the data of a step; return the metrics, and what else is recorded."""
+        """Train on the data of a step; return the metrics and the result to record."""
 
     @abstractmethod
     def record(self, step: int, metrics: Metrics, result: ResultT) -> None:
@@ -88,7 +88,7 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
 
     @abstractmethod
     def evaluate(self, step: int) -> float | None:
-        """Evaluate the model; return what determines the best, None without evaluation."""
+        """Evaluate; return the value that determines the best model, None without evaluation."""
 
     def run(self, check_interrupt: Callable[[], None] = lambda: None) -> None:
         """Train from the first step to the last, evaluate, and export the trained models.
@@ -116,7 +116,7 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
                 if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
                     self._export()
             except (ClusterError, ReshardError) as error:
-                # The caller that restarts lost workers must not treat this as the end.
+                # Raise the first error: for this one the caller would restart the workers.
                 self.run_log.warn(f"cannot save the last steps: {error}")
                 raise end from error
             raise
@@ -175,7 +175,7 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
             self.workers.record_memory(step < watched)
 
     def state(self) -> dict[str, object]:
-        """Return the state, besides the models, for continuing after this step."""
+        """Return the state for a resume after this step, without the models."""
         summary = self.run_log.summary
         return {
             "summary": summary.counts(),

@@ -1,8 +1,8 @@
-"""A few tokens by which the log-prob gap is measured where a step may train on older ones alone.
+"""A few tokens that measure the log-prob gap if a step may train only on tokens of older weights.
 
-Replicas that draw ahead draw tokens right after they get weights, and the trainer reads them while
-it has the same weights. Where two jobs are joined by a spool, the trainer reads tokens when it
-publishes weights, and the engines of a rollout job read the same ones after they load them.
+Replicas that run ahead sample the tokens right after they get weights, and the trainer computes
+their log-probs while it has the same weights. With two jobs and a spool, the trainer computes the
+log-probs of tokens when it publishes weights, and a rollout job's engines after they load them.
 
 Shapes: B sequences, T positions.
 """
@@ -40,10 +40,10 @@ class WeightProbe:
 
     @classmethod
     def of(cls, answering: Answering, seed: int, version: int) -> "WeightProbe":
-        """Create it from the first prompts of the step after a version; `seed` is the run's."""
+        """Create a probe from the first prompts of the step after a version and the run's seed."""
         prompts = answering.prompts_from(version * answering.per_step, PROBE_RESPONSES)
         asked, section = answering.sampling, answering.sampling.section
-        # From the full distribution, whose log-probs the trainer computes.
+        # From the full distribution: the trainer computes its log-probs.
         short = replace(
             section, max_tokens=min(_TOKENS, section.max_tokens), **Truncation().truncation()
         )
@@ -122,7 +122,7 @@ def known_logprobs(workers: WorkerHandle, rollouts: Rollouts) -> KnownLogprobs:
 
 
 def loaded_gap(workers: WorkerHandle, known: KnownLogprobs | None, temperature: float) -> Metrics:
-    """Measure the gap of engines that have loaded weights of which something is known.
+    """Measure the gap of engines that have loaded weights with these known log-probs.
 
     An engine knows an upper bound of the log-prob of an unlikely token: the gap is at least this.
     """

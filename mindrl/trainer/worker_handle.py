@@ -38,7 +38,7 @@ class Watched(NamedTuple):
     round_steps: int
     """Engine steps between two calls."""
     on_completed: OnCompleted
-    """Receives them by their rows."""
+    """Receives complete responses by their rows."""
 
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
@@ -62,7 +62,7 @@ class WorkerHandle:
     """Returns the cost of sequences from their lengths; training replicas then get equal work. None
     gives them equal numbers of sequences, in order."""
     shares_prompts: bool = field(default=False, kw_only=True)
-    """Whether sequences with the same prompt go to the same replica, as far as that is balanced."""
+    """Whether sequences with the same prompt go to the same replica, if the load stays balanced."""
     engine_rows: int = field(kw_only=True)
     """Number of sequences that an engine processes in one step."""
     teacher: Callable[[Sequences], Logprobs] | None = field(default=None, kw_only=True)
@@ -143,12 +143,12 @@ class WorkerHandle:
         `is_enough` is called after rounds, with the indices of completed requests. An engine has at
         most twice as many requests as rows; further ones are sent when some have completed. With
         `next_turns` requests may follow others, and a round ends with the first completed request
-        of an engine. Without rounds of all together, the order in which requests complete and
-        follow depends on time.
+        of an engine. Unless all engines share rounds, the order in which requests complete and
+        follow depends on timing.
         """
         work = self._rounds(requests, sampling, rounds)
         responses = work.run(is_enough, next_turns, on_completed)
-        # Remember the lengths of new responses with all that followed.
+        # The length of a new response includes all requests that followed it.
         lengths = [0] * len(work.requests)
         for first, length in zip(work.first, responses.lengths_B.tolist(), strict=True):
             lengths[first] += length
@@ -182,7 +182,7 @@ class WorkerHandle:
             self.started[method].append(self._begin(method, role, self._filled(role, batch)))
 
     def keep_routes(self, parcels: Sequence[Any]) -> None:
-        """Send the actor's ranks the routes of sampled sequences, by references to them."""
+        """Send references to the routes of sampled sequences to the actor's ranks."""
         ranks = self.layouts["actor"].world_size
         dealt = [tuple(parcels[rank::ranks]) for rank in range(ranks)]
         self.group.begin("keep_routes", dealt, ()).wait()
@@ -304,7 +304,7 @@ class WorkerHandle:
         return _joined_columns(kind, replies, dealt, filled.tokens_BT.shape, len(sequences))
 
     def _filled(self, role: Role, sequences: Sequences) -> Sequences:
-        """Fill up the shares of the replicas with the first sequence; its results are dropped."""
+        """Add copies of the first sequence for equal shares; their results are dropped later."""
         rows = [*range(len(sequences))]
         rows += [0] * (-len(rows) % self.layouts[role].replicas)
         return sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))

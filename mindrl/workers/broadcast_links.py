@@ -32,7 +32,7 @@ class BroadcastEnd:
 
     platform: Platform
     route: WeightRoute
-    """From all training ranks to rank 0, with every tensor whole."""
+    """Route from all training ranks to rank 0, with every tensor whole."""
     server_ranks: int
     """Number of ranks per server."""
     verify: Literal["off", "first", "always"]

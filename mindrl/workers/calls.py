@@ -1,4 +1,4 @@
-"""Calls of worker processes: the one interface to workers, wherever they are.
+"""Calls of worker processes: one interface to all kinds of workers.
 
 The driver calls training workers, replicas on their own devices, and servers in this way.
 """
@@ -11,7 +11,7 @@ class Pending(Protocol):
     """A running or finished call of workers."""
 
     def wait(self) -> list[Any]:
-        """Wait for all of them; return the results.
+        """Wait for all workers; return the results.
 
         Raises:
             WorkerDiedError: A worker died, hung or raised.
@@ -54,7 +54,7 @@ class Workers(Protocol):
         """Call a method on each worker with the same arguments."""
 
     def lost(self) -> str | None:
-        """Return which workers have ended; None if all are well, or are not processes of ours."""
+        """Return which workers have ended; None if none has, or they are not mindrl's processes."""
 
     def stop(self) -> None:
-        """End the workers, or stop using those that are not ours."""
+        """End the workers, or stop using those that are not mindrl's."""

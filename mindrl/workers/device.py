@@ -45,7 +45,7 @@ class WorkerDevice:
                 engine.state(part), arena, self.device_type, unchanging, engine.complete_weights
             )
             self.ledger.add(name, self.held[name])
-        # Another role is built next.
+        # Make room: another role is built next.
         for name in ROLE_REGIONS[role]:
             if name in self.plan.movable:
                 self.ledger.offload(name)

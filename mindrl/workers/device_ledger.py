@@ -37,7 +37,7 @@ class DeviceLedger:
         """Register another region under a name that has left the device.
 
         Raises:
-            ResidueError: The present one is still there.
+            ResidueError: The present region is still on the device.
         """
         self.require_gone(name)
         self._check(name.value, region.device_bytes())
@@ -80,7 +80,7 @@ class DeviceLedger:
         """Offload a region; return the bytes copied to the host.
 
         Raises:
-            ResidueError: Some of it is still on the device.
+            ResidueError: A part of it is still on the device.
         """
         copied = self.regions[name].offload()
         self.require_gone(name)
@@ -101,7 +101,7 @@ class DeviceLedger:
         """Check that regions have no bytes on the device.
 
         Raises:
-            ResidueError: One has; this is a bug in mindrl.
+            ResidueError: A region has some; this is a bug in mindrl.
         """
         for name in names:
             left = self.regions[name].device_bytes()

@@ -51,9 +51,9 @@ class StoredRegion:
     ) -> None:
         """Manage the storages of `tensors`, all of them on the device.
 
-        Their contents are kept in the arena. With None they are dropped, and uninitialised after
-        loading. The storages of `unchanging` are copied to the host once. `complete` waits until
-        the contents are whole after updates.
+        Their contents are kept in the arena. Without an arena they are dropped, and uninitialised
+        after loading. The storages of `unchanging` are copied to the host once. `complete` waits
+        until the contents are whole after updates.
         """
         still = {tensor.untyped_storage()._cdata for tensor in unchanging}
         storages = {each._cdata: each for each in (tensor.untyped_storage() for tensor in tensors)}

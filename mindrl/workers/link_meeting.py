@@ -1,4 +1,4 @@
-"""Where the ranks of a link meet: a store that shows who is there, and whether they still wait."""
+"""Meeting of a link's ranks in a store, which shows who has joined and if it was called off."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def missing_ranks(store: dist.Store, ranks: int, seconds: float) -> list[int]:  
     """
     ends = time.monotonic() + seconds
     while missing := silent_ranks(store, "here", ranks, min(_LOOK_SECONDS, seconds)):
-        # Bounded by its own time limit, so a rank that waits here does not hang.
+        # Report progress: a rank that waits here has its own time limit and does not hang.
         tick()
         if time.monotonic() > ends:
             break

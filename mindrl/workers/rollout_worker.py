@@ -138,7 +138,7 @@ class RolloutWorker:
         return whole, self._sound(responses, [self.most[place] for place in whole])
 
     def take_sequences(self) -> Responses:
-        """Return the tokens sampled for this replica's requests, in order; raises like above."""
+        """Return the sampled tokens of this replica's requests, in order; may raise AnswerError."""
         return self._noted(self.inference_model.take_back(), are_complete=False)
 
     def take_routes(self) -> Parcel:
@@ -165,7 +165,7 @@ class RolloutWorker:
 
     @contextmanager
     def _new_weights(self, version: int, kept: str | None = None) -> Iterator[RolloutSink]:
-        """Load new weights in the body, but those of a prefix; set the version if it succeeds."""
+        """Load new weights, except those of a prefix, in the body; set the version on success."""
         began, self.version = time.perf_counter(), None
         # The KV cache belongs to the old weights.
         self.inference_model.forget()

@@ -49,7 +49,7 @@ class ShardingManager:
         self.resharder = resharder
         self.movable = frozenset(movable)
         self.device_type = device_type
-        # Not by bytes: a region may be empty here but take part in a peer's move.
+        # Empty regions count too: they may take part in a peer's move.
         self.resident = frozenset(ledger.regions) - ROLLOUT_REGIONS - self.movable
         self.phase: Phase | None = None
         self.metrics: dict[str, float] = {}
@@ -73,7 +73,7 @@ class ShardingManager:
             for region in CHANGED_BY[self.phase]:
                 self.ledger.regions[region].complete()
         if self.phase is None:
-            # First phase, or after a failed switch whose moves are incomplete.
+            # First phase, or after a failed switch with incomplete moves.
             self.resident = frozenset(filter(self.ledger.is_complete, self.resident))
         self.phase = None
         for move in moves(self.resident, phase, self.movable):
@@ -92,7 +92,7 @@ class ShardingManager:
         logger.info("phase %s begins", phase.value)
 
     def exchange(self, name: Region, region: DeviceRegion) -> None:
-        """Let another region take the turn of `name`; the one that was on the device leaves first.
+        """Put another region in the place of `name`; the present one leaves the device first.
 
         Raises like `enter`.
         """
@@ -165,7 +165,7 @@ class ShardingManager:
             return
         account = device_account(self.device_type)
         found, kept = there or self.ledger.region_bytes(), self.ledger.host_bytes()
-        # The allocator's account excludes the engine, which it counts even while asleep.
+        # The account excludes the engine, which the allocator counts even while asleep.
         engine_bytes = sum(found.get(name, 0) for name in ROLLOUT_REGIONS)
         self.moments.append(
             MeasuredSnapshot(

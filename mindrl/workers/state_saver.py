@@ -119,7 +119,7 @@ class StateSaver:
                 if region.keeps and region.is_clean:
                     return each.values(region.host_copy(each.stored.detach()))
                 break
-        # It is on the device, and the next update changes it.
+        # Copy it: it is on the device, and the next update changes it.
         return each.values(each.stored.detach()).to("cpu", copy=True)
 
 

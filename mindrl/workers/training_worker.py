@@ -110,8 +110,8 @@ class TrainingWorker:
     def send_weights(self, replicas: Sequence[int]) -> dict[int, str]:
         """Send the actor's weights to replicas. A collective with the receiving ranks.
 
-        Returns the reason for each replica whose link failed, the same on all ranks; those are
-        closed.
+        Returns the reason for each replica with a failed link, the same on all ranks; these links
+        are closed.
         """
         with self.sharding_manager.sending(self._ways.in_flight_bytes):
             return self._ways.send(replicas)
@@ -119,7 +119,7 @@ class TrainingWorker:
     def compute_log_prob(self, sequences: Sequences) -> Logprobs | None:
         """Return log-probs of this replica's sequences under the current weights.
 
-        None on ranks without the head, for every model.
+        Forward passes of all models return None on ranks without the head.
         """
         return self._logprobs("actor", Phase.FORWARD, sequences)
 
@@ -137,7 +137,7 @@ class TrainingWorker:
         return self._logprobs("teacher", Phase.TEACHER, sequences, number)
 
     def keep_routes(self, *parcels: Parcel | None) -> None:
-        """Keep the routes of sampled sequences; None of an engine that has ended."""
+        """Keep the routes of sampled sequences; a parcel is None if its engine has ended."""
         for parcel in parcels:
             if parcel is not None:
                 self._routes.keep(parcel.content)
@@ -149,8 +149,8 @@ class TrainingWorker:
     def reset_reference(self) -> None:
         """Copy the actor's weights into the reference.
 
-        They were offloaded, or stay on the device: there is room for a forward pass of the
-        reference.
+        They are read from the host, or the device if they never leave it: a forward pass of the
+        reference has room in both cases.
         """
         self.sharding_manager.enter(Phase.REFERENCE)
         actor, reference = self.models["actor"].engine, self.models["ref"].engine
@@ -166,7 +166,7 @@ class TrainingWorker:
         return self._values("critic", Phase.CRITIC_FORWARD, "critic_values", sequences)
 
     def compute_scores(self, sequences: Sequences) -> Values | None:
-        """Return what the reward model that is trained reads at response positions."""
+        """Return the scores of the reward model in training at response positions."""
         return self._values("actor", Phase.FORWARD, "actor_scores", sequences)
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:

@@ -55,7 +55,7 @@ class WeightExport:
     name: str
     """Name of these weights, the same on all ranks and unique."""
     scores: HeadScope = "token"
-    """What a value head scores; a vocabulary has none."""
+    """What a value head scores; unused for a vocabulary."""
     shard_bytes: int = SHARD_BYTES
     """Maximum bytes of a file."""
     exports: int = 0
@@ -100,7 +100,7 @@ class WeightExport:
     def _complete(
         self, building: Path, adapters: ExportedAdapters | None, record: Mapping[str, object]
     ) -> None:
-        """Check the files of all ranks, and write those that rank 0 alone has."""
+        """Check the files of all ranks, and write those that only rank 0 has."""
         check_sizes(building, self._tables, self.dtype, self._names)
         write_index(building, self._tables, self.dtype, self._names)
         if record:
@@ -163,7 +163,7 @@ def file_owners(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the files of each rank: evenly spaced over the writers; the first owns a single file.
 
-    Writers and files are in the order of the layers, so that many weights are at home there.
+    Writers and files are in the order of the layers, so that a writer holds many of its weights.
     """
     owners = [writers[number * len(writers) // len(files)] for number in range(len(files))]
     return tuple(
@@ -173,7 +173,7 @@ def file_owners(
 
 
 def ranks_that_see(folder: Path) -> list[int]:
-    """Return the ranks on whose nodes a folder of rank 0 exists. A collective."""
+    """Return the ranks that see a folder of rank 0 on their nodes. A collective."""
     seen = [False] * dist.get_world_size()
     dist.all_gather_object(seen, folder.is_dir())
     return [rank for rank, sees in enumerate(seen) if sees]

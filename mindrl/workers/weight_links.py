@@ -58,7 +58,7 @@ class LinkRoutes:
     """Which transfers of a link to verify: the received weights are compared."""
     later: "LinkRoutes | None" = None
     """Routes of all transfers of a link but its first: without weights that never change, which
-    stay in the replica. None if all weights learn."""
+    stay in the replica. None if all weights are trained."""
 
     def patience_seconds(self, rank: int) -> float:
         """Return the longest wait of a rank in a transfer.
@@ -81,12 +81,12 @@ class WeightLink:
     """An open link between a replica and all training ranks, on one of these ranks."""
 
     first: Reshard
-    """Of all weights."""
+    """Transfer of all weights."""
     later: Reshard
-    """Of those that learn; the same if all do."""
+    """Transfer of the trained weights; the same if all are."""
     verify: Literal["off", "first", "always"]
     frozen: str | None = None
-    """Prefix of the names of weights that do not learn."""
+    """Prefix of the names of weights that are not trained."""
 
     def __post_init__(self) -> None:
         """Start before the first transfer."""
@@ -345,7 +345,7 @@ class ReceivingEnd:
 
 
 class _Nothing:
-    """The missing source or sink of a rank that is on the other side of a link."""
+    """Empty source or sink of a rank that is on the other side of a link."""
 
     def read(self, name: str, box: Box) -> Tensor:
         raise AssertionError(f"this rank does not hold {name} {box}")

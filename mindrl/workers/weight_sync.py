@@ -53,7 +53,7 @@ class WeightSync:
     """None on a rank without the actor."""
     rollout: RolloutEngine
     route: WeightRoute
-    """From the model to the engine."""
+    """Route from the model to the engine."""
     verify: Literal["off", "first", "always"]
     """Which reshards to verify: the received weights are compared."""
     on_last_read: Callable[[Tensor], None] | None
@@ -113,7 +113,7 @@ class TrainingWeights:
     def of(
         cls, model: TrainingEngine | None, on_last_read: Callable[[Tensor], None] | None = None
     ) -> "TrainingWeights":
-        """Return the weights of a model; none on a rank without it."""
+        """Return the weights of a model; no tensors on a rank without it."""
         if model is None:
             return cls({})
         return cls(model.local_tensors(), model.adapters, on_last_read)

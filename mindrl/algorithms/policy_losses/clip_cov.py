@@ -22,7 +22,7 @@ class ClipCovOptions(ClipOptions, TokenSelection):
     clip_cov_lb: float
     """Minimum of their covariance, in nats times advantage."""
     clip_cov_ub: float
-    """Maximum of it."""
+    """Maximum of their covariance."""
 
     def select(self, update: Experience, old_logprobs_BT: Tensor, seed: int) -> Tensor:
         """Select tokens at random from those within the bounds."""

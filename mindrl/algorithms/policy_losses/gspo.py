@@ -6,7 +6,7 @@ from mindrl.algorithms.policy_losses.clipped import ClipOptions, clipped_terms
 
 
 def gspo(chosen: ChosenTokens, options: ClipOptions) -> Terms:
-    """Clip the ratio of the sequence, the geometric mean of its tokens': GSPO (arXiv 2507.18071).
+    """Clip the sequence's ratio, the geometric mean of its tokens' ratios: GSPO (arXiv 2507.18071).
 
     Per token, like its GSPO-token: the ratio has the value of the sequence's and the gradient of
     the token's, so with equal weights in a sequence the gradient is the same.

@@ -1,1 +1,1 @@
-"""Where the data of a step comes from: generated groups, stored rollouts or a spool."""
+"""Sources of the data of a step: generated groups, stored rollouts or a spool."""

@@ -1,8 +1,8 @@
 """Turns of agents that call the policy over HTTP: each call is a turn.
 
-A call whose prompt begins with all tokens so far continues the sequence; any other begins a
-segment. Calls of one conversation are answered one after the other. If some were made at the same
-time, a finished conversation is put into an order that does not depend on their arrival.
+If the prompt of a call begins with all tokens so far, the call continues the sequence; otherwise it
+begins a segment. Calls of one conversation are answered one after the other. If some were
+concurrent, the turns of a finished conversation are sorted independently of their arrival.
 """
 
 import time
@@ -23,20 +23,20 @@ from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue
 
 @dataclass(kw_only=True, eq=False)
 class _Agent:
-    """What is known of the agent of an open conversation."""
+    """State of the agent of an open conversation."""
 
     left: list[int] = field(default_factory=list)
-    """Turns of an earlier process of the run, without those that it was given again."""
+    """Indices of turns before a resume that the agent has not repeated yet."""
     pending: PendingCall | None = None
     """The call that the policy answers."""
     queued: list[PendingCall] = field(default_factory=list)
-    """Further calls."""
+    """Calls that wait for the policy."""
     is_parallel: bool = False
-    """Whether it has called while another call was open."""
+    """Whether it has made a call while another one was open."""
     ending: AgentEnding | None = None
-    """Arrived while an answer was sampled."""
+    """Ending that arrived while an answer was sampled."""
     since: float = 0.0
-    """When it got its last answer."""
+    """Time of its last answer."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,7 @@ class AgentTurns(ConversationTurns):
         self._agents.clear()
 
     def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
-        """Begin an agent. One of an earlier process of the run gets the same answers again."""
+        """Begin an agent; after a resume, it gets the same answers again."""
         assert prompt.row is not None, "rows are read for agents"
         messages = [*prompt.row.messages]
         self.host.begin(Key(self.owner, *row), seed, {"prompt": messages, **prompt.row.columns})
@@ -63,7 +63,7 @@ class AgentTurns(ConversationTurns):
         self.waiting.add(row)
 
     def place(self, sequence: OpenSequence) -> int:
-        """Return a number of the call and the length of its answer, not of other calls."""
+        """Return a hash of the call's prompt, its count so far, and the answer's length."""
         conversation, start = dialogue_of(sequence), dialogue_of(sequence).next_start
         prompt_ids = prompt_before(sequence, start)
         before = (prompt_before(sequence, turn.start) for turn in conversation.turns)
@@ -85,7 +85,7 @@ class AgentTurns(ConversationTurns):
         sequence: OpenSequence,
         prompt: Prompt,  # noqa: ARG002
     ) -> OpenSequence:
-        """Answer the call if the turn has ended; take the next one."""
+        """If the turn has ended, send it as the answer and take the next call."""
         sequence = self._marked(row, sequence)
         conversation, length = dialogue_of(sequence), len(sequence.tokens_N)
         if not sequence.finished and self.tokens_left(row, sequence) > 0:
@@ -137,7 +137,7 @@ class AgentTurns(ConversationTurns):
         return self._called(row, sequence, answer)
 
     def lost_processes(self) -> int:
-        """Return the number of lost processes since the last look."""
+        """Return the number of processes lost since the last call."""
         found, self.host.lost = self.host.lost, 0
         return found
 
@@ -150,7 +150,7 @@ class AgentTurns(ConversationTurns):
         agent.pending = call
         given, conversation = self._continued(sequence, conversation, prompt_ids)
         if conversation.turns:
-            # For people: what the agent has sent, or all of it if it begins anew.
+            # Shown to people: the agent's new tokens, or a whole prompt that begins a segment.
             text = self.decode([*(given or prompt_ids)])
             last = self._with_seconds(row, conversation.turns[-1])
             last = replace(last, role="user", messages=(("user", text),))
@@ -164,7 +164,7 @@ class AgentTurns(ConversationTurns):
     def _continued(
         self, sequence: OpenSequence, conversation: Dialogue, prompt_ids: tuple[int, ...]
     ) -> tuple[tuple[int, ...], Dialogue]:
-        """Return the tokens between two turns, and the conversation with them or at its end."""
+        """Return the tokens between two turns, and the conversation, extended or ended."""
         length, first = len(sequence.tokens_N), not conversation.prompt_ids
         segment = conversation.segments(length)[-1]
         whole = (*segment.prompt_ids, *sequence.tokens_N[segment.start :].tolist())
@@ -183,13 +183,13 @@ class AgentTurns(ConversationTurns):
         return given, replace(conversation, next_start=length + len(given))
 
     def _marked(self, row: ResponseKey, sequence: OpenSequence) -> OpenSequence:
-        """Record that an agent makes calls at the same time, for a later process of the run too."""
+        """Mark the conversation of an agent with concurrent calls; a checkpoint keeps the mark."""
         if not self._agents[row].is_parallel:
             return sequence
         return replace(sequence, conversation=replace(dialogue_of(sequence), is_parallel=True))
 
     def _next(self, row: ResponseKey, sequence: OpenSequence) -> OpenSequence:
-        """Take the next call of those that wait, or wait for one."""
+        """Take the next queued call, or wait for one."""
         agent, starts = self._agents[row], self._called_before(row, sequence)
         known = {prompt_before(sequence, start) for start in starts or ()}
         ready = [each for each in agent.queued if starts is None or each.prompt_ids in known]
@@ -201,9 +201,9 @@ class AgentTurns(ConversationTurns):
         return sequence if agent.ending is None else self._ended(row, sequence, agent.ending)
 
     def _called_before(self, row: ResponseKey, sequence: OpenSequence) -> list[int] | None:
-        """Return where the answers start to calls that were made before the run was resumed.
+        """Return where the answer starts to each call that the agent must repeat after a resume.
 
-        None if there are no such calls left.
+        None if no such calls are left.
         """
         conversation, left = dialogue_of(sequence), self._agents[row].left
         if left:
@@ -215,10 +215,10 @@ class AgentTurns(ConversationTurns):
     def _called_again(
         self, row: ResponseKey, sequence: OpenSequence, call: PendingCall, starts: list[int]
     ) -> OpenSequence:
-        """Give the answer of an earlier process of the run again, or let the policy complete it.
+        """Send an answer from before the resume again, or let the policy complete it.
 
         The conversation fails if its agent makes another call than before the resume. An agent
-        with calls at the same time may make them in another order.
+        with concurrent calls may make them in another order.
         """
         agent, conversation = self._agents[row], dialogue_of(sequence)
         same = [start for start in starts if prompt_before(sequence, start) == call.prompt_ids]
@@ -295,7 +295,7 @@ class AgentTurns(ConversationTurns):
 
 
 def _is_called(conversation: Dialogue, length: int) -> bool:
-    """Return whether a call of a conversation has no answer yet, or a part of one."""
+    """Return whether the answer to a call of a conversation is missing or incomplete."""
     start = conversation.next_start
     if not conversation.turns:
         return bool(conversation.prompt_ids)

@@ -15,11 +15,11 @@ class _InFlight:
     """Requests sent to a replica since it started."""
 
     rows: list[ResponseNumber] = field(default_factory=list)
-    """In the order of sending."""
+    """Responses, in the order of sending."""
     since: list[int] = field(default_factory=list)
-    """Number of steps that the replica had run when each was sent."""
+    """Number of steps that the replica had run when each request was sent."""
     returned: set[int] = field(default_factory=set)
-    """Indices of those that returned."""
+    """Indices of requests that returned."""
     steps: int = 0
 
     def unreturned(self) -> list[ResponseNumber]:
@@ -33,7 +33,7 @@ class Assignments:
 
     pool: GroupPool
     in_flight: dict[int, _InFlight] = field(default_factory=dict)
-    """By the numbers of the replicas that have started."""
+    """Requests of each started replica, by its number."""
 
     def assign(self, replicas: Collection[int]) -> dict[int, list[ResponseNumber]]:
         """Assign unassigned responses, oldest first, each group to the least loaded replica.
@@ -67,7 +67,7 @@ class Assignments:
     ) -> None:
         """Add the responses at these indices of a replica's requests.
 
-        `step` is the one whose weights the replica has. Responses that arrived before are ignored.
+        `step` is that of the replica's weights. Responses that arrived before are ignored.
         """
         each, finished = self.in_flight[replica], responses.finished_B.tolist()
         for index, sampled, ended in zip(indices, responses.each(), finished, strict=True):

@@ -18,15 +18,15 @@ class PoolBounds:
     max_staleness: int
     """Maximum number of steps between the one that starts a group and the one that trains on it."""
     last_step: int
-    """Last step of the run: no group starts that could not be trained on."""
+    """Last step of the run; groups that no step could train on are not started."""
     in_order: bool = False
-    """Whether groups are used in the order of the data, not as they are completed."""
+    """Whether groups are used in the order of the data, not of their completion."""
 
     def to_start(self, step: int, open_groups: int, *, found: int = 0, likely: int = 0) -> int:
         """Return the number of groups that a step starts.
 
-        `found` groups were already chosen for the step, and about `likely` will fill it. Without
-        staleness the step may start more than it needs, because nothing stays open after it.
+        `found` groups were already chosen for the step; about `likely` others will fill it. Without
+        staleness the step may start more than it needs, because no group stays open after it.
         """
         if not self.max_staleness:
             return (likely or self.per_step) - open_groups
@@ -34,7 +34,7 @@ class PoolBounds:
         return max(0, min(max(self.in_flight, found + likely), in_time) - found - open_groups)
 
     def to_start_ahead(self, step: int, open_groups: int) -> int:
-        """Return the number started while the step trains: they already have the step's age."""
+        """Return the number of groups started while a step trains, which is their start step."""
         in_time = min(self.max_staleness, self.last_step - step) * self.per_step
         return max(0, min(self.in_flight, in_time) - open_groups)
 
@@ -47,8 +47,8 @@ class PoolBounds:
     ) -> list[int] | None:
         """Return the groups that the step uses next; None if it must wait for others.
 
-        They are the oldest complete ones, `needed` of them. The remaining groups must be usable in
-        time, even if later steps only wait for their oldest. Without staleness none may remain.
+        These are the `needed` oldest complete groups. The remaining groups must be usable in time,
+        even if later steps use them in order of age. Without staleness none may remain.
         """
         if not self.max_staleness:
             return [*range(len(complete_G))] if complete_G and all(complete_G) else None

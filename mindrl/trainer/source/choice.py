@@ -1,4 +1,4 @@
-"""The source of step data, and what a checkpoint's groups need of it, from the configuration."""
+"""Create the source of step data from the configuration, and check a checkpoint's groups."""
 
 from collections.abc import Callable, Mapping
 from math import ceil
@@ -54,7 +54,7 @@ def complete(config: RunConfig, pool: GroupPool, step: int) -> None:
     """Generate until all responses of a pool are complete, with the weights of a step."""
 
     def check_interrupt() -> None:
-        """Let an evaluation end before the run does."""
+        """Do nothing: an evaluation completes before the run ends."""
 
     if config.is_apart:
         replicas = _replicas(config, pool)
@@ -68,7 +68,7 @@ def complete(config: RunConfig, pool: GroupPool, step: int) -> None:
 def _replicas(config: RunConfig, pool: GroupPool, ratings: GroupRatings | None = None) -> Replicas:
     """Return the replicas on their own devices, each in rounds of its own.
 
-    When one is lost, others generate the rest of what it had.
+    When one is lost, others complete its responses.
     """
     rl = config.rl_config
     return Replicas(

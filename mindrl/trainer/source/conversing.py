@@ -23,7 +23,7 @@ class Conversing:
     step: int
     check_interrupt: Callable[[], None]
     lock_step: bool
-    """Whether no turn begins before all turns and answers before it are complete."""
+    """Whether a turn begins only when all earlier turns and answers are complete."""
     rows: list[ResponseNumber] = field(default_factory=list, init=False)
     """The response of each request."""
     newest: dict[ResponseNumber, int] = field(default_factory=dict, init=False)
@@ -32,7 +32,7 @@ class Conversing:
     """Responses with an open request."""
 
     def first(self) -> list[Request]:
-        """Wait for environments that begin; return the requests of those that have."""
+        """Wait for environments to begin; return the requests of those that have begun."""
         self._hear(waits=True)
         return [each.request for each in self._requests()]
 
@@ -47,13 +47,13 @@ class Conversing:
         return self._requests()
 
     def is_over(self) -> bool:
-        """Return whether no turn is open, and none will be."""
+        """Return whether no turn is open or can begin."""
         turns = self.pool.turns
         assert turns is not None, "conversations have environments"
         return not (self.engaged or turns.waiting or self.pool.incomplete())
 
     def end(self, responses: Responses) -> None:
-        """Keep the tokens of turns that were taken back, and wait for all environments."""
+        """Keep the tokens of unfinished turns, and wait for all environments."""
         drawn = zip(responses.each(), responses.finished_B.tolist(), strict=True)
         for place, (sampled, finished) in enumerate(drawn):
             row = self.rows[place]
@@ -68,7 +68,7 @@ class Conversing:
         self.pool.extend(row, sampled, step=self.step, finished=finished)
 
     def _hear(self, *, waits: bool) -> None:
-        """Take the answers that are there; wait for one, or for all in lock step."""
+        """Take available answers; if `waits`, wait for one, or for all in lock step."""
         began, turns = time.perf_counter(), self.pool.turns
         while self.pool.hear(_HEAR_SECONDS if waits else 0.0) and waits:
             self.check_interrupt()

@@ -1,4 +1,4 @@
-"""The rows of supervised fine-tuning, a step's after another."""
+"""The rows of supervised fine-tuning, step by step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,6 @@ class Demonstrations(Source[Sequence[Prompt]]):
     """Rows that a step trains on."""
 
     def next(self, step: int, check_interrupt: Callable[[], None]) -> Sequence[Prompt]:  # noqa: ARG002
-        """Return the rows of a step, without waiting for anything."""
+        """Return the rows of a step, without waiting."""
         rows = self.order.indices((step - 1) * self.per_step, self.per_step)
         return [self.prompts[row] for row in rows]

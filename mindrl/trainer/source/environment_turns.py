@@ -1,4 +1,4 @@
-"""Turns of conversations: what a policy wrote goes to its environment, and the answer comes back.
+"""Turns of conversations: an environment answers each text that the policy writes.
 
 Shapes: N tokens of a response.
 """
@@ -33,7 +33,7 @@ from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue
 
 
 class _Following(NamedTuple):
-    """What follows a turn of the policy in its sequence."""
+    """Tokens and pictures that follow a turn of the policy in its sequence."""
 
     token_ids: Sequence[int]
     images: tuple[PlacedImage, ...] = ()
@@ -45,9 +45,9 @@ class EnvironmentTurns(ConversationTurns):
 
     host: EnvironmentHost
     images: RowImages | None = None
-    """What keeps the pictures of environments. None for a model of text."""
+    """Store of the environments' pictures. None for a text model."""
     failed_in_turn: dict[ResponseKey, Failed] = field(default_factory=dict, init=False)
-    """Conversations whose environment has failed while the policy has the turn."""
+    """Failures of environments while the policy has the turn, by conversation."""
 
     def forget(self) -> None:
         """End all environments."""
@@ -56,10 +56,10 @@ class EnvironmentTurns(ConversationTurns):
         self.failed_in_turn.clear()
 
     def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
-        """Let the environment of a conversation begin, or come back with the turns that it had.
+        """Start the environment of a conversation, or restore it with its earlier turns.
 
-        One that comes back takes its place among the processes at once, so that as many others can
-        begin as if the run had not been interrupted.
+        A restored environment occupies a process at once, so that as many others can begin as if
+        the run had not been interrupted.
         """
         conversation, key = dialogue_of(sequence), Key(self.owner, *row)
         if not conversation.prompt_ids:
@@ -76,7 +76,7 @@ class EnvironmentTurns(ConversationTurns):
             self.drawn(row, sequence, prompt)
 
     def drawn(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt) -> OpenSequence:
-        """Ask the environment if a turn has ended; end the conversation at a limit of tokens."""
+        """Send a complete turn to the environment; end the conversation at a token limit."""
         conversation, length = dialogue_of(sequence), len(sequence.tokens_N)
         if (failed := self.failed_in_turn.pop(row, None)) is not None:
             return self.answered(row, sequence, prompt, failed)
@@ -103,7 +103,7 @@ class EnvironmentTurns(ConversationTurns):
     ) -> list[tuple[ResponseKey, Opening | EnvironmentAnswer | Failed]]:
         """Return the answers that arrive within `seconds`, at least one if there is any."""
         found = []
-        # Environments that come back have no answer, but are read.
+        # Restored environments send no answer, but may fail: read them too.
         is_read = self.waiting or self.host.is_busy(self.owner)
         for key, answer in self.host.answers(self.owner, seconds) if is_read else ():
             row = (key.group, key.response)
@@ -121,7 +121,7 @@ class EnvironmentTurns(ConversationTurns):
         prompt: Prompt,
         answer: Opening | EnvironmentAnswer | Failed,
     ) -> OpenSequence:
-        """Add what an environment has answered; the policy has the next turn unless it ends."""
+        """Add an environment's answer; the policy has the next turn unless the answer is final."""
         try:
             if isinstance(answer, Opening):
                 return replace(sequence, conversation=self._opened(sequence, prompt, answer))
@@ -240,7 +240,7 @@ class EnvironmentTurns(ConversationTurns):
         prompt: Prompt,
         messages: Sequence[EnvironmentMessage],
     ) -> _Following | Restart:
-        """Return the tokens of messages, or a new prompt if the template rewrites the past.
+        """Return the tokens of messages, or a new prompt if the template changes earlier turns.
 
         Raises:
             DataError: A picture is refused.
@@ -285,12 +285,12 @@ class EnvironmentTurns(ConversationTurns):
         return Action(text=text, calls=TOOL_FORMATS[self.config.tool_format](text))
 
     def _is_over(self, shown: int, given: int) -> bool:
-        """Return whether given pictures, next to those shown, are more than allowed."""
+        """Return whether `shown` and `given` pictures together are more than allowed."""
         return given > 0 and shown + given > self._most_pictures
 
     @property
     def _most_pictures(self) -> float:
-        """Most pictures of a conversation; a model of text refuses each one when it is kept."""
+        """Maximum pictures of a conversation; for a text model, `_kept` refuses them all."""
         return inf if self.images is None else self.images.config.max_per_prompt
 
     def _kept(self, pictures: Sequence[GivenPicture]) -> Sequence[KeptImage]:
@@ -309,10 +309,10 @@ class EnvironmentTurns(ConversationTurns):
     def _placed(
         self, token_ids: Sequence[int], images: Sequence[KeptImage], first: int
     ) -> _Following:
-        """Give each picture its tokens in token ids that begin at a position of their sequence."""
+        """Expand pictures to their tokens; the token ids begin at `first` in the sequence."""
         if self.images is None:
             return _Following(token_ids)
-        # Their texts are inert: an image token is one of the template.
+        # Texts contain no image tokens: all of these come from the template.
         expanded, placed = self.images.placed("an answer of an environment", token_ids, images)
         return _Following(
             expanded, tuple(each._replace(first=first + each.first) for each in placed)

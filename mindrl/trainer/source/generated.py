@@ -1,7 +1,7 @@
 """Groups of responses that are generated for a run, in every order of generation and training.
 
-In turns, one step off, asynchronous, partial rollout, two jobs and dynamic sampling differ in the
-numbers of `PoolBounds`, in the generation and in the group filter.
+Runs in turns, one step off or asynchronous, with partial rollout, two jobs or dynamic sampling,
+differ in the numbers of `PoolBounds`, in the generation and in the group filter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class GeneratedGroups(Source[Gathered]):
         *,
         blocking: bool,
     ) -> None:
-        """Set the parts; `blocking` scores before other work, not concurrently."""
+        """Set the parts; `blocking` computes scores before other work, not concurrently."""
         self.pool, self.bounds, self.generation = pool, bounds, generation
         self.filter, self.blocking = group_filter, blocking
         self.without_signal = 0

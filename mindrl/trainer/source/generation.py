@@ -1,4 +1,4 @@
-"""How the open responses of a pool get tokens, and engines that work while the trainer waits."""
+"""Generation for the open responses of a pool, and engines that work while the trainer waits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from mindrl.trainer.source.pool import GroupPool
 from mindrl.trainer.weight_probe import PROBE_RESPONSES
 
 IsEnough = Callable[[Sequence[bool]], bool]
-"""Returns whether the complete groups, True in the order of the pool, are enough."""
+"""Returns whether enough groups are complete, given a bool for each, in the order of the pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,23 +25,23 @@ class Measured:
 
     metrics: Metrics = field(default_factory=dict)
     probed: Rollouts | None = None
-    """Tokens by which the log-prob gap of the step's weights can be measured if the step itself may
-    have none."""
+    """Tokens of the step's weights that measure their log-prob gap, if the step may train on older
+    tokens only."""
     gap: Metrics = field(default_factory=dict)
-    """Log-prob gap that the engines of the step's responses have measured themselves."""
+    """Log-prob gap measured by the engines that sampled the step's responses."""
 
 
 class Generation(ABC):
     """Extends the incomplete responses of a pool."""
 
     runs_ahead = False
-    """Whether it continues while the trainer trains."""
+    """Whether generation continues while the trainer trains."""
     ratings: GroupRatings | None = None
     """Scores complete groups during the generation. None: they are scored after it."""
 
     @abstractmethod
     def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:
-        """Begin a step with the weights of the step before."""
+        """Begin a step with the weights after the previous step."""
 
     @abstractmethod
     def generate(self, step: int, is_enough: IsEnough, check_interrupt: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class Generation(ABC):
     def end(
         self, step: int, trained: Sequence[OpenGroup], check_interrupt: Callable[[], None]
     ) -> Measured:
-        """Stop waiting for a step, which trains on these groups; generation may run ahead."""
+        """End the generation of a step, which trains on `trained`; engines may run ahead."""
 
     def publish(self, step: int) -> Metrics:  # noqa: ARG002
         """Publish the weights after a step to engines that run ahead; others fetch them."""
@@ -63,7 +63,7 @@ class Generation(ABC):
             self.ratings.forget()
 
     def rewarded(self, groups: Sequence[OpenGroup]) -> Callable[[], Rewarded] | None:
-        """Return what waits for the scores of the reward functions, if they are applied here."""
+        """Return a function that waits for rule-based scores; None if they are computed later."""
         if self.ratings is None:
             return None
         self.ratings.begin(groups)
@@ -76,8 +76,8 @@ class InTurns(Generation):
 
     pool: GroupPool
     round_steps: int | None
-    """Engine steps between checks whether enough groups are complete. None completes all, which
-    have no tokens yet."""
+    """Engine steps between checks whether enough groups are complete. None completes all, from
+    their prompts."""
     ratings: GroupRatings | None = None
     rounds: int = field(default=0, init=False)
 
@@ -91,7 +91,7 @@ class InTurns(Generation):
         is_enough: IsEnough,
         check_interrupt: Callable[[], None],
     ) -> None:
-        """Generate for all incomplete responses; nothing is done if there are none."""
+        """Generate for all incomplete responses, if there are any."""
         pool, answering = self.pool, self.pool.answering
         if pool.turns is not None:
             self._converse(step, is_enough, check_interrupt)
@@ -176,7 +176,7 @@ class InTurns(Generation):
         trained: Sequence[OpenGroup],
         check_interrupt: Callable[[], None],
     ) -> Measured:
-        """Return the rounds; and tokens of open responses if the step trains on older ones only."""
+        """Return the rounds, and a probe if the step trains only on older tokens."""
         check_interrupt()
         if self.round_steps is None:
             return Measured()

@@ -26,13 +26,13 @@ class OpenSequence:
     tokens_N: Tensor
     """int64."""
     logprobs_N: Tensor
-    """float32; under the weights that sampled each token."""
+    """float32; log-probs under the weights that sampled each token."""
     steps_N: Tensor
     """int64; step of those weights."""
     finished: bool = False
     """Whether it ended by itself."""
     conversation: Dialogue | None = None
-    """Its turns and those of an environment. None without one."""
+    """Turns of policy and environment. None without an environment."""
 
     @classmethod
     def started(cls, sample: int, conversation: Dialogue | None = None) -> Self:
@@ -57,7 +57,7 @@ class OpenSequence:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is a conversation whose environment has failed."""
+        """Whether it is a conversation with a failed environment."""
         return self.conversation is not None and self.conversation.ending == "failed"
 
     def with_more(self, tokens_N: Tensor, logprobs_N: Tensor, *, step: int, finished: bool) -> Self:
@@ -104,7 +104,7 @@ def segments_of(sequence: OpenSequence, prompt: Prompt) -> list[ResponseSegment]
     """Return the segments of a response, given the prompt of its group."""
     length = len(sequence.tokens_N)
     if sequence.conversation is None or not sequence.conversation.prompt_ids:
-        # Without any of its own its environment has not begun.
+        # Its environment has not begun: it has no prompt of its own.
         return [ResponseSegment(prompt.token_ids, 0, length, prompt.images)]
     return sequence.conversation.segments(length)
 
@@ -112,7 +112,7 @@ def segments_of(sequence: OpenSequence, prompt: Prompt) -> list[ResponseSegment]
 def sampled_prefixes(sequence: OpenSequence, prompt: Prompt) -> list[Tensor]:
     """Return the tokens of each segment of a response up to the last that the policy sampled.
 
-    None of a segment without such tokens; `prompt` is the one of its group.
+    Empty for a segment without sampled tokens; `prompt` is that of the group.
     """
     written_N = torch.ones_like(sequence.tokens_N, dtype=torch.bool)
     if sequence.conversation is not None:
@@ -131,7 +131,7 @@ def sampled_prefixes(sequence: OpenSequence, prompt: Prompt) -> list[Tensor]:
 def turns_of(sequences: Sequence[OpenSequence], conversation_B: Tensor | None) -> Turns | None:
     """Return who wrote each token, and the rewards of turns; None without environments.
 
-    `conversation_B` is the response of each segment, None if each response is one.
+    `conversation_B` is the response of each segment; None if each is one segment.
     """
     known = [(each.conversation, len(each.tokens_N)) for each in sequences]
     talks = [(talk, length) for talk, length in known if talk is not None]
@@ -156,7 +156,7 @@ class PoolState:
     groups: tuple[OpenGroup, ...] = ()
     """Open groups, the oldest first."""
     without_signal: int = 0
-    """Consecutive prompts before it whose groups had no signal; only with a group filter."""
+    """Number of consecutive prompts without a signal before it; only with a group filter."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, bitwise exact."""

@@ -27,7 +27,7 @@ class ScoredGroups:
 
     per_step: int
     most: int
-    """Number of scored groups after which the others fill the step."""
+    """Number of scored groups after which groups without a signal fill the step."""
     groups: list[OpenGroup] = field(default_factory=list)
     scored: list[Rewarded] = field(default_factory=list)
     group_B: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class ScoredGroups:
 
     @property
     def needed(self) -> int:
-        """Number of groups to score next, at least; not positive if the step is over."""
+        """Minimum number of groups to score next; not positive if the step is full."""
         return self.per_step - self.found if len(self.groups) < self.most else 0
 
     @property
@@ -114,7 +114,7 @@ class GroupFilter:
     def signals(self, groups: int, rewarded: Rewarded, group_B: Tensor) -> list[bool]:
         """Return for each of a number of groups whether its responses differ.
 
-        `group_B` is the index of the group of each response. A group without any has no signal.
+        `group_B` is the index of the group of each response. An empty group has no signal.
         """
         scores = rewarded.scores
         values = scores.rewards
@@ -123,7 +123,7 @@ class GroupFilter:
         elif self.metric is not None:
             # A function that applies to no response of a group gives it no signal.
             values = tuple(each or 0.0 for each in scores.components[self.metric])
-        # As for the advantages: exactly 0 if all are equal.
+        # As for the advantages, exactly 0 if all values are equal.
         centred_B = groups_of(torch.tensor(values), group_B).centred_B
         found = {*group_B[centred_B != 0].tolist()}
         return [group in found for group in range(groups)]
@@ -132,7 +132,7 @@ class GroupFilter:
         """Return how many consecutive prompts up to the end of a step have had no signal.
 
         Raises:
-            NoSignalError: They are as many as the data has.
+            NoSignalError: The number has reached that of the data's prompts.
         """
         without = len([*takewhile(lambda has: not has, reversed(signal_G))])
         without += before * (without == len(signal_G))
@@ -147,7 +147,7 @@ class GroupFilter:
         return without
 
     def warn_missing(self, step: int, judged: ScoredGroups) -> None:
-        """Warn once of a step that groups without a signal had to fill."""
+        """Warn once if groups without a signal had to fill a step."""
         missing = self.per_step - judged.found
         if missing > 0 and not self.has_warned:
             self.warn(

@@ -22,7 +22,7 @@ class GroupRatings:
         self._works = False
 
     def begin(self, groups: Sequence[OpenGroup] | None = None) -> None:
-        """Begin to score groups, by default the complete ones of the pool; known ones are left."""
+        """Begin to score new groups, by default all complete ones of the pool."""
         if groups is None:
             complete = zip(self.pool.groups.values(), self.pool.complete_groups(), strict=True)
             groups = [group for group, whole in complete if whole]
@@ -35,7 +35,7 @@ class GroupRatings:
                 Thread(target=self._run, name="rewards_0", daemon=True).start()
 
     def take(self, groups: Sequence[OpenGroup]) -> Rewarded:
-        """Wait for the scores of groups that have begun; forget the groups.
+        """Wait for the scores of groups passed to `begin`; forget the groups.
 
         Raises as `RewardManager.by_rules`.
         """

@@ -28,17 +28,17 @@ class Gathered:
     rollouts: Rollouts
     rating: Rating
     metrics: Metrics = field(default_factory=dict)
-    """Metrics about its collection."""
+    """Metrics about collecting the data."""
     probed: Rollouts | None = None
     """Other tokens, sampled with the trainer's current weights."""
     gap: Metrics = field(default_factory=dict)
-    """Log-prob gap of other tokens, measured with the weights that sampled these."""
+    """Log-prob gap of other tokens, measured by the engines that sampled these responses."""
     conversations: ShownConversations | None = None
     """Conversations of the responses, for people to read. None without environments."""
 
 
 class Source(ABC, Generic[DataT]):
-    """Source of each step's data; by default it depends on the number of the step alone."""
+    """Source of each step's data, which by default depends only on the number of the step."""
 
     @abstractmethod
     def next(self, step: int, check_interrupt: Callable[[], None]) -> DataT:
@@ -49,7 +49,7 @@ class Source(ABC, Generic[DataT]):
         return {}
 
     def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return the state after a step that later steps depend on, besides their numbers.
+        """Return the state after a step that later steps depend on, except their numbers.
 
         The step is the last one, or the one before if the last was abandoned.
         """
@@ -73,7 +73,7 @@ class Answering:
     round_steps: int = 32
     """Engine steps between looks at the answers of environments, and at complete responses."""
     turns: ConversationTurns | None = None
-    """Who answers the turns of conversations. None: one response to each prompt."""
+    """Answers the turns of conversations. None: one response to each prompt."""
 
     def prompts_from(self, start: int, count: int) -> list[Prompt]:
         """Return `count` prompts from an index in the order; indices count from 0."""

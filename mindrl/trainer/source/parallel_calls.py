@@ -34,13 +34,13 @@ class _Segment:
     """Token ids of the prompt and all that follows."""
     columns: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     turns: list[tuple[Turn, tuple[int, ...]]] = field(default_factory=list)
-    """Turns with places that count from the end of the prompt, and the tokens that led to them."""
+    """Turns, with positions counted from the end of the prompt, and the tokens before each turn."""
 
     def add(self, call: _Call) -> None:
         """Continue with a call; its prompt must begin with all tokens so far."""
         given, drawn = call.prompt_ids[len(self.whole) :], len(call.answer_ids)
         if given:
-            # As in other conversations they count as of the step before them.
+            # As in other conversations, they get the step of the token before.
             last_N = self.columns[-1][1][-1:].expand(len(given))
             self.columns.append((torch.zeros(len(given)), last_N))
         self.columns.append(call.columns)
@@ -51,7 +51,7 @@ class _Segment:
 
 
 def prompt_before(sequence: OpenSequence, start: int) -> tuple[int, ...]:
-    """Return the token ids of the call that is answered from an index of a response on."""
+    """Return the prompt of the call with the answer that starts at an index of a response."""
     segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
     segment = next(each for each in reversed(segments) if each.start <= start)
     return (*segment.prompt_ids, *sequence.tokens_N[segment.start : start].tolist())
@@ -61,7 +61,7 @@ def in_fixed_order(sequence: OpenSequence, decode: Callable[[list[int]], str]) -
     """Return a finished conversation with its turns in the order of their prompts.
 
     Shorter prompts come first. A turn continues the longest sequence that its prompt begins
-    with; any other begins one.
+    with, or begins a new one.
     """
     found: list[_Segment] = []
     for call in sorted(_calls(sequence), key=lambda call: (len(call.prompt_ids), call[:2])):
@@ -99,7 +99,7 @@ def _joined(
         tokens += each.whole[len(each.prompt_ids) :]
         length = len(tokens)
     columns = [column for each in segments for column in each.columns]
-    # For people: what the agent sent after each turn.
+    # Shown to people: the agent's text after each turn.
     turns[:-1] = [
         replace(turn, role="user", messages=(("user", decode([*ids])),))
         for turn, ids in zip(turns[:-1], given[1:], strict=True)

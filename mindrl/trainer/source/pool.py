@@ -49,7 +49,7 @@ class GroupPool:
         self.has_routes = config.actor_config.router_replay == "R3"
         """Whether workers keep the routes of responses."""
         self.routes: list[Any] = []
-        """References to routes that engines have, and the workers that train do not yet."""
+        """References to routes of engines that the training workers have not received yet."""
         self.load(PoolState(next_prompt=0))
 
     def load(self, state: PoolState) -> None:
@@ -87,12 +87,12 @@ class GroupPool:
         return OpenSequence.started(sample, None if self.turns is None else Dialogue())
 
     def skip(self, step: int, start: int, number: int) -> None:
-        """Leave prompts from an index to other pools, which start their groups in this step."""
+        """Skip prompts from an index on, because other pools start their groups in this step."""
         self._started_in, self._started = step, [*self.answering.order.indices(start, number)]
         self.next_prompt = start + number
 
     def used_prompts(self) -> list[Prompt]:
-        """Return the prompts that the current step started and took; nothing older is open."""
+        """Return the prompts that the current step started and took, if no older group is open."""
         used = self._started[: len(self._started) - len(self.groups)]
         return [self.answering.prompts[index] for index in used]
 
@@ -151,7 +151,7 @@ class GroupPool:
             self._replace(row, turns.drawn(row, self._sequence(row), prompt))
 
     def hear(self, seconds: float = 0.0) -> bool:
-        """Add what environments answer within `seconds`; return whether others will."""
+        """Add answers of environments within `seconds`; return whether more will come."""
         if self.turns is None:
             return False
         for found, answer in self.turns.answers(seconds):
@@ -168,7 +168,7 @@ class GroupPool:
         self.groups[row.group] = group.with_sequence(row.response, sequence)
 
     def _seed(self, row: ResponseNumber, drawn: int = 0) -> int:
-        """Return the seed of a response, or of what follows at a place in it."""
+        """Return the seed of a response, or of its continuation at a position."""
         group = self.groups[row.group]
         uid, sample = self.prompt(row.group).uid, group.sequences[row.response].sample
         step = group.start_step

@@ -1,4 +1,4 @@
-"""Conversations that another job has held; this job reads them from its records."""
+"""Conversations of another job, which this job reads from records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

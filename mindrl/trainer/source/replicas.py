@@ -51,7 +51,7 @@ class Replicas(Generation):
         """Set the parts; no replica generates yet."""
         self.ratings = ratings
         self.engines, self.pool, self.assignments = engines, pool, Assignments(pool)
-        # A turn that is complete waits for its environment alone.
+        # With environments a round ends at the first complete turn, which can be answered.
         until = None if pool.turns is None else 1
         self.round_end = RoundEnd(round_steps, until, pool.has_routes)
         self.completes = completes
@@ -150,7 +150,7 @@ class Replicas(Generation):
                     thread.stop()
                 while self.threads:
                     self._process_event(lambda: None)
-                # The pool may be saved with all that environments have answered.
+                # Add outstanding answers of environments: the pool may be saved.
                 while self.pool.hear(_LOOK_SECONDS):
                     pass
             self._seconds["pause"] += time.perf_counter() - began

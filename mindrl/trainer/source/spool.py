@@ -36,7 +36,7 @@ class _Received:
     """Whether its failures were returned."""
 
     def rows(self, rows: Sequence[int]) -> Rewarded:
-        """Return some responses; the first call returns the failures of all of them."""
+        """Return some responses; the first call also returns the failures of all others."""
         if len(rows) == len(self.rewarded.responses):
             return self.rewarded
         kept = self.rewarded.rows(rows)
@@ -67,17 +67,17 @@ class SpoolGeneration(Generation):
     requests: list[SpoolRequest] = field(default_factory=list, init=False)
     """Requests with groups that are not used yet."""
     received: dict[OpenGroup, tuple[_Received, int]] = field(default_factory=dict, init=False)
-    """Record of each complete group that is not used, and the index of its prompt there."""
+    """Record of each complete unused group, and the index of its prompt in the record."""
     gaps: list[Metrics] = field(default_factory=list, init=False)
     """Log-prob gaps of the records that the current step has read."""
     trained: tuple[int, Sequence[OpenGroup]] | None = field(default=None, init=False)
     """The last step and its groups, published with the weights after it."""
     needed: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 0)}, init=False)
-    """For steps that a checkpoint may contain: the first prompt and the oldest weights that are
-    needed after them."""
+    """First prompt and oldest weights that are needed after each step that a checkpoint may
+    contain."""
 
     def begin(self, step: int, check_interrupt: Callable[[], None]) -> None:
-        """Publish the initial weights, and delete what no checkpoint needs."""
+        """Publish the initial weights, and delete data that no checkpoint needs."""
         self.check_interrupt = check_interrupt
         self.gaps = []
         if not self.is_ready:

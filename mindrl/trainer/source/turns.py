@@ -1,4 +1,4 @@
-"""What all who answer the turns of a policy have in common: environments, and agents over HTTP."""
+"""Common parts of environments and of agents over HTTP, which answer the turns of a policy."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -22,7 +22,7 @@ ResponseKey = tuple[int, int]
 
 @dataclass(kw_only=True)
 class ConversationTurns(ABC):
-    """Who answers the turns of a pool's conversations."""
+    """Answers the turns of a pool's conversations."""
 
     owner: str
     """Name of the pool with the conversations."""
@@ -64,7 +64,7 @@ class ConversationTurns(ABC):
     def answered(
         self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, answer: Any
     ) -> OpenSequence:
-        """Add an answer; the policy has the next turn unless it ends the conversation."""
+        """Add an answer; unless it ends the conversation, the policy has the next turn."""
 
     @abstractmethod
     def lost_processes(self) -> int:
@@ -124,7 +124,7 @@ def dialogue_of(sequence: OpenSequence) -> Dialogue:
 
 
 def with_given(sequence: OpenSequence, given: Sequence[int], *, finished: bool) -> OpenSequence:
-    """Append tokens that the policy did not sample; they count as of its last token's step."""
+    """Append tokens that the policy did not sample, with the step of the last token before."""
     step = int(sequence.steps_N[-1])
     tokens_N = torch.tensor([*given], dtype=torch.int64)
     return sequence.with_more(tokens_N, torch.zeros(len(given)), step=step, finished=finished)

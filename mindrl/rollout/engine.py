@@ -105,9 +105,8 @@ class RolloutEngine(Protocol):
     def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
         """Return the log-prob of the last token of each row, given the tokens before it.
 
-        In nats, of the full distribution at a temperature. For a token that is not among the most
-        likely ones, returns the smallest known log-prob, which is an upper bound. No request may be
-        open; all ranks of a replica must make the same call.
+        In nats, of the full distribution at a temperature. No request may be open; all ranks of a
+        replica must make the same call.
         """
 
     def answers(self, places: Sequence[int]) -> Responses:

@@ -122,10 +122,7 @@ def known_logprobs(workers: WorkerHandle, rollouts: Rollouts) -> KnownLogprobs:
 
 
 def loaded_gap(workers: WorkerHandle, known: KnownLogprobs | None, temperature: float) -> Metrics:
-    """Measure the gap of engines that have loaded weights with these known log-probs.
-
-    An engine knows an upper bound of the log-prob of an unlikely token: the gap is at least this.
-    """
+    """Measure the gap of engines that have loaded weights with these known log-probs."""
     if known is None:
         return {}
     known_B = torch.tensor(known.logprobs)

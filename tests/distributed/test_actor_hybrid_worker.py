@@ -1,6 +1,7 @@
 """The members of a built `ActorHybridWorker` are the objects that its methods work with."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from mindrl.launch.parts import worker_handle
 from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
+
+UNLIKELY = 7
+"""A token."""
 
 
 @pytest.mark.parametrize(
@@ -70,4 +74,11 @@ def test_model_optimizer_inference_model_and_sharding_manager_are_the_real_ones(
     torch.testing.assert_close(first_B, before_BT.gather(1, last_B)[:, 0], atol=1e-4, rtol=0)
     torch.testing.assert_close(moved_B, after_BT.gather(1, last_B)[:, 0], atol=1e-4, rtol=0)
     assert (moved_B - first_B).abs().max() > 1e-2
+    # A sampled token may be none of the most likely ones.
+    unlikely = replace(sequences, tokens_BT=sequences.tokens_BT.scatter(1, last_B, UNLIKELY))
+    rows = [[*row[:-1], UNLIKELY] for row in rows]
+    (found,) = group.call_all("last_logprobs", rows)
+    expected_B = actor.compute_log_prob(unlikely).logprobs_BT.gather(1, last_B)[:, 0]
+    assert expected_B.max() < -6
+    torch.testing.assert_close(torch.tensor(found), expected_B, atol=1e-4, rtol=0)
     group.stop()

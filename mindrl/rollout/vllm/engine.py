@@ -45,8 +45,6 @@ from mindrl.rollout.vllm.shared_queues import remove_names
 from mindrl.rollout.vllm.whole_tensors import WholeTensors
 
 _LEAST_SHARE = 0.01
-_MOST_LIKELY = 20
-"""Maximum number of log-probs that the engine returns: its `max_logprobs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,19 +239,24 @@ class VllmEngine:
         A prompt's own log-probs would be at temperature 1: vLLM scales sampled tokens only.
         """
         self._must_be_awake()
-        drawn = SamplingParams(
-            temperature=temperature, max_tokens=1, logprobs=_MOST_LIKELY, detokenize=False
-        )
+        params = [
+            SamplingParams(
+                temperature=temperature,
+                max_tokens=1,
+                logprob_token_ids=[row[-1]],
+                detokenize=False,
+            )
+            for row in rows
+        ]
         with _own_random_state(self.seed), PROGRESS.steady():
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(row[:-1])) for row in rows],
-                drawn,
+                params,
                 use_tqdm=False,
             )
-        known = (output.outputs[0].logprobs[0] for output in outputs)
-        found = ({token: each.logprob for token, each in entry.items()} for entry in known)
         return [
-            each.get(row[-1], min(each.values())) for row, each in zip(rows, found, strict=True)
+            output.outputs[0].logprobs[0][row[-1]].logprob
+            for row, output in zip(rows, outputs, strict=True)
         ]
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:

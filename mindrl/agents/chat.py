@@ -16,7 +16,7 @@ _NEUTRAL: Mapping[str, float | None] = {
     "repetition_penalty": 1.0,
     "seed": None,
 }
-"""Values of a request that no run has, with what changes nothing."""
+"""Keys of a request that no run supports, with values that change nothing."""
 _REFUSED: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -31,16 +31,16 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "use_beam_search": (False,),
 }
-"""Keys that would change what is sampled, with the values that do not; null does not either."""
+"""Keys that would change the sampling, with the values that do not; null does not either."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSampling:
-    """How a run samples, whatever a request asks for."""
+    """A run's sampling, which requests cannot change."""
 
     values: Mapping[str, float | None]
-    """All that shape its distribution, by the names of requests: temperature and so on."""
+    """Parameters of the distribution, by their names in requests: temperature and so on."""
     stop_token_ids: tuple[int, ...]
 
     def ignored(self, body: Body) -> str:

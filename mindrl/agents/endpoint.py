@@ -1,7 +1,7 @@
 """HTTP server on the loopback address in front of the policy, for the agents of a run.
 
-Each conversation has a session with an address and an API key of its own. Sampling parameters of a
-request are those of the run, whatever it sends; a header of the answer names what was ignored.
+Each conversation has a session with an address and an API key of its own. Requests are sampled with
+the run's parameters; a header of the answer names the values that were ignored.
 """
 
 import json
@@ -43,18 +43,18 @@ class AgentEndpoint(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def __init__(self, routes: AgentRoutes) -> None:
-        """Start to listen."""
+        """Start listening."""
         self.routes = routes
         super().__init__(("127.0.0.1", 0), _Handler)
         self._thread = Thread(target=self.serve_forever, name="agents", daemon=True)
         self._thread.start()
 
     def base_url(self, session: Session) -> str:
-        """Return what a client of OpenAI takes as its address."""
+        """Return the base address for a client of OpenAI."""
         return f"http://127.0.0.1:{self.server_address[1]}/sessions/{session.name}/v1"
 
     def close(self) -> None:
-        """Stop to listen; open requests end with their sessions."""
+        """Stop listening; open requests end with their sessions."""
         self.shutdown()
         self.server_close()
         self._thread.join()

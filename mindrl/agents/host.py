@@ -1,8 +1,8 @@
 """The agents of a run, on its driver: begun, answered, ended and restarted.
 
-Agents run in a process of their own and ask for answers over HTTP. The run takes these calls, lets
+Agents run in a process of their own and request answers over HTTP. The run takes these calls, lets
 its engines answer them, and replies. If the process ends or hangs, its conversations have failed
-and another one is started; if that also does before an agent has finished, the run ends.
+and another process starts; if it is lost too before an agent has finished, the run ends.
 """
 
 import time
@@ -21,7 +21,7 @@ from mindrl.environments.host import Key
 from mindrl.errors import ConfigError, EnvironmentFailedError
 
 _GRACE_SECONDS = 10.0
-"""Time to report that the time of a conversation is over; then the process hangs."""
+"""Time to report a conversation's timeout; later the process counts as hung."""
 
 
 class AgentEnding(NamedTuple):
@@ -33,7 +33,7 @@ class AgentEnding(NamedTuple):
     calls: tuple[Call, ...]
     """Its answered calls, in order."""
     error: str
-    """Why it has failed; empty if it has not."""
+    """Why the agent has failed; empty if it has not."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Recorded calls of a conversation, and the sequences that they are trained on as."""
+"""Recorded calls of a conversation, and the training sequences made of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Call:
     step: int
     """Training step of the weights that sampled the tokens."""
     ending: str
-    """`stop`, `length`, or what else ended it."""
+    """`stop`, `length`, or another cause of its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Segment:
     logprobs: tuple[float, ...]
     """0 for tokens of the agent."""
     steps: tuple[int, ...]
-    """Tokens of the agent count as of the answer before them."""
+    """Tokens of the agent have the step of the previous answer."""
 
     def with_call(self, call: Call) -> "Segment":
         """Return the segment continued by a call, whose prompt begins with the whole segment."""

@@ -1,4 +1,4 @@
-"""What the endpoint answers to each of its routes."""
+"""The endpoint's answers on each route."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +25,15 @@ _Found = TypeVar("_Found")
 class PolicyText:
     """The tokenizer and chat template of the policy.
 
-    One thread at a time calls the functions; they raise ValueError for what cannot be encoded.
+    One thread at a time calls the functions; they raise ValueError for input that cannot be
+    encoded.
     """
 
     render: Callable[[Messages, Messages], list[int]]
     """Token ids of a whole history with tools, up to the start of an answer."""
     after_turn: Callable[[Messages], list[int] | None]
-    """Token ids of messages after the end token of an answer, up to the next answer; text of
-    others has no control token. None if they cannot follow: the history is rendered."""
+    """Token ids of messages after the end token of an answer, up to the next answer; the agent's
+    text has no control token. None if they cannot follow: the history is rendered."""
     decode: Callable[[list[int]], str]
     """Text of token ids without special tokens."""
     encode: Callable[[str], list[int]]
@@ -127,7 +128,8 @@ class AgentRoutes:
     def _chat_ids(self, session: Session, messages: Messages, tools: Messages) -> tuple[int, ...]:
         """Return the prompt: recorded ids and what is new, or the whole history rendered.
 
-        Recorded ids are used if messages of the session, its own answer unchanged, come first.
+        Recorded ids are used if the request begins with the session's messages and unchanged
+        answer.
         """
         marks = fingerprints(messages, tools)
         for length in range(len(messages) - 1, 0, -1):

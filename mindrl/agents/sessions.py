@@ -42,7 +42,7 @@ class _OpenCall:
     pending: PendingCall
     arrived: Event = field(default_factory=Event)
     answer: Call | None = None
-    """None if the session ended before it."""
+    """None if the session ended before an answer."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,7 +95,7 @@ class Sessions:
         """Return an open session.
 
         Raises:
-            RefusedError: There is none of that name, the secret is wrong, or it has ended.
+            RefusedError: No session has this name, the secret is wrong, or the session has ended.
         """
         with self.changed:
             session = self._by_name.get(name)

@@ -179,7 +179,7 @@ class Commits:
         """Return the committed steps, the newest first.
 
         Raises:
-            CheckpointError: The folder is there, and cannot be listed.
+            CheckpointError: The folder exists, but cannot be listed.
         """
         try:
             found = steps_in(self.root)
@@ -257,10 +257,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def verify_share(folder: Path, rank: int, ranks: int) -> int:
     """Compare a rank's share of the tensor files with their checksums; return its bytes.
 
-    Files are shared out by name: in the layout of the save a rank verifies those that it reads.
+    Files are assigned by name: in the layout of the save a rank verifies the files that it reads.
 
     Raises:
-        CheckpointError: A file differs from what was written; with its name.
+        CheckpointError: A file differs from the written one; names the file.
     """
     files = [each for each in read_checkpoint(folder).files if each.name != STATE]
     share = sorted(files, key=lambda each: each.name)[rank::ranks]
@@ -272,7 +272,7 @@ def verify(folder: Path, files: Sequence[WrittenFile]) -> None:
     """Compare files with their checksums.
 
     Raises:
-        CheckpointError: A file differs from what was written; with its name.
+        CheckpointError: A file differs from the written one; names the file.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         for _ in pool.map(partial(_verify_one, folder), files):

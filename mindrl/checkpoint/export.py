@@ -178,7 +178,7 @@ class TensorFile:
     ) -> None:
         """Lay out a file, which is created with its first tensor.
 
-        Always-float32 tensors do not get `dtype`. `names` are those in the file.
+        Always-float32 tensors ignore `dtype`. `names` are their names in the file.
         """
         self.path = path
         self.is_created = False

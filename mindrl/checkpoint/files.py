@@ -144,7 +144,7 @@ def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict
 
 
 def _open_stored(folder: str, stack: ExitStack, framework: Framework) -> dict[str, Any]:
-    """Return the file of each tensor under its name there."""
+    """Return the file of each tensor, by its name in the file."""
     index = read_index(Path(folder) / INDEX_FILE)
     if index is not None:
         return _open_indexed(Path(folder), index, stack, framework)
@@ -227,7 +227,7 @@ def open_file(path: Path, framework: Framework) -> Any:
 
 
 def _damage(path: Path) -> str | None:
-    """Return what is wrong with a file; None if nothing is, or it is not understood."""
+    """Return the damage of a file; None without damage, or if the file is unknown."""
     try:
         found_bytes = path.stat().st_size
         with open_regular(path) as file:

@@ -13,7 +13,7 @@ _BLOCKS, _BLOCK_BYTES = 64, 64 << 10
 
 
 def fixed_models(config: RunConfig) -> dict[str, str]:
-    """Return the fingerprint of each such role's model, by the key of its folder."""
+    """Return the fingerprint of each model that never changes, by the key of its folder."""
     # With adapters, the actor's own weights are in no checkpoint.
     fixed = (*FROZEN, *(("actor",) if config.actor_config.lora.r else ()))
     folders: dict[str, str] = {}

@@ -40,7 +40,7 @@ class _Stored(NamedTuple):
 
 
 def names_of(folder: str) -> StoredNames:
-    """Return how the files of a folder name tensors; of one with rank files, how others would.
+    """Return the tensor names in a folder's files; for rank files, those of a Hugging Face folder.
 
     Raises:
         ModelError: A file is unreadable.
@@ -55,7 +55,7 @@ def carry_kept(source: Path, building: Path) -> dict[str, object] | None:
     """Copy the tensors that are no part of the model into a folder of exported files.
 
     Returns:
-        The index of the folder with them; None if it needs no other than it has.
+        The folder's index with them; None if the index needs no change.
 
     Raises:
         ModelError: A file is unreadable.
@@ -84,7 +84,7 @@ def carry_kept(source: Path, building: Path) -> dict[str, object] | None:
 
 
 def _stored(folder: Path) -> dict[str, _Stored]:
-    """Return the tensors of a folder by their names in its files; of one with rank files the kept.
+    """Return a folder's tensors by their names in its files; next to rank files only kept ones.
 
     Raises:
         ModelError: A file is unreadable.

@@ -15,7 +15,7 @@ def find_checkpoints(path: Path) -> tuple[Commits, list[int]]:
     The path is a run folder, its folder of checkpoints, or one checkpoint.
 
     Raises:
-        CheckpointError: There is none; with the nearest one.
+        CheckpointError: There is none; the error names the nearest one.
     """
     folder = path.resolve()
     for commits in (Commits(folder / CHECKPOINTS), Commits(folder)):

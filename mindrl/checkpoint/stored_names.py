@@ -1,8 +1,8 @@
-"""Names of logical tensors in the files of a model folder, where they differ.
+"""Names of logical tensors in the files of a model folder, if both names differ.
 
-They do in the folders of `models/nested_text.py`: the decoder has a prefix of its own, and mixtures
-have the experts of a layer in two stacks. Tensors of other parts are kept as they are. Imports no
-torch.
+They differ in the folders of `models/nested_text.py`: the decoder has a prefix of its own, and
+mixtures have the experts of a layer in two stacks. Tensors of other parts are kept as they are.
+Imports no torch.
 """
 
 import re
@@ -21,7 +21,7 @@ _EXPERT = re.compile(r"(.+\.mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight")
 
 
 class StoredPart(NamedTuple):
-    """A logical tensor in a stored one, which has parts one after the other."""
+    """A logical tensor in a stored one, whose parts are consecutive."""
 
     stored: str
     """Name of the stored tensor."""

@@ -19,7 +19,7 @@ _Messages = Sequence[Mapping[str, Any]]
 class AgentChat:
     """A tokenizer's chat template for agents; for one thread at a time.
 
-    Texts of tools and users have no control token, whatever they contain.
+    Texts of tools and users are encoded without control tokens.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class ResponseDecoder:
     """Returns what `tokenizer.decode` returns without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Compare both ways on all tokens, in random order; any difference rules out ours."""
+        """Compare both ways on all tokens, in random order; any difference disables ours."""
         self.tokenizer = tokenizer
         self.bytes_of = _token_bytes(tokenizer)
         ids = [*self.bytes_of]

@@ -119,7 +119,7 @@ class Lesson:
     is_plain: bool = False
     """Concatenate question and answer without a template."""
     images: RowImages | None = None
-    """What places the pictures of prompts. None for a model of text."""
+    """Places the pictures of prompts. None for a model of text."""
 
     def demonstration(
         self,
@@ -133,7 +133,7 @@ class Lesson:
         """Render a conversation that ends with an answer of the assistant; `kept` are its pictures.
 
         Raises:
-            DataError: It ends otherwise, an answer has a picture, or the target tokens cannot be
+            DataError: It has another end, an answer has a picture, or the target tokens cannot be
                 determined.
         """
         if messages[-1]["role"] != "assistant":

@@ -45,7 +45,7 @@ def without_tests(
     """Apply `data_config.test_overlap_policy` to training prompts that are also test prompts.
 
     Raises:
-        DataError: The policy is "error" and there are some, or no training prompt is left.
+        DataError: The policy is "error" and there is overlap, or no training prompt is left.
     """
     texts = {prompt.identity for test in tests.values() for prompt in test.prompts}
     if data.test_overlap_policy == "drop":

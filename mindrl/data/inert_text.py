@@ -1,4 +1,4 @@
-"""Token ids of text from outside, none of which is a control token."""
+"""Token ids of text from outside, without control tokens."""
 
 import re
 from collections.abc import Sequence

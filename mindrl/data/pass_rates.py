@@ -20,7 +20,7 @@ def check_new_file(data: str, output: str) -> None:
     Rows are identified by their index in one file, so `data` must be one file.
 
     Raises:
-        ConfigError: With what is required.
+        ConfigError: Names the requirement.
     """
     suffix = Path(data).suffix.lower()
     if suffix not in _FORMS:

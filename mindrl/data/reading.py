@@ -26,7 +26,7 @@ class Reading:
     """Minimum and maximum of the rows that are kept."""
     rewards: RewardColumns = field(default_factory=RewardColumns)
     images: RowImages | None = None
-    """What keeps pictures of rows, for a model that reads some."""
+    """Keeps the pictures of rows, for a model that reads some."""
 
     def by_form(self, source_column: str | None) -> "Reading":
         """Set the source column of a known row format, unless a source is configured."""

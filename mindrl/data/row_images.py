@@ -74,7 +74,8 @@ def pictures_of(
     """Keep the pictures of a row; `prompt` is the value of its prompt column.
 
     Raises:
-        DataError: As `RowImages.keep`, or the model reads none (`images` is None) and there are.
+        DataError: As `RowImages.keep`, or there are pictures but the model reads none (`images` is
+            None).
     """
     if images is not None:
         return images.keep(row, messages, prompt)
@@ -127,7 +128,7 @@ class RowImages:
         """Keep the pictures of a row; `prompt` is the value of its prompt column.
 
         Raises:
-            DataError: A picture is refused, or there are not as many as marks in the messages.
+            DataError: A picture is refused, or their number differs from the marks in the messages.
         """
         own, column = [*_of_messages(prompt)], [*_of_column(row)]
         if own and column:

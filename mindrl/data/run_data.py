@@ -48,7 +48,7 @@ class RunData:
     stop_texts: Sequence[str] = ()
     """Strings that also end a response."""
     images: RowImages | None = None
-    """What keeps the pictures of rows. None for a model of text."""
+    """Keeps the pictures of rows. None for a model of text."""
     turns: TurnTemplate | None = None
     """How an environment's messages follow a turn. None without environments."""
 
@@ -131,7 +131,7 @@ def read_data(config: RunConfig) -> RunData:
 
 
 def row_images(config: RunConfig) -> RowImages | None:
-    """Return what keeps the pictures of rows; None for a model of text."""
+    """Return the keeper of the rows' pictures; None for a model of text."""
     model = config.actor_config.load
     token = image_token(model)
     if token is None:
@@ -153,12 +153,12 @@ def turn_template(config: RunConfig, data: RunData) -> TurnTemplate:
     """Return how an environment's messages follow a turn.
 
     Raises:
-        ModelError: The chat template cannot have such messages, or writes them otherwise for the
-            tools of another row.
+        ModelError: The chat template cannot have such messages, or writes them differently for
+            another row's tools.
     """
     section = config.environment_config
     assert section is not None, "the run has environments"
-    # What an agent sends is rendered, whatever the template does.
+    # Messages of an agent are rendered for every template.
     is_kept = section.history == "kept" and section.agent is None
     rows = (prompt.row for each in data.all_sets for prompt in each.prompts)
     tools = {tuple(map(id, row.tools)): row.tools for row in rows if row is not None}

@@ -69,10 +69,10 @@ class TurnTemplate:
     end: int | None
     """The token that ends a turn, after which messages may follow. None: the template has none."""
     pieces: Mapping[str, _Pieces]
-    """By role; a role that the template refuses is missing."""
+    """Pieces by role; a role that the template refuses is missing."""
     is_kept: bool
-    """Whether messages always follow the tokens so far; otherwise they do if the whole history, as
-    the template renders it, is the same text."""
+    """Whether messages always follow the tokens so far; otherwise they do only if the template
+    renders the whole history to the same text."""
     text: InertText
     tokenizer: PreTrainedTokenizerBase
     pictures: Mapping[str, Sequence[int]] | None = None
@@ -146,7 +146,7 @@ class TurnTemplate:
         return [*found, *pieces.after]
 
     def content(self, role: str, given: list[int]) -> list[int]:
-        """Return the token ids of the messages in what follows a turn, without those around."""
+        """Return the token ids of the messages alone, given the token ids after a turn."""
         pieces = self.pieces[role]
         return given[len(pieces.before) : len(given) - len(pieces.after)]
 
@@ -185,7 +185,7 @@ class TurnTemplate:
         if opening is not None:
             whole[-1] = {**whole[-1], "content": f"{whole[-1]['content']}{foreign.marker(opening)}"}
         for written, given in turns:
-            # A policy may spell a control token; its own words are no more than text.
+            # A policy may spell out a control token; its words stay text.
             inert = self._control.sub(lambda found: foreign.marker(found.group()), written)
             whole.append({"role": "assistant", "content": inert})
             whole += [{"role": role, "content": foreign.marker(text)} for role, text in given]
@@ -282,9 +282,9 @@ class _Reader:
         return {role: ids for role, ids in found.items() if ids.count(image_token) == 1}
 
     def _picture(self, role: str) -> str:
-        """Return what is written for a picture at any place in a message of a role.
+        """Return the text for a picture at any place in a message of a role.
 
-        Empty if the template refuses pictures there, or writes them by their place.
+        Empty if the template refuses pictures there, or writes them differently by place.
         """
         one, other = ({"type": "text", "text": each} for each in _GIVEN)
         shown = [_PICTURE, one, _PICTURE, _PICTURE, other, _PICTURE]
@@ -300,9 +300,9 @@ class _Reader:
     def _tail(
         self, before: ChatMessages, role: str, contents: Sequence[object] | None = None
     ) -> str:
-        """Return what follows a turn of the policy, up to its next turn.
+        """Return the text after a turn of the policy, up to its next turn.
 
-        `contents` are those of the messages after it; None for markers.
+        `contents` are the contents of the messages there; None for markers.
         """
         written = {"role": "assistant", "content": _WRITTEN}
         if contents is None:

@@ -19,7 +19,8 @@ def has_vocabulary(path: str, *, trust_remote_code: bool = False) -> bool:
 def other_token(path: str, of_policy: str, model: str = "teacher") -> str:
     """Return how the tokenizer of a model differs for a token of the policy's; empty if never.
 
-    It may have more tokens. Without a tokenizer.json on both sides their files are compared.
+    The model may have more tokens. Without a tokenizer.json on both sides, other files are
+    compared.
     """
     files = [Path(folder, "tokenizer.json") for folder in (path, of_policy)]
     if not all(file.is_file() for file in files):

@@ -1,4 +1,4 @@
-"""Code that a policy wrote: run in a sandbox, as a tool or by tools of the user's.
+"""Code that a policy wrote: run in a sandbox, as a tool or by the user's tools.
 
 A run whose own functions import this module is refused at its start if no sandbox works.
 """
@@ -17,10 +17,10 @@ _ERROR_LETTERS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class CodeResult:
-    """What a program has printed, and what ended it."""
+    """A program's output, and how it ended."""
 
     output: str
-    """Empty if a limit of time ended it: how far it came is chance."""
+    """Empty if a time limit ended the program: its progress is chance."""
     error: str
     """Last lines of its errors, or the limit that ended it; empty if it succeeded."""
 

@@ -1,13 +1,13 @@
-"""What a user's environment offers, by the contract of TRL or as a text game.
+"""Interface of a user's environment, by TRL's contract or as a text game.
 
 TRL's contract: a class with `reset(**row)`, which may return text for the last message of the
 prompt, whose other public methods are tools, and which may have `get_reward()`. The conversation
 ends with a turn that calls no tool. Plain functions are tools without a class. Instead of text,
 tools, `reset` and `step` may return content blocks, which may hold pictures.
 
-A class whose tools are known only at run time states them itself: `tool_schemas(**arguments)`, a
-static or class method with the arguments of the class, returns a JSON schema for each tool, and
-`call_tool(name, arguments)` calls one. Its public methods are then no tools. What a tool raises is
+A class whose tools are known only at run time declares them: `tool_schemas(**arguments)`, a static
+or class method with the arguments of the class, returns a JSON schema for each tool, and
+`call_tool(name, arguments)` calls one. Its public methods are then no tools. An error of a tool is
 a result that the policy reads, except `EnvironmentFailedError`, which ends the conversation.
 
 A text game is a class with `reset(**row)` and `step(text)`, which returns an observation, a reward
@@ -41,7 +41,7 @@ class Environment(Protocol):
         """Begin a conversation about a row; return what is appended to the prompt."""
 
     def step(self, action: Action) -> EnvironmentAnswer:
-        """EnvironmentAnswer a turn of the policy."""
+        """Answer a turn of the policy."""
 
 
 class ToolEnvironment:
@@ -51,7 +51,7 @@ class ToolEnvironment:
         """Set the object, None without one, and all tools by name."""
         self.made, self.tools = made, functions
         self.call_tool: Callable[[str, dict[str, Any]], Any] | None = None
-        """Calls the tools that a class states itself."""
+        """Calls the tools that a class declares."""
         if states_tools(type(made)):
             self.call_tool = getattr(made, "call_tool")  # noqa: B009
 
@@ -132,7 +132,7 @@ def public_tools(kind: type) -> list[str]:
 
 
 def states_tools(kind: type) -> bool:
-    """Return whether a class states the schemas of its tools itself."""
+    """Return whether a class declares the schemas of its tools."""
     return callable(getattr(kind, "tool_schemas", None))
 
 
@@ -157,7 +157,7 @@ def number(source: str, value: object) -> float:
     """Return a reward as a finite float.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is no finite number.
     """
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise TypeError(f"{source} returned {value!r}; need a finite number")

@@ -1,8 +1,8 @@
-"""The environments of a run, on its driver: started, asked, killed and replayed.
+"""The environments of a run, on its driver: started, called, killed and replayed.
 
 A process that gives no answer in time, ends, or sends too much is killed. The same seed and the
 same actions then bring a new process to the same state, which the fingerprints of all answers
-prove; the turn is answered by it. An environment that fails again, or raises, has failed.
+prove; it answers the turn. An environment that fails again, or raises, has failed.
 """
 
 import os
@@ -38,7 +38,7 @@ class Key(NamedTuple):
     """A conversation."""
 
     owner: str
-    """Who asks for the answers."""
+    """The caller that gets the answers."""
     group: int
     response: int
     """Index in its group."""
@@ -53,11 +53,11 @@ class Limits:
     """Limits of the processes of a run."""
 
     processes: int
-    """Most of them at a time for each owner; further conversations wait."""
+    """Maximum at a time for each owner; further conversations wait."""
     start_seconds: float
-    """For the imports, and to begin a conversation."""
+    """Limit of the imports, and of a conversation's start."""
     call_seconds: float
-    """For the answer to a turn."""
+    """Limit of the answer to a turn."""
     answer_bytes: int = 1 << 20
     """Largest answer."""
 
@@ -73,7 +73,7 @@ class _Conversation:
     action: Action | None = None
     """The turn to be answered."""
     acted_at: float = 0.0
-    """When it was asked for, by the clock of the machine."""
+    """When its answer was requested, by the machine's clock."""
     has_opened: bool = False
     """Whether the caller knows the opening."""
     frames: Frames | None = None
@@ -102,7 +102,7 @@ class EnvironmentHost:
     _unread: list[tuple[Key, Opening | EnvironmentAnswer | Failed]] = field(
         default_factory=list, init=False
     )
-    """Answers to other owners than the one that asked."""
+    """Answers to owners that have not called `answers` since."""
 
     def __post_init__(self) -> None:
         """Start the process that imports the user's code.
@@ -141,9 +141,9 @@ class EnvironmentHost:
             raise ConfigError(f"environment_config: {why}")
 
     def begin(self, key: Key, seed: int, row: Mapping[str, Any], past: Past | None = None) -> None:
-        """Begin a conversation; its `Opening` is among the answers, unless it has a past.
+        """Begin a conversation; `answers` returns its `Opening`, unless it has a past.
 
-        A past may be empty: then its `Opening` is known.
+        An empty past means that its `Opening` is known.
         """
         assert key not in self._open, "a conversation begins once"
         turns, has_opened = [*(past or ())], past is not None
@@ -152,7 +152,7 @@ class EnvironmentHost:
         self._waiting.append(found)
 
     def is_busy(self, owner: str) -> bool:
-        """Return whether answers to an owner will come without another turn or end of its own."""
+        """Return whether an owner will get answers without another call of `act` or `end`."""
         if any(each.is_busy for key, each in self._open.items() if key.owner == owner):
             return True
         if any(key.owner == owner for key, _ in self._unread):
@@ -161,7 +161,7 @@ class EnvironmentHost:
         return queued and self._running[owner] < self.limits.processes
 
     def act(self, key: Key, action: Action) -> None:
-        """Ask for the answer to a turn, which is among the answers later."""
+        """Request the answer to a turn; `answers` returns it later."""
         conversation = self._open[key]
         assert conversation.action is None, "one turn at a time"
         conversation.action, conversation.was_lost = action, False
@@ -184,7 +184,7 @@ class EnvironmentHost:
     def answers(
         self, owner: str, seconds: float
     ) -> list[tuple[Key, Opening | EnvironmentAnswer | Failed]]:
-        """Wait for up to `seconds` for at least one answer to an owner; return all of its."""
+        """Wait up to `seconds` for at least one answer to an owner; return all its answers."""
         ends, found = time.monotonic() + seconds, self._unread
         while True:
             self._start_waiting()
@@ -303,7 +303,7 @@ class EnvironmentHost:
         self._send_turn(conversation)
 
     def _lost(self, conversation: _Conversation, why: str) -> Iterator[tuple[Key, Failed]]:
-        """Replace a lost process once in a turn; then the environment has failed."""
+        """Replace a lost process once per turn; a second loss fails the environment."""
         self.lost += 1
         self._stop(conversation)
         if conversation.was_lost:

@@ -57,7 +57,7 @@ class EnvironmentMessage:
     role: Literal["tool", "user"]
     text: str
     pictures: tuple[GivenPicture, ...] = ()
-    """In order."""
+    """Pictures in order."""
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class EnvironmentMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentAnswer:
-    """What an environment answers to a turn."""
+    """An environment's answer to a turn."""
 
     messages: tuple[EnvironmentMessage, ...] = ()
     reward: float = 0.0
@@ -104,12 +104,12 @@ class EnvironmentAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """What an environment begins with."""
+    """The text that an environment begins with."""
 
     text: str | None = None
     """Appended to the last message of the prompt. None leaves the prompt as it is."""
     pictures: tuple[GivenPicture, ...] = ()
-    """In order; without any if there is no text."""
+    """Pictures in order; empty if there is no text."""
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _cut(text: str, pictures: Sequence[GivenPicture]) -> tuple[str, ...]:
 
 
 def _as_json(pictures: Sequence[GivenPicture]) -> dict[str, Any]:
-    """Return pictures as JSON values; nothing without any, so that answers of text stay equal."""
+    """Return pictures as JSON values; empty without any, so that answers of text stay equal."""
     found = [{"at": each.at, "content": b64encode(each.content).decode()} for each in pictures]
     return {"pictures": found} if found else {}
 

@@ -1,7 +1,7 @@
 """The processes of environments: one that has imported the user's code, and its forks.
 
-A fork has one conversation, its own session and limits; what it prints is dropped. Random numbers
-of a fork are seeded, so the same seed and the same actions bring an environment to the same state.
+A fork has one conversation, its own session and limits; its output is dropped. Random numbers of a
+fork are seeded, so the same seed and the same actions bring an environment to the same state.
 """
 
 import os

@@ -21,7 +21,7 @@ class RowTools:
     """The tools of each environment of a run."""
 
     schemas: Mapping[str, Sequence[ToolSchema]]
-    """As JSON schemas, by name of the environment."""
+    """JSON schemas of tools, by name of the environment."""
 
     def of(self, columns: Mapping[str, Any]) -> Sequence[ToolSchema]:
         """Return the tools that the conversation about a row has.
@@ -45,7 +45,7 @@ class RowTools:
 
 @dataclass(frozen=True)
 class SomeTools:
-    """An environment in which the policy may call some tools only."""
+    """An environment in which the policy may call only some tools."""
 
     inner: Environment
     names: Sequence[str]
@@ -90,7 +90,7 @@ def tool_names(columns: Mapping[str, Any]) -> list[str] | None:
     """Return the names of the tools that a row allows; None if it names none.
 
     Raises:
-        ValueError: The column has something else.
+        ValueError: The column has no list of names.
     """
     names = columns.get(_TOOLS)
     if names is None:

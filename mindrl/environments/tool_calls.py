@@ -24,7 +24,7 @@ TOOL_FORMATS: Mapping[str, Callable[[str], tuple[ToolCall, ...]]] = {
     "tagged_json": tagged_json,
     "plain_json": plain_json,
 }
-"""By `environment_config.tool_format`."""
+"""Readers by `environment_config.tool_format`."""
 
 
 def _call(content: str) -> ToolCall:

@@ -67,7 +67,7 @@ def local_factor_names(name: str) -> tuple[str, str]:
 
 
 class AdapterShardings(NamedTuple):
-    """Which rank holds what of a model's adapters."""
+    """Which rank holds which part of a model's adapters."""
 
     trained: Sharding
     """The factors."""
@@ -85,7 +85,7 @@ class AdapterShardings(NamedTuple):
 def names_of_factors(model: ModelDescription, low_rank: LowRank) -> dict[str, tuple[str, str]]:
     """Return the logical names of the factors of each matrix that has some, by its name.
 
-    They follow transformers' modules, as PEFT's do. A vision tower has none.
+    Names follow transformers' modules, as PEFT's do. A vision tower has no factors.
     """
     vision, found = model.vision, {}
     for tensor in logical_shapes(model):

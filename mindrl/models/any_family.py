@@ -34,8 +34,8 @@ def any_description(
 ) -> ModelDescription:
     """Describe a model by its config.json and the shapes of the tensors in its files.
 
-    `ends` are the embedding and the head; None detects them. The epsilon of norms and the base of
-    rotary frequencies are set to 1, because no plan uses them, except of families with a tower.
+    `ends` are the embedding and the head; None detects them. Except in families with a tower, the
+    epsilon of norms and the base of rotary frequencies are set to 1, because no plan uses them.
 
     Raises:
         ModelError: A size is missing, or packs or a plain head cannot represent the model.
@@ -160,7 +160,7 @@ def _unsupported_attention(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def has_alibi(values: Mapping[str, Any]) -> bool:
-    """Tell a model whose attention knows positions by a bias of their distance (ALiBi)."""
+    """Return whether attention adds a bias that depends on the distance of tokens (ALiBi)."""
     family, attention = values.get("model_type"), values.get("attn_config")
     if family == "mpt":
         return not isinstance(attention, Mapping) or bool(attention.get("alibi", True))
@@ -182,9 +182,9 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "nanochat": {"final_logit_softcapping": 15.0},
     "minicpm3": {"logits_scaling": 10.0},
 }
-"""What a family's logits go through where config.json does not say it."""
+"""Defaults of a family's logit settings that config.json may omit."""
 OWN_ATTENTION = frozenset({"falcon", "git", "gpt_neo", "gptj"})
-"""Families whose layers take no attention function of the registry."""
+"""Families whose layers ignore the registry of attention functions."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),

@@ -30,7 +30,7 @@ def query_rows(model: ModelDescription) -> int:
 
 
 def projected_query_rows(model: ModelDescription) -> int:
-    """Return the number of rows of the query projection: next to gated delta nets with gates."""
+    """Return the rows of the query projection, with gates if there are gated delta nets."""
     return query_rows(model) * (2 if model.delta else 1)
 
 

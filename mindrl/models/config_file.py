@@ -13,7 +13,7 @@ from mindrl.observability.regular_files import read_regular_text
 def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     """Read the config.json of a model folder, or one by itself; returns its path too.
 
-    Of a folder in `nested_text` returns that of its decoder.
+    For a folder in `nested_text`, returns its decoder's config.
 
     Raises:
         ModelError: The folder or the file is missing or unreadable.
@@ -23,7 +23,7 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
 
 
 def read_whole_config(folder: str) -> tuple[Path, dict[str, Any]]:
-    """Read the same as it is written: see `read_config`."""
+    """Read a config.json unchanged, even if nested: see `read_config`."""
     path = Path(folder)
     path = path if path.suffix == ".json" else path / "config.json"
     if path.parent.is_file():
@@ -56,7 +56,7 @@ def decoder_class(folder: str) -> str | None:
 
 
 def text_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a config.json holds about its decoder, with the family and class of the whole.
+    """Return the keys of a config.json about its decoder, with the family and class of the whole.
 
     Families with more than a decoder nest it in `text_config`; some of their folders have its
     sizes at the top.

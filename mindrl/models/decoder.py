@@ -125,7 +125,7 @@ class Parameters:
     """Parameters of the routed experts of each layer."""
     embedding: int
     head: int
-    """With the last norm; a tied head counts the norm only."""
+    """Parameters of head and last norm; a tied head counts the norm only."""
 
 
 def parameters_of(model: ModelDescription) -> Parameters:

@@ -122,7 +122,7 @@ class ModelDescription:
     partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Part of each query and key head that is rotated: its first dimensions."""
     sliding_window: Size | None = None
-    """Number of tokens that a token attends to, itself included; None is all before it."""
+    """Number of tokens that a token attends to, itself included; None is no limit."""
     attention_bias: bool = False
     """Whether the projections to queries, keys and values have a bias."""
     qk_norm: bool = False
@@ -161,7 +161,7 @@ class ModelDescription:
         return self.other.vision if self.other else None
 
     def with_frozen_tower(self) -> "ModelDescription":
-        """Return the model with a vision tower that does not learn; one of text unchanged."""
+        """Return the model with its vision tower frozen; a model of text is unchanged."""
         if self.other is None or self.other.vision is None:
             return self
         frozen = replace(self.other.vision, is_frozen=True)
@@ -174,7 +174,7 @@ class ModelDescription:
 
     @property
     def is_routed_by_own_tokens(self) -> bool:
-        """Whether tensor-parallel ranks must have other tokens: so routers of mindrl need it."""
+        """Whether tensor-parallel ranks must have different tokens, as mindrl's routers need."""
         return self.moe is not None and self.other is None
 
     @property
@@ -267,7 +267,7 @@ def _first_finding(error: ValidationError) -> str:
 
 
 def unsupported_text(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield features that a decoder needs and mindrl's own lacks, and would otherwise ignore."""
+    """Yield features of a decoder that mindrl's own decoder lacks and would ignore."""
     if values.get("hidden_act", "silu") != "silu":
         yield f"hidden_act={values['hidden_act']!r} is not supported; only 'silu'"
     if values.get("quantization_config"):

@@ -5,7 +5,7 @@ from mindrl.models.description import ModelDescription, MoeDescription
 
 
 def number_bytes(moe: MoeDescription) -> int:
-    """Return the bytes of a stored expert; one number means that the token chooses."""
+    """Return the bytes of a stored expert; number 0 means that the token chooses."""
     return 1 if moe.num_experts < 256 else 2
 
 

@@ -36,7 +36,7 @@ def _cut(
         at = offset + row * size + first - start
         return _cut(inner, first, last, (*before, (row, row + 1)), at)
 
-    # First row included from its start, and the row that is not included to its end.
+    # First row included from its start, and first row not included to its end.
     first, last = -(-start // size), stop // size
     if first > last:
         yield from part(last, start - last * size, stop - last * size)

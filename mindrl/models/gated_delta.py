@@ -13,7 +13,7 @@ from mindrl.models.placement import Shape
 from mindrl.models.rope import STRICT
 
 GATED_DELTA_FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-"""Families with such layers of which packs have been tested; another needs a test of its own."""
+"""Families with such layers whose packs have been tested; others need a test of their own."""
 LINEAR, FULL = "linear_attention", "full_attention"
 """Kinds of layers in `layer_types` of config.json."""
 CHUNK = 64

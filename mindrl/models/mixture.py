@@ -1,4 +1,4 @@
-"""Mixtures of experts in config.json: names of sizes, defaults, and what no engine has.
+"""Mixtures of experts in config.json: names of sizes, defaults, and unsupported settings.
 
 Imports no torch.
 """
@@ -44,7 +44,7 @@ def _qwen3(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_gated_shared(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the experts of families whose shared expert has a gate of its own."""
-    # Other layers than those with experts only the first of the families has.
+    # Only the first of the families has layers without experts.
     steps = values if values["model_type"] == "qwen3_next" else {**values, **_EVERY_LAYER}
     return {
         **_qwen3(steps),
@@ -55,7 +55,7 @@ def _with_gated_shared(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsupported_gated_shared(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings of Qwen3.5's mixtures that transformers does not read, and others do."""
+    """Yield settings of Qwen3.5's mixtures that transformers ignores but other engines read."""
     if values.get("model_type") == "qwen3_5_moe_text" and values.get("norm_topk_prob") is False:
         yield "norm_topk_prob=False is not supported; only True"
 

@@ -22,7 +22,7 @@ TEXT_PARTS: Mapping[str, TextPart] = {
     "qwen3_5": TextPart("qwen3_5_text", "Qwen3_5ForCausalLM"),
     "qwen3_5_moe": TextPart("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
 }
-"""Families with a tower of which the decoder is trained alone, by their `model_type`."""
+"""Families with a tower whose decoder is trained alone, by `model_type`."""
 NESTED_DECODER, FLAT_DECODER = "model.language_model.", "model."
 """Prefixes of the decoder's tensors in such a folder, and in the folder of a model of text."""
 
@@ -33,7 +33,7 @@ def is_nested(values: Mapping[str, Any]) -> bool:
 
 
 def text_part(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config.json of the decoder alone; that of another family unchanged."""
+    """Return the config.json of the decoder alone; unchanged for another family."""
     if not is_nested(values):
         return dict(values)
     part, nested = TEXT_PARTS[values["model_type"]], values["text_config"]

@@ -32,7 +32,7 @@ class TowerSizes:
     merge: int
     """Patches of a token in each direction."""
     places: int
-    """Learned positions of patches; 0 without such."""
+    """Number of learned patch positions; 0 without any."""
     inner: int
     """Number of layers whose output goes to the decoder's first layers too."""
     is_gated: bool
@@ -69,12 +69,12 @@ class VisionPart:
     """Prefix of the decoder's tensors, the embedding among them."""
     sizes: TowerSizes
     sections: tuple[int, int, int]
-    """Pairs of a head's dimensions that are turned by a token's picture, by its row there, and by
+    """Pairs of a head's dimensions turned by a token's picture, by its row in the picture, and by
     its column."""
     takes_turns: bool
-    """Whether the pairs of the sections take turns, instead of following one another."""
+    """Whether the pairs of the sections are interleaved instead of consecutive."""
     is_frozen: bool = False
-    """Whether the tower does not learn: no gradients, no optimizer state."""
+    """Whether the tower is not trained: no gradients, no optimizer state."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

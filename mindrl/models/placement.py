@@ -78,7 +78,7 @@ ShardingTable = Mapping[str, LocalTensor]
 
 @lru_cache(maxsize=1 << 14)
 def box_of(*bounds: Bounds) -> Box:
-    """Return a box: one object for equal ones, because experts have thousands of each."""
+    """Return a box; equal boxes are one object, because experts have thousands of each."""
     return bounds
 
 

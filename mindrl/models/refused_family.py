@@ -12,9 +12,9 @@ _LACKS: Mapping[str, tuple[str, ...]] = {
         "experts in MXFP4 (quantization_config)",
     ),
 }
-"""What each family has and every training engine lacks."""
+"""Feature of each family that every training engine lacks."""
 _NEAREST: Mapping[str, tuple[str, ...]] = {"gpt_oss": ("qwen3_moe",)}
-"""Families that all engines have, instead of a refused one."""
+"""Families that all engines support, by refused family."""
 
 
 def refused_family(values: Mapping[str, Any]) -> Iterator[str]:

@@ -54,7 +54,7 @@ class Sharding:
     padded_to: Mapping[str, str] = field(default_factory=dict)
     """Maps a shard to the one whose memory its ranks allocate; others allocate their own."""
     frozen: str | None = None
-    """Prefix of the names of tensors that do not learn; None if all learn."""
+    """Prefix of the names of tensors that are not trained; None if all are."""
 
     def table(self, rank: int) -> ShardingTable:
         """Return all tensors that a rank holds."""
@@ -97,7 +97,7 @@ class Sharding:
         return self._sums(self.twin_of, partial(table_bytes, dtype=self.dtype))
 
     def learning_bytes(self) -> tuple[int, ...]:
-        """Return the bytes of each rank's weights that learn, without padding."""
+        """Return the bytes of each rank's trained weights, without padding."""
 
         def learning(table: ShardingTable) -> int:
             return table_bytes(_without(table, self.frozen), dtype=self.dtype)

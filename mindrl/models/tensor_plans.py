@@ -23,7 +23,7 @@ _CUTS: Mapping[str, int | None] = {
 }
 """Supported styles, and the dimension of a matrix that each cuts."""
 _SAME_LAYERS: Mapping[str, str] = {"qwen3_vl_text": "qwen3"}
-"""Decoders without a plan, and a family with a plan whose layers are the same."""
+"""Maps decoders without a plan to a family with a plan and equal layers."""
 _DECODER = "language_model."
 """Prefix of the decoder inside a vision-language model."""
 

@@ -25,12 +25,12 @@ _SECTIONS: Mapping[str, tuple[int, int, int]] = {
     "qwen2_5_vl": (16, 24, 24),
     "qwen3_vl": (24, 20, 20),
 }
-"""Those of transformers, if config.json has none."""
+"""transformers' sections if config.json has none."""
 _NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "qwen2_5_vl": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "attention_bias": True},
     "qwen3_vl": {"rms_norm_eps": 1e-6, "rope_theta": 500_000.0, "qk_norm": True},
 }
-"""What mindrl's own decoder needs of a family; numbers are those of transformers' defaults."""
+"""Values of a family that mindrl's own decoder needs; numbers are transformers' defaults."""
 
 
 def has_tower(values: Mapping[str, Any]) -> bool:
@@ -72,7 +72,7 @@ def module_name(part: VisionPart, name: str) -> str:
 
 
 def unsupported_vision(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a model with a vision tower has and mindrl lacks."""
+    """Yield features of a model with a vision tower that mindrl lacks."""
     if not has_tower(values):
         return
     family = values.get("model_type")
@@ -92,7 +92,7 @@ def unsupported_decoder(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def decoder_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what mindrl's own decoder needs besides sizes; empty for other families."""
+    """Return the values besides sizes that mindrl's own decoder needs; empty for other families."""
     found = dict(_NUMBERS.get(str(values.get("model_type")), {})) if has_tower(values) else {}
     if not found:
         return found

@@ -30,7 +30,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
         "num_position_embeddings": 2304,
     },
 }
-"""Those of transformers, of what a `vision_config` lacks."""
+"""transformers' values of keys that a `vision_config` lacks."""
 _OF_BOTH = {"temporal_patch_size": 2, "spatial_merge_size": 2}
 _INNER = (8, 16, 24)
 
@@ -116,7 +116,7 @@ def _merger(names: tuple[str, str], wide: int, sizes: TowerSizes) -> _Tensors:
 
 
 def _decoder(values: Mapping[str, Any]) -> _Tensors:
-    """Yield the tensors of a decoder of Qwen2, or with norms of queries and keys of Qwen3."""
+    """Yield the tensors of a Qwen2 decoder, or of a Qwen3 one with norms of queries and keys."""
     hidden, vocabulary = _size(values, "hidden_size"), _size(values, "vocab_size")
     heads, is_older = _size(values, "num_attention_heads"), values["model_type"] == _GATED
     width = values.get("head_dim") or hidden // heads

@@ -1,1 +1,1 @@
-"""Logging, timing, metrics, trackers and what the user sees."""
+"""Logging, timing, metrics, trackers and output for the user."""

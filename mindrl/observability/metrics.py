@@ -52,7 +52,7 @@ def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
 
 
 def joined_metrics(training: Sequence[Metrics], rollout: Sequence[Metrics]) -> Metrics:
-    """Return the metrics of a step from those of its workers, as many names for any number of them.
+    """Return the metrics of a step from those of its workers; names do not depend on their number.
 
     Seconds are those of the slowest worker, bytes are summed. A worker is idle while the slowest
     still generates. Ranks that only roll out are numbered after those that train.

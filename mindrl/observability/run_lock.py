@@ -55,7 +55,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         _wait_for_silence(folder, own, has_locked=has_locked)
         write_json_atomically(folder / _OWNER, asdict(own))
         if not has_locked:
-            # If two processes arrive together, the last writer has it.
+            # If two processes arrive together, the last writer owns it.
             time.sleep(_LOOK_SECONDS)
             if (other := _owner(folder)) != own:
                 raise _in_use(folder, other)

@@ -21,7 +21,7 @@ class ConversationPiece:
     """
 
     by: Literal["policy", "tool", "user"]
-    """`tool` and `user` are of the environment."""
+    """`tool` and `user` belong to the environment."""
     text: str
     tokens: int
     """Number of its tokens, with those of the template; 0 in a prompt that was rendered anew."""
@@ -42,7 +42,7 @@ class SampledConversation:
     """A conversation with an environment, turn by turn."""
 
     ending: str
-    """Why it ended."""
+    """Why the conversation ended."""
     pieces: Sequence[ConversationPiece]
 
     def record(self) -> dict[str, Any]:

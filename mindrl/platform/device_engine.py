@@ -64,7 +64,7 @@ def invariance_needs(platform: Platform) -> InvarianceNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphLimits:
-    """What graphs of an engine take on a device, and what they cannot contain."""
+    """Memory and streams of an engine's graphs on a device, and limits of their content."""
 
     layer_bytes: int = 0
     """Bytes of a layer in one graph: a bound by published logs of captures, not a measurement."""

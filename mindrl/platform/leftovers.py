@@ -1,4 +1,4 @@
-"""Tensors that an engine loses in its sleep.
+"""Tensors that an engine loses while it sleeps.
 
 While an engine sleeps, the device memory of its weights is unmapped. vllm-ascend saves registered
 buffers only. Its release 0.23 keeps the rotary tables of latent attention in a module, and
@@ -28,9 +28,10 @@ class Leftovers:
 
     @classmethod
     def of(cls, model: Module, platform: Platform, draft: Module | None = None) -> "Leftovers":
-        """Copy them from an engine that is awake.
+        """Copy these tensors from an awake engine.
 
-        Besides a model that drafts only vllm-ascend has any. On a CPU such a model stays in memory.
+        Besides those of a drafting model, only vllm-ascend has any. On a CPU a drafting model stays
+        in memory.
         """
         tensors = [] if platform.kind != "npu" else [*_tables(), *_attributes(model)]
         if draft is not None and platform.kind != "cpu":

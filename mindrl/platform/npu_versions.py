@@ -85,7 +85,7 @@ class PluginSeries:
     transformers: str
     """Version that vllm-ascend requires."""
     software: Mapping[str, str]
-    """Versions of what pip does not install, by the name that the doctor prints."""
+    """Versions of software that pip does not install, by the name that the doctor prints."""
 
     @property
     def name(self) -> str:

@@ -73,7 +73,7 @@ class SandboxLimits:
     memory_bytes: int = 256 << 20
     """Address space of each process."""
     processes: int = 16
-    """Processes and threads, with up to three of the sandbox."""
+    """Processes and threads, including up to three of the sandbox."""
     scratch_bytes: int = 16 << 20
     """Files in `/tmp` together, and each file anywhere."""
     output_bytes: int = 64 << 10
@@ -158,7 +158,7 @@ class SandboxSearch:
     """Name in a configuration; empty without one."""
     sandbox: Sandbox | None = None
     failures: tuple[str, ...] = ()
-    """Each that was tried and does not work, with the reason."""
+    """Sandboxes that were tried and do not work, with reasons."""
 
 
 @cache

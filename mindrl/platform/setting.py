@@ -33,7 +33,7 @@ class Setting:
     until: str = ""
     """First release of vllm-ascend that does not read it; empty if each tested one does."""
     instead: str = ""
-    """What that release reads."""
+    """What that release reads instead."""
 
     def is_read(self, plugin: str | None) -> bool:
         """Return whether this release of vllm-ascend reads it; None is any release."""

@@ -74,7 +74,7 @@ class Checked:
     models: Mapping[Role, ModelDescription] | None
     """None if a folder is missing and mindrl ships no model of its name."""
     shardings: RunShardings | None
-    """In the engine's own order of the ranks; None if the models cannot be run."""
+    """Shardings in the engine's own rank order; None if the models cannot be run."""
 
 
 def check(
@@ -82,8 +82,8 @@ def check(
 ) -> RunPlan:
     """Refuse a run that cannot work; return the plan of one that can.
 
-    With `goes_on` it may replace its exports. With `here` this machine must provide what the run
-    needs.
+    With `goes_on` the run may replace its exports. With `here` this machine must provide what the
+    run needs.
 
     Raises:
         ConfigError: All findings, one a line.

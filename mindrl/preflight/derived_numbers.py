@@ -73,7 +73,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
 
 
 def _lesson(config: RunConfig) -> dict[str, str]:
-    """Return what a run on the answers of rows learns."""
+    """Return what a run trained on the answers of rows learns."""
     sft, preference = config.sft_config, config.preference_config
     if preference is not None:
         learns = f"preferences ({preference.loss})"

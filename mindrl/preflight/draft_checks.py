@@ -19,7 +19,7 @@ _METHOD = f"{_SECTION}.method"
 
 
 def draft_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield what the engine cannot verify drafts with."""
+    """Yield settings that prevent the engine from verifying drafts."""
     rollout = config.generate_config
     drafts = rollout.speculative_config
     shortest, longest = drafts.prompt_lookup_min, drafts.prompt_lookup_max
@@ -99,7 +99,7 @@ def _draft_model(
 
 
 def draft_file_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield that a draft model lacks files, or that its tokens are other text for the policy."""
+    """Yield that a draft model lacks files, or that its tokens differ from the policy's."""
     key, folder = f"{_SECTION}.model", config.generate_config.speculative_config.model
     if folder is None:
         return

@@ -1,4 +1,4 @@
-"""What graphs of the rollout engine need."""
+"""Checks of the rollout engine's graphs."""
 
 from collections.abc import Iterator
 
@@ -56,7 +56,7 @@ def _sizes(
 def graph_findings_on(
     config: RunConfig, platform: Platform, model: ModelDescription | None
 ) -> Iterator[Finding]:
-    """Yield what graphs of the device cannot contain of the actor's model."""
+    """Yield parts of the actor's model that graphs of the device cannot contain."""
     rollout = config.generate_config
     if model is None or model.mla is None or not captures(rollout, platform).number:
         return

@@ -11,7 +11,7 @@ from mindrl.platform.device_engine import invariance_needs, lacks_for_batch_inva
 
 _KEY = "generate_config.batch_invariant"
 _ROWS = 16
-"""Numbers that torch's activation computes at a time; it rounds the rest of a row otherwise."""
+"""Numbers that torch's activation computes at a time; it rounds the rest of a row differently."""
 
 
 def invariance_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:

@@ -102,9 +102,9 @@ def one_sequence(config: RunConfig, sizes: CacheSizes) -> tuple[int, str]:
 def plan_without_kv_cache(
     models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
-    """Predict all but the KV cache; without `staging` the reshard is planned to compute it.
+    """Predict all but the KV cache; without `staging`, plan the reshard to compute it.
 
-    With separate rollout, that of the training side.
+    With separate rollout, of the training side only.
     """
     config, layers = models.plan.config, models.plan.rollout_layers
     none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
@@ -177,7 +177,7 @@ def region_bytes(
 def offload_keys(config: RunConfig) -> dict[Region, str]:
     """Return the key of each region of a run that is offloaded only if configured.
 
-    A role that shares its devices with nothing always stays on them.
+    A role that has devices for itself always stays on them.
     """
     keys: dict[Region, str] = {}
     if len(config.roles) == 1 and (config.is_apart or not config.rolls_out):
@@ -320,7 +320,7 @@ class Advice:
     """A key to change, all else unchanged."""
 
     setting: str
-    """As written on the command line."""
+    """Key and value as written on the command line."""
     peak_bytes: int
     """Peak with this setting."""
     saved_bytes: int

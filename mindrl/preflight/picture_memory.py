@@ -33,7 +33,7 @@ def picture_bytes(plan: RunPlan) -> PictureBytes:
 def tower_estimate(plan: RunPlan, role: Role, tokens: int, *, learns: bool) -> TowerBytes:
     """Estimate the bytes of a role's tower in a micro-batch of `tokens` tokens.
 
-    Its sequences have as many pictures, of different prompts, as a prompt may have.
+    Its sequences have different prompts, each with the maximum number of pictures.
     """
     part = _tower_of(plan, role)
     if part is None:

@@ -12,7 +12,7 @@ _OLD = "rl_config.old_log_probs"
 
 
 def quantization_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield what a run with a rounded engine lacks or cannot have."""
+    """Yield settings that a run with a rounded engine needs or excludes."""
     rollout, rl = config.generate_config, config.rl_config
     if rollout.quantization is None:
         return

@@ -17,11 +17,11 @@ def replayed_bytes(plan: RunPlan) -> int:
 def kept_route_bytes(plan: RunPlan) -> RankBytes | None:
     """Return the bytes of the routes that each rank of a run may keep on its host at a time.
 
-    None without replay. With R2 each rank has those of its replica's sequences of a step, of its
-    stage's layers. With R3 the first rank of an engine has those of the engine's sequences, of all
-    layers; engines on their own devices send theirs to the training ranks in turn. Sequences may
-    be of as many steps as the run may be stale. An update has its part once more. All sequences are
-    counted with the longest length.
+    None without replay. With R2 each rank has the routes of its replica's sequences of a step, in
+    its stage's layers. With R3 the first rank of an engine has the routes of the engine's
+    sequences, in all layers; engines on their own devices send them to the training ranks in turn.
+    Sequences may be of as many steps as the run may be stale. An update copies its part. All
+    sequences are counted with the longest length.
     """
     config, kind = plan.config, plan.config.actor_config.router_replay
     if kind == "none":

@@ -15,7 +15,7 @@ def shares_prompts(
 ) -> bool:
     """Return whether the training engine of a role computes a prompt once for its samples.
 
-    Without being configured, not where it was never run.
+    If not configured, only where it was run.
     """
     bf16, backend = config.megatron_training.bf16, config.training_backend(role)
     seen = shared_prompts_were_run(kind, bf16=bf16, backend=backend)
@@ -25,7 +25,7 @@ def shares_prompts(
 
 
 def prompts_findings(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
-    """Yield that prompts are to be shared by a model that cannot."""
+    """Yield a finding if a model cannot share prompts as configured."""
     key = "rl_config.share_prompts"
     if config.value_of(key) and (reason := _why_not(actor)):
         yield broken(key, True, f"cannot be used: {reason}", False, None)

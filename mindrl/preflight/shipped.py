@@ -60,8 +60,8 @@ def description_of(path: str, families: Families, *, to_plan: bool = False) -> M
     """Read the description of a model, by the user's own spec if there is one.
 
     Raises:
-        ConfigError: As above.
-        ModelError: As above; unless only planned, also for unsupported models.
+        ConfigError: As `planned_description`.
+        ModelError: As `planned_description`; unless only planned, also for unsupported models.
     """
     own = None if families.specs is None else own_description(path, families.specs)
     if own is not None:

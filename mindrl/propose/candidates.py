@@ -82,7 +82,7 @@ class Task:
     """Responses per prompt."""
     algorithm: Algorithm
     teacher: "TeacherModel | None" = None
-    """The model that a distillation learns from, in place of a reference."""
+    """The teacher of a distillation, in place of a reference."""
     engine: TrainingBackend = TRAINING_BACKEND
     """Training engine of all models."""
     names_engine: bool = False
@@ -146,7 +146,7 @@ class Task:
 
     @cached_property
     def models(self) -> dict[Role, ModelDescription]:
-        """Models of the run, in the actor's layout; all but a teacher have its sizes."""
+        """Models of the run, in the actor's layout; all but a teacher have the actor's sizes."""
         critic: tuple[Role, ...] = ("critic",) if self.has_critic else ()
         own: tuple[Role, ...] = ("actor", self.frozen, *critic)
         models = dict.fromkeys(own, self.model)
@@ -159,7 +159,7 @@ class Task:
 
     @cached_property
     def of_frozen(self) -> "Task":
-        """The same run of a policy with the sizes of the model that never changes."""
+        """The same run for a policy with the sizes of the model that never changes."""
         if self.teacher is None:
             return self
         return replace(self, model=self.teacher.model, teacher=None, algorithm="grpo")
@@ -331,8 +331,8 @@ def _training_sizes(task: Task) -> Iterator[TrainLayout]:
 def _expert_sizes(model: ModelDescription, tp: int, ranks: int) -> Iterator[tuple[int, int]]:
     """Yield how the ranks of a stage may share experts: (etp, ep).
 
-    Experts are whole, cut as all other weights are, or cut only as far as whole ones do not
-    suffice: for the same memory whole experts communicate less.
+    Experts are whole, cut like all other weights, or cut as little as their number allows: for the
+    same memory whole experts communicate less.
     """
     if model.moe is None:
         yield 1, 1

@@ -54,14 +54,14 @@ _GRADIENT_BYTES, _OPTIMIZER_BYTES = 4, 12
 _SHARED_BYTES = 4, 4, 8
 """float32 weights, gradients and optimizer of an engine that shards all of them."""
 _HELD = 1.01
-"""What a rank may hold, relative to its share of the parameters: norms are not cut."""
+"""Maximum of a rank's parameters, relative to its share: norms are not cut."""
 _REGIONS: Mapping[Part, tuple[Region, Region]] = {
     "optimizer": (Region.ACTOR_OPTIMIZER, Region.CRITIC_OPTIMIZER),
     "reference": (Region.REFERENCE_WEIGHTS, Region.TEACHER_WEIGHTS),
     "training weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
 }
 _ALWAYS = frozenset({Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
-"""Dead when they leave the device, so offloading them needs no copy."""
+"""Not needed when they leave the device, so offloading makes no copy."""
 _MOVABLE = {
     frozenset(parts): _ALWAYS.union(*(_REGIONS[part] for part in parts))
     for count in range(len(PARTS) + 1)
@@ -203,7 +203,7 @@ def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
 
 
 def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
-    """Return the minimum time in which a rank receives what it cannot hold, from its own node."""
+    """Return the minimum time in which a rank receives weights that it lacks, from its own node."""
     needs = int(regions[Region.ROLLOUT_WEIGHTS].max())
     least = max(0.0, needs - int(regions[Region.ACTOR_WEIGHTS].min()) * _HELD)
     return least / (task.device.node_gbps * GIGA * LINK_SHARE)

@@ -49,7 +49,7 @@ class Fleet:
         return sum(each.busy for each in self.replicas) * self.replica_devices
 
     def add(self, drawings: Sequence[Drawing], at: float) -> None:
-        """Distribute new and continued responses, the oldest first, over replicas without any."""
+        """Distribute new and continued responses, the oldest first, over idle replicas."""
         for replica, share in zip(self.replicas, self._shares(drawings), strict=True):
             replica.add(share, at)
         self.ahead.clear()
@@ -92,7 +92,7 @@ class Fleet:
     def _go_on_together(self) -> Seen:
         """Run rounds that all replicas start together, until a response is complete.
 
-        Of several rounds the slowest replica over all of them counts, not per round.
+        The replica that is slowest over all these rounds determines their time.
         """
         rounds = min(each.rounds_left() for each in self.replicas if each.ends)
         found = [each.after(rounds) for each in self.replicas]

@@ -57,7 +57,7 @@ class PlacedOrder:
     way: Arrangement
     worth: Worth
     task: Task
-    """For the training devices, with the keys of the rollout devices."""
+    """Task for the training devices, with the keys of the rollout devices."""
     candidate: Candidate
     settings: Settings
     training: SideFit

@@ -199,7 +199,7 @@ class Search:
 
 
 def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Moved]:
-    """Return a candidate's shardings with its reshard plan, and what that moves."""
+    """Return a candidate's shardings with its reshard plan, and the moved bytes."""
     models = unordered_shardings(candidate_config(task, candidate, Settings())).ordered
     return models, moved_by(task, models.reshard.pair_bytes)
 

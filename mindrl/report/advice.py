@@ -71,7 +71,7 @@ class Adviser:
         self.given: dict[str, RunAdvice] = {}
 
     def observe(self, metrics: Mapping[str, float | None]) -> list[RunAdvice]:
-        """Add the metrics of a step or an evaluation; return what they show for the first time.
+        """Add the metrics of a step or an evaluation; return findings that are new.
 
         None, which stands for non-finite values, counts as missing.
         """

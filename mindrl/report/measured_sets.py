@@ -22,7 +22,7 @@ class MeasuredSet:
     """Answers per prompt."""
     prompts: int
     rates: Mapping[str, tuple[float, float, float]]
-    """By name, such as `avg@8`: with both ends of the 95 % interval."""
+    """Rates by name, such as `avg@8`, with both ends of the 95 % interval."""
     reward: float
     """Mean over the answers, like the two below."""
     response_tokens: float

@@ -83,7 +83,7 @@ class SampleIndex:
         return sum(block.count for block in self._of_step(step))
 
     def line_rows(self, step: int, kind: str = "") -> list[Line]:
-        """Read those samples, or those of one kind; the middle of long texts is removed.
+        """Read samples that are lines, or those of one kind; the middle of long texts is removed.
 
         Raises:
             OutputError: A file cannot be read.

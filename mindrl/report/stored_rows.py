@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MOST_CHARACTERS = 8000
 """Maximum characters of a text; of a longer one both ends are shown."""
 _LEAST_CHARACTERS = 400
-"""As many of each piece of a long conversation are shown."""
+"""Lower bound of the limit for a piece of a long conversation."""
 MOST_TOKEN_ROWS = 256
 """Maximum responses that are shown token by token: those of the last steps."""
 

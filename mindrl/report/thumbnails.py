@@ -47,5 +47,5 @@ def picture_names(row: Line) -> list[str]:
 
 
 def prompt_key(row: Line) -> str:
-    """Return what samples of one prompt have in common: its text and its pictures."""
+    """Return the key of a sample's prompt: its text and its pictures."""
     return " ".join([row["prompt"], *picture_names(row)])

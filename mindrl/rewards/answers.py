@@ -13,9 +13,9 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 # LaTeX only: for plain expressions math-verify calls sympy.parse_expr, which evaluates Python.
 _LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 _POINT = tuple(Rational(*each) for each in ((137, 100), (261, 100), (59, 100), (173, 50)))
-"""Where scalars are compared: values of their symbols, positive, so that roots of them are real."""
+"""Values of symbols at which scalars are compared; positive, so that roots are real."""
 _CLEARLY = 1e-4
-"""Least difference that shows two scalars of size 0 to be different."""
+"""Smallest difference that proves two scalars near 0 unequal."""
 
 
 @lru_cache(maxsize=4096)

@@ -13,10 +13,10 @@ from mindrl.platform.guard import end_guarded, import_paths
 from mindrl.rewards.scores import Outcomes, PoolPlan, Ready, RowsByFunction
 
 START_SECONDS = 300.0
-"""For the imports of all reward functions, on a slow disk."""
+"""Limit of the imports of all reward functions, on a slow disk."""
 STOP_SECONDS = 5.0
 GUARD_SECONDS = 10.0
-"""For the guard to kill its descendants, in addition to its own limits."""
+"""Time for the guard to kill its descendants, in addition to its own limits."""
 
 _SHELL = 128
 """A guard's exit code is 128 plus the number of the signal that ended the guarded process."""

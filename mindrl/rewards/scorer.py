@@ -37,7 +37,7 @@ _ANSWERED = "<think>so it is</think><answer>Answer: \\boxed{%s}</answer>"
 _HOST_TRIES = 3
 """Maximum number of services that a batch is sent to, if they are killed."""
 _MOST_PROCESSES = 16
-"""By default: a chunk of responses is divided among them, and a step has hundreds."""
+"""Default maximum: processes share a chunk of responses, and a step has hundreds."""
 
 
 def reward_processes(rl: RLConfig, cores: int) -> int:
@@ -102,8 +102,8 @@ class RewardScorer:
     ) -> Scores:
         """Score each response against its reference with the functions of its source.
 
-        A response whose source has no functions, or without a source, uses those of the empty
-        source. `answered` is further input of functions.
+        A response whose source has no functions, or without a source, uses the functions of the
+        empty source. `answered` is further input of functions.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
@@ -153,7 +153,7 @@ class RewardScorer:
         sources: Sequence[str],
         ranges: Ranges,
     ) -> Scores:
-        """Return the scores of a batch, given what each function returned for its rows."""
+        """Return the scores of a batch, given each function's results for its rows."""
         rewards, components = self._weighed(self._rated(sources or ("",) * count), by_row, ranges)
         return Scores(
             rewards=rewards,

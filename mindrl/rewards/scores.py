@@ -81,13 +81,13 @@ class Graded:
 
     score: float
     accuracy: float
-    """From 0 to 1."""
+    """Accuracy from 0 to 1."""
 
 
 Outcome = float | Graded | Failure | None
 """None: the function does not apply to this response."""
 Outcomes = Mapping[str, tuple[Outcome, ...]]
-"""By function, in the order of the responses."""
+"""Outcomes by function, in the order of the responses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class Scores:
     ranges: Ranges
     """Ranges of the functions' scores."""
     failures: tuple[Failures, ...]
-    """One for each function and kind."""
+    """One entry for each function and kind."""
     left_out: int = 0
     """Number of responses that were scored but dropped; `failures` includes theirs."""
     left_out_of: Mapping[str, int] = field(default_factory=dict)

@@ -53,7 +53,7 @@ class Chunk:
     """Indices in the batch."""
     times_lost: int = 0
     is_last: bool = False
-    """For a response that has been late: if late again, it fails."""
+    """Last try for a response that was late: if late again, it fails."""
 
 
 Scored = list[Outcome] | Failure

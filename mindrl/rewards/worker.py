@@ -102,10 +102,10 @@ def score_rows(
     """Score responses in order until half the time limit of one has passed, at least one.
 
     The caller sends the rest again, so that slow functions do not count as hung. A single response
-    is often one that was lost before: this process may not survive it.
+    often retries a lost one, which this process may not survive.
 
     Returns:
-        Outcomes of the first of them, or why a function of lists has none.
+        Outcomes of the first responses, or why a function of lists has none.
     """
     if len(rows) == 1:
         time.sleep(SETTLING_SECONDS)
@@ -153,8 +153,8 @@ async def _score_concurrently(
 def _score_batch(loaded: LoadedReward, rows: ArgumentRows) -> list[Outcome] | Failure:
     """Score responses with one call.
 
-    Returns a failure if it raises, or gives no list of as many scores: the caller then retries the
-    responses one by one.
+    Returns a failure if it raises, or returns no list of equally many scores: the caller then
+    retries the responses one by one.
     """
     try:
         value = loaded.called([list(column) for column in zip(*rows, strict=True)])

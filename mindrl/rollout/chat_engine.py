@@ -14,7 +14,7 @@ class ChatEngineSettings:
     folder: str
     """Folder of the model and its tokenizer."""
     dtype: str
-    """`auto` uses that of the folder."""
+    """`auto` uses the folder's dtype."""
     longest: int
     """Maximum tokens of a prompt and its answer together."""
     tensor_parallel_size: int

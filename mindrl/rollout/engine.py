@@ -36,14 +36,14 @@ class Request:
     token_ids: tuple[int, ...]
     """Tokens of the prompt and of the response so far."""
     drawn: int
-    """Number of response tokens among them; more where a turn is limited: what is taken off the
-    `max_tokens` of the section."""
+    """Number to subtract from the section's `max_tokens`: the response tokens so far, or more if a
+    turn is limited."""
     seed: int
     images: tuple[PlacedImage, ...] = ()
     """Pictures of the prompt."""
     sampled: int = 0
-    """Number of tokens up to the last that the policy sampled; 0 before the first, and if no routes
-    are replayed."""
+    """Number of tokens up to the last that the policy sampled; 0 before the first one, or if no
+    routes are replayed."""
 
 
 class RolloutSink(Protocol):
@@ -80,7 +80,7 @@ class RolloutEngine(Protocol):
     ) -> Responses:
         """Complete each prompt once, in order. All ranks of a replica must make the same call.
 
-        Prompts are token ids, and `images` the pictures of each if any has some; repeat one to
+        Prompts are token ids, and `images` the pictures of each if any has some; repeat a prompt to
         sample it more than once. There is one seed per prompt: a sequence does not depend on the
         others in its batch or replica, unless the sampling is not seeded.
         """
@@ -121,8 +121,8 @@ class RolloutEngine(Protocol):
     def take_routes(self) -> dict[int, RoutePart]:
         """Return the routes of requests that ended since the last call, complete or not.
 
-        The key of each is that of all tokens of its sequence so far. Empty on all but one rank of a
-        replica, and without router replay.
+        Each key is that of all tokens of a sequence so far. Empty on all but one rank of a replica,
+        and without router replay.
         """
 
     def flush_counts(self) -> dict[str, float]:
@@ -135,7 +135,7 @@ class RolloutEngine(Protocol):
     def weight_sink(self, kept: str | None = None) -> RolloutSink:
         """Return the destination of the weights, which must be on the device.
 
-        Those whose names start with `kept`, a vision tower's, stay as they are.
+        Weights whose names start with `kept` (a vision tower's) stay unchanged.
         """
 
     def offload(self) -> None:

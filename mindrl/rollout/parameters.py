@@ -20,7 +20,7 @@ def vllm_parameters(sampling: Sampling, seed: int, *, drawn: int = 0) -> dict[st
         "detokenize": bool(stop),
     }
     if stop:
-        # In all sampled text, special tokens too.
+        # Search all sampled text, special tokens included.
         values |= {"stop": [*stop], "skip_special_tokens": False, **_KEPT_STOPS}
     return values
 
@@ -54,7 +54,7 @@ def answer_parameters(sampling: AnswerSampling) -> dict[str, Any]:
 def _values(sampling: Sampling, seed: int, drawn: int) -> dict[str, Any]:
     section, greedy = sampling.section, sampling.is_greedy
     return {
-        # At temperature 0 an engine ignores what truncates the distribution.
+        # At temperature 0 an engine ignores truncation of the distribution.
         "temperature": 0.0 if greedy else section.temperature,
         "max_tokens": section.max_tokens - drawn,
         **section.truncation(),

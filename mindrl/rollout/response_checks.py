@@ -10,7 +10,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.rollout.engine import Sampling
 
 _LARGEST_LOGPROB = 1e-3
-"""Above 0 by rounding at most."""
+"""Largest accepted log-prob: rounding may exceed 0."""
 _CERTAIN_LOGPROB = -5e-8
 """A log-prob above it is 0 in float32, where the largest negative result of a log-softmax is
 -6e-8."""
@@ -18,7 +18,7 @@ CERTAIN_TOKENS = 512
 """Consecutive tokens with a log-prob of 0 that no engine samples from a full distribution. If one
 in 20 tokens is uncertain, a run of this length has a probability of 4e-12."""
 _COLDEST = 0.5
-"""Lowest temperature to which this applies: a lower one makes more tokens certain."""
+"""Lowest checked temperature: a lower one makes more tokens certain."""
 
 
 @dataclass

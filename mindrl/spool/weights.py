@@ -57,7 +57,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class WeightFolders:
-    """The folder of these folders."""
+    """The folder of all versions."""
 
     root: Path
 

@@ -23,7 +23,7 @@ class TrackerJob:
     experiment: str
     offline: bool
     timeout_seconds: int
-    """For a record, and for all remaining ones at the end."""
+    """Limit for a record, and for all remaining ones at the end."""
     goes_on: bool
     """Whether to continue the tracker's run of the stored state."""
     folder: str

@@ -199,4 +199,4 @@ class MlflowTracker(LibraryTracker):
 
 
 LIBRARIES = {"wandb": WandbTracker, "swanlab": SwanlabTracker, "mlflow": MlflowTracker}
-"""By their names, which are those of their packages."""
+"""Trackers by name, which is also their package's name."""

@@ -19,7 +19,7 @@ def opened_trackers(
     """Start the trackers of a run besides its own files.
 
     Args:
-        config: Of the run.
+        config: The run's configuration.
         folder: Folder of their data.
         metrics: File that they read; it must exist.
         logs: Folder of their output.

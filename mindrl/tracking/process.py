@@ -1,6 +1,6 @@
 """A tracker in a separate process: its run never waits for it.
 
-The run sends it nothing either: the process reads the file of metrics.
+The run sends it no data: the process reads the file of metrics.
 """
 
 import os
@@ -69,7 +69,7 @@ class ProcessTracker:
         """Let the process finish the remaining records; kill it if that takes too long.
 
         Raises:
-            OutputError: It had not finished all.
+            OutputError: It did not finish all.
         """
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):

@@ -26,7 +26,7 @@ class SampleTable:
     """`step`, `evaluation`, or `evaluation of` a set."""
     step: int
     rows: list[list[Any]]
-    """In the order of the columns."""
+    """Values in the order of the columns."""
 
 
 class SampleTables:

@@ -111,8 +111,8 @@ class _Ring(NamedTuple):
     """A round of keys and values over the ranks of a ring.
 
     Of each sequence a rank has an early and a late piece: rank r the r-th from the start and the
-    r-th from the end. So its own keys are causal; of an earlier rank all its queries see the early
-    piece; of a later rank its late queries see both pieces.
+    r-th from the end. So attention to its own keys is causal. All its queries see the early piece
+    of an earlier rank; its late queries see both pieces of a later rank.
     """
 
     tokens: Attending
@@ -120,7 +120,7 @@ class _Ring(NamedTuple):
     scale: float
 
     def block(self, step: int) -> tuple[Tensor | None, Tensor | None, Block]:
-        """Return the rows of queries and of keys of a step, None for all, and what is seen."""
+        """Return a step's rows of queries and keys (None for all), and its attention block."""
         early, late, half = self.tokens.halves
         # The keys are of the rank that is `step` before this one in the ring.
         is_later = step > self.group.rank()
@@ -164,7 +164,7 @@ class _Attention(torch.autograd.Function):
         ring, passes = ctx.ring, block_attention(query.device.type)
         here, size = [key.contiguous(), value.contiguous()], ring.group.size()
         of_query = torch.zeros_like(query, dtype=torch.float32)
-        # They travel with their keys and values, and are back after a whole round.
+        # These gradients travel with their keys and values, and return after a whole round.
         of_here = [torch.zeros_like(each, dtype=torch.float32) for each in here]
         for step in range(size):
             coming = _Passing(here, ring.group) if step + 1 < size else None
@@ -193,7 +193,7 @@ class _Passing:
         self.works = dist.batch_isend_irecv(ops)
 
     def arrived(self) -> list[Tensor]:
-        """Wait; return what arrived."""
+        """Wait; return the received tensors."""
         for work in self.works:
             work.wait()
         return self.received

@@ -29,7 +29,7 @@ class Adapters(Protocol):
 
     @property
     def low_rank(self) -> LowRank:
-        """Which matrices have factors, and of which rank."""
+        """Which matrices have factors, and the rank of the factors."""
 
     @property
     def sharding(self) -> Sharding:
@@ -43,7 +43,7 @@ class Adapters(Protocol):
         """Return the factors by their local names, in the shapes of their table."""
 
     def difference(self, name: str, box: Box) -> Tensor | None:
-        """Return what the adapters add to a box of a local weight, float32; None if nothing."""
+        """Return what the adapters add to a box of a local weight, float32; None if not adapted."""
 
     def off(self) -> AbstractContextManager[None]:
         """Disable the adapters inside the context, so that the base model runs."""
@@ -61,7 +61,7 @@ class KeptRoutes(Protocol):
     """Routes of sampled sequences, which passes of these sequences replay on any rank."""
 
     def keep(self, routes: Mapping[int, RoutePart]) -> None:
-        """Keep the routes of requests that have ended, by content key, of all layers."""
+        """Keep the routes of ended requests, for all layers, by content key."""
 
     def retain(self, keys: Collection[int]) -> None:
         """Forget the routes of all sequences but these. A collective over the model's ranks."""
@@ -138,11 +138,11 @@ class TrainingEngine(Protocol):
 
     @property
     def optimizer(self) -> object | None:
-        """The library's optimizer; None for a model that does not learn."""
+        """The library's optimizer; None for a model that is not trained."""
 
     @property
     def updates(self) -> int:
-        """Optimizer steps taken so far; 0 for a model that does not learn."""
+        """Optimizer steps taken so far; 0 for a model that is not trained."""
 
     def state_slices(self) -> Iterator[StateSlice]:
         """Yield the state that a checkpoint needs, as far as this rank keeps it."""

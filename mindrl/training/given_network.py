@@ -85,7 +85,7 @@ def holder_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def cuts_by_name(other: OtherFamily) -> dict[str, int | None]:
-    """Return the dimension of each tensor that ranks cut: of embedding and head the vocabulary."""
+    """Return the dimension of each tensor that ranks cut: the vocabulary in embedding and head."""
     assert other.cuts is not None, "validated: the network can be cut"
     names, ends = (name for name, _ in other.tensors), (other.embedding, other.head)
     return dict(zip(names, other.cuts, strict=True)) | dict.fromkeys(ends, 0)

@@ -19,7 +19,7 @@ class PackRoutes:
     taken: dict[int, Tensor] = field(default_factory=dict)
     """Experts [S, K] that each layer chose, if none is replayed."""
     differing: list[Tensor] = field(default_factory=list)
-    """Replayed tokens of each call of a router: those with another choice of its own, and all."""
+    """Counts of replayed tokens per call of a router: those it would route differently, and all."""
 
     def chosen(self, layer: int, own_SK: Tensor) -> Tensor:
         """Return the experts to use in a layer: the given ones, else those that the router chose.

@@ -2,8 +2,8 @@
 
 Megatron calls the format thd. Every sequence has a slot; attention and positions stay inside it.
 Slots are padded only as the layout requires, or, if padding is not removed, to the length of the
-longest: the work of an ordinary padded batch. If prompts are shared, tokens have one slot for all
-sequences that begin with them; those after it attend to it, to slots before it, and to their own.
+longest: the work of an ordinary padded batch. If prompts are shared, the common first tokens of
+sequences have one slot; tokens after this slot attend to it, to slots before it, and to their own.
 
 Shapes: B sequences, T positions, S tokens of the pack on this rank, N of them predict a token.
 """
@@ -48,9 +48,9 @@ class SeenSlots:
     """Attention of tokens to one other slot each."""
 
     rows: Tensor
-    """int64; places of these tokens in the pack, each once."""
+    """int64; places of the attending tokens in the pack, each once."""
     seen: Tensor
-    """int64; places of the tokens of those slots, each once."""
+    """int64; places of the slots' tokens in the pack, each once."""
     queries: Packing
     """Bounds of the tokens after each slot, in `rows`."""
     keys: Packing
@@ -58,7 +58,7 @@ class SeenSlots:
 
     @classmethod
     def of(cls, found: Sequence[tuple[list[Tensor], list[Tensor]]], device: torch.device) -> Self:
-        """Return how the tokens after slots see these: see `seen_prompts`."""
+        """Return the attention of tokens to slots before them: see `seen_prompts`."""
         after, prompts = ([torch.cat(parts) for parts in each] for each in zip(*found, strict=True))
         # Pairs of equal lengths are computed together.
         kinds = tuple((len(ours), len(seen)) for ours, seen in zip(after, prompts, strict=True))
@@ -75,13 +75,13 @@ class SharedPrompts:
     """Attention of tokens to slots before theirs."""
 
     depths: tuple[SeenSlots, ...]
-    """To the first slot of each sequence, to its second one, and so on."""
+    """Attention to each sequence's first slot, to its second one, and so on."""
     positions_P: Tensor
     """int64; position of each token of the pack in its sequence, over all ranks."""
 
     @classmethod
     def of(cls, slots: Sequence[Slot], starts: Sequence[int], positions_P: Tensor) -> Self | None:
-        """Return which slots the tokens of a pack see; None if none is shared."""
+        """Return which slots the tokens of a pack see; None without shared slots."""
         found, device = seen_prompts(slots, starts), positions_P.device
         if not found:
             return None
@@ -97,9 +97,9 @@ class Attending:
     packing: Packing
     """Bounds of the slots in these tokens."""
     shared: SharedPrompts | None
-    """What some tokens see outside their slot."""
+    """Slots that some tokens see besides their own."""
     gathered: Tensor
-    """Place of each token in these, in the order of the ranks' tokens."""
+    """Place of each token among these tokens, in the order of the ranks' tokens."""
     natural: Tensor
     """Inverse of `gathered`."""
 
@@ -158,13 +158,13 @@ class Pack(Generic[Batch]):
     predicting_N: Tensor
     """Indices of the S tokens that directly precede a response token."""
     targets_N: Tensor
-    """The response token that each of them predicts."""
+    """The response token that each of these tokens predicts."""
     candidates_NK: Tensor | None
     """Other tokens at the same places. None without any."""
     places_N: Tensor
-    """Index of that response token in the flattened [B, T] of `source`."""
+    """Index of each target in the flattened [B, T] of `source`."""
     place_S: Tensor
-    """Index in it of each token, on the host; -1 for padding."""
+    """Index of each token in it, on the host; -1 for padding."""
     is_idle: bool = False
     """Whether the pack only equalises the number of passes over ranks and adds to no loss."""
     routes: PackRoutes | None = None

@@ -47,7 +47,7 @@ class HeadReader:
         entropies precede the log-probs of each candidate of the pack, or the ids of the most
         probable tokens and their log-probs; float32 holds every id below 2^24.
         """
-        # Indexing adds the gradients of a token that is read several times in no fixed order.
+        # Indexing would add gradients in no fixed order if a token is read several times.
         hidden_NH = hidden_1SH[0].index_select(0, pack.predicting_N)
         if self.head == "value":
             return (pack.spread(functional.linear(hidden_NH.float(), weight.float())[:, 0]),)

@@ -33,8 +33,8 @@ def inverse_frequencies(model: ModelDescription) -> Tensor:
 def rotary_axes(vision: VisionPart) -> Tensor:
     """Return which of a token's three positions turns each pair of dimensions: int64 [F].
 
-    M-RoPE, Qwen2-VL, arXiv:2409.12191, section 2.1: sections follow one another, or take turns and
-    the first has what the others leave.
+    M-RoPE, Qwen2-VL, arXiv:2409.12191, section 2.1: sections are consecutive, or interleaved; then
+    the first has the remaining pairs.
     """
     if not vision.takes_turns:
         return torch.arange(3).repeat_interleave(torch.tensor(vision.sections))

@@ -5,8 +5,8 @@ experts for a token now and then, and its log-prob jumps. A replayed route fixes
 the weights of the chosen experts are computed as always, so the router still learns (arXiv
 2510.11370, arXiv 2512.01374).
 
-A sequence that an engine sampled in several requests has a part of its routes of each, on any rank:
-each token keeps those of the weights that sampled the token after it.
+If an engine sampled a sequence in several requests, each request has a part of its routes, on any
+rank. Each token keeps the routes of the weights that sampled the token after it.
 
 Routes are stored as expert + 1; 0 lets a token choose. Shapes: B sequences, T positions, S tokens
 of a pack that this rank's routers read, L layers with experts of this rank, K experts of a token.
@@ -42,7 +42,7 @@ class RouteGroups(NamedTuple):
 
 
 class KeptPart(NamedTuple):
-    """Where the routes of a part are, and of which tokens they are."""
+    """The rank with the routes of a part, and the tokens of the part."""
 
     rank: int
     first: int
@@ -52,7 +52,7 @@ class KeptPart(NamedTuple):
 
 @dataclass(kw_only=True)
 class RouteStore(ABC):
-    """Routes of sequences that some rank has, on the host, under their keys."""
+    """Routes of sequences, on the host of one or more ranks, by key."""
 
     moe: MoeDescription
     layers: tuple[int, ...]
@@ -63,7 +63,7 @@ class RouteStore(ABC):
     rows: dict[int, RoutePart] = field(default_factory=dict)
     """Routes that this rank has, of sequences without their padding."""
     missing: list[bool] = field(default_factory=list)
-    """Whether no rank has the routes of each sequence of the last update."""
+    """For each sequence of the last update, whether routes are missing on all ranks."""
 
     @abstractmethod
     def before_read(self, sequences: Batch) -> Batch:
@@ -94,7 +94,7 @@ class RouteStore(ABC):
         """Return the routes of a rank's layers."""
 
     def with_routes(self, sequences: Batch) -> Batch:
-        """Return sequences with their routes, wherever they are. A collective over the ranks."""
+        """Return sequences with their routes, from any rank. A collective over the ranks."""
         assert sequences.route_keys_B is not None, "the trainer names the sequences of a replay"
         keys = sequences.route_keys_B.tolist()
         shape = (*sequences.tokens_BT.shape, len(self.layers), self.moe.num_experts_per_tok)
@@ -102,7 +102,7 @@ class RouteStore(ABC):
         spans, found = self._fetched(keys)
         self.missing = [None in _parts_of(key, spans) for key in keys]
         for row, key in enumerate(keys):
-            # The last token of a part has no routes in it, and those of the part after it.
+            # The last token of a part has its routes in the part after it.
             for part in reversed(_parts_of(key, spans)):
                 if part is not None:
                     first, routes_TLK = spans[part].first, found[part]
@@ -110,7 +110,7 @@ class RouteStore(ABC):
         return replace(sequences, routes_BTLK=routes_BTLK)
 
     def of_pack(self, pack: Pack[Any]) -> PackRoutes | None:
-        """Return what the routers read and write of a pack; None if they choose unobserved."""
+        """Return the routes that routers read and write for a pack; None if they do neither."""
         if pack.source.routes_BTLK is None:
             return None if pack.source.route_keys_B is None else PackRoutes()
         place_S = self._own_places(pack)
@@ -119,7 +119,10 @@ class RouteStore(ABC):
         return PackRoutes(given_LSK=routes_SLK.transpose(0, 1).contiguous().to(self.device_type))
 
     def metrics(self, packs: Sequence[Pack[Any]]) -> dict[str, float]:
-        """Return what an update of these packs replayed. A collective over the model's ranks."""
+        """Return the shares of differing and of missing routes in an update of these packs.
+
+        A collective over the model's ranks.
+        """
         of_packs = (pack.routes for pack in packs if pack.routes and not pack.is_idle)
         counts = [count for routes in of_packs for count in routes.differing]
         missing = torch.tensor([sum(self.missing), len(self.missing)])
@@ -142,7 +145,7 @@ class RouteStore(ABC):
         return pack.place_S.view(ranks, -1)[rank]
 
     def _spans(self, *more: Any) -> tuple[dict[int, KeptPart], list[Any]]:
-        """Return the parts that the ranks have, by key, and what each adds. A collective."""
+        """Return the parts that the ranks have, by key, and each rank's `more`. A collective."""
         group, spans = self._sources(), dict[int, KeptPart]()
         told: list[Any] = [None] * dist.get_world_size(group)
         own = {
@@ -154,7 +157,7 @@ class RouteStore(ABC):
         return spans, [each[1:] for each in told]
 
     def _fetched(self, keys: Sequence[int]) -> tuple[dict[int, KeptPart], dict[int, Tensor]]:
-        """Return the parts that the ranks have, and the routes of those of these sequences."""
+        """Return the parts that the ranks have, and the routes of these sequences' parts."""
         group = self._sources()
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         spans, told = self._spans(keys, self.layers)
@@ -190,7 +193,7 @@ class RouteStore(ABC):
 
 
 def _parts_of(key: int, spans: Mapping[int, KeptPart]) -> list[int | None]:
-    """Return the keys of a sequence's parts, newest first; None for one that no rank has."""
+    """Return the keys of a sequence's parts, newest first; None for a part on no rank."""
     found: list[int | None] = []
     at: int | None = key
     while at is not None:
@@ -202,15 +205,15 @@ def _parts_of(key: int, spans: Mapping[int, KeptPart]) -> list[int | None]:
 
 
 class RecordedRoutes(RouteStore):
-    """Routes of the pass that computes old log-probs: R2. A rank has those of its own layers."""
+    """Routes of the pass that computes old log-probs: R2. A rank has its own layers."""
 
     def before_read(self, sequences: Batch) -> Batch:
-        """Forget the routes of the pass before."""
+        """Forget the routes of the previous pass."""
         self.rows.clear()
         return sequences
 
     def after_read(self, packs: Sequence[Pack[Any]]) -> None:
-        """Keep what the routers chose. A collective over ranks that share tokens."""
+        """Keep the routers' choices. A collective over ranks that share tokens."""
         for pack in packs:
             sequences, routes_BTLK = pack.source, self._whole(pack)
             for slot in (slots := slots_of(sequences, shares_prompts=self.shares_prompts)):
@@ -265,7 +268,7 @@ class RecordedRoutes(RouteStore):
 
 @dataclass(kw_only=True)
 class SampledRoutes(RouteStore):
-    """Routes of the rollout engine: R3. A rank has those of its engine's sequences, all layers."""
+    """Routes of the rollout engine: R3. A rank has its engine's sequences, all layers."""
 
     def before_read(self, sequences: Batch) -> Batch:
         """Replay the engine's routes in the pass."""
@@ -279,7 +282,7 @@ class SampledRoutes(RouteStore):
         self.rows |= routes
 
     def retain(self, keys: Collection[int]) -> None:
-        """Keep the parts of these sequences alone. A collective over the model's ranks."""
+        """Keep only the parts of these sequences. A collective over the model's ranks."""
         spans, _ = self._spans()
         needed = {part for key in keys for part in _parts_of(key, spans)}
         self.rows = {key: part for key, part in self.rows.items() if key in needed}

@@ -84,7 +84,7 @@ class _Attention(torch.autograd.Function):
                 Joined(mixed[rows], logsumexp[rows]),
                 block,
             )
-            # No place twice: additions in no fixed order would change bits from run to run.
+            # Each place once: additions in no fixed order would change bits from run to run.
             for whole, places, part in zip(sums, (rows, keys, keys), other, strict=True):
                 add_rows(whole, places, part)
         of_query, of_key, of_value = (

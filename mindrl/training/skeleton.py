@@ -1,4 +1,4 @@
-"""Control flow that training engines share: an engine names only what its library does differently.
+"""Control flow that training engines share; an engine adds only the steps specific to its library.
 
 Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
 outputs of the head for each token.
@@ -37,7 +37,7 @@ from mindrl.training.state_slice import ReadState, StateSlice, take_over
 
 
 class LearningState(Protocol):
-    """Gradients, optimizer and schedule of a model that learns."""
+    """Gradients, optimizer and schedule of a trained model."""
 
     @property
     def optimizer(self) -> object:
@@ -151,7 +151,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
 
     @property
     def optimizer(self) -> object | None:
-        """The library's optimizer; None for a model that does not learn."""
+        """The library's optimizer; None for a model that is not trained."""
         return None if self.learning is None else self.learning.optimizer
 
     @property
@@ -278,7 +278,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
 
     @abstractmethod
     def _run_forward(self, packs: Sequence[Pack[Any]], read: Reader) -> list[Tensor]:
-        """Run packs forward; return what `read` returns, nothing on ranks without the head."""
+        """Run packs forward; return the results of `read`, none on ranks without the head."""
 
     @abstractmethod
     def _run_update(self, learning: LearningT, packs: Sequence[Pack[Any]], loss: Reader) -> None:
@@ -286,7 +286,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
 
     @abstractmethod
     def _pack_count(self, count: int, *, learns: bool) -> int:
-        """Return the number of packs that the layout needs for `count` of this rank.
+        """Return the number of packs that the layout needs if this rank has `count`.
 
         A collective.
         """

@@ -1,8 +1,8 @@
 """Slots of a pack: the tokens of sequences, one run after another.
 
-A sequence has one slot. If prompts are shared, tokens that several sequences begin with have a slot
-of their own, and each of them one for its other tokens. Shapes: B sequences, T positions, S tokens
-of a pack.
+A sequence has one slot. If prompts are shared, the common first tokens of several sequences have
+one slot, and each sequence has another for its other tokens. Shapes: B sequences, T positions, S
+tokens of a pack.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ def places(slots: Sequence[Slot], starts: Sequence[int], T: int) -> tuple[Tensor
 
 
 def branches(slots: Sequence[Slot], requested_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last token of a shared prompt, and the first token after it of each sequence.
+    """Return the last token of a shared prompt, and each sequence's first token after the prompt.
 
-    Both are indices in the flattened [B, T]. Sequences whose token after it is not requested are
-    left out, and the one that lends the prompt.
+    Both are indices in the flattened [B, T]. Leaves out sequences whose token after it is not
+    requested, and the sequence that lends the prompt.
     """
     T = requested_BT.size(1)
     pairs = [
@@ -44,10 +44,10 @@ def branches(slots: Sequence[Slot], requested_BT: Tensor) -> tuple[Tensor, Tenso
 def seen_prompts(
     slots: Sequence[Slot], starts: Sequence[int]
 ) -> list[list[tuple[list[Tensor], list[Tensor]]]]:
-    """Return what tokens see outside their slots, as places in the pack, by depth in the tree.
+    """Return which tokens see other slots, and which, as places in the pack, by depth in the tree.
 
-    At each depth by slot: the tokens of all slots after it, and its own. So a token is after at
-    most one slot of a depth, and the tokens of each slot are seen once.
+    For each slot of a depth: the tokens of all slots after it, and its own tokens. A token is after
+    at most one slot of a depth, so each slot's tokens are seen once.
     """
     depths, found = list[int](), dict[int, dict[int, tuple[list[Tensor], list[Tensor]]]]()
     for slot, (start, _) in zip(slots, pairwise(starts), strict=True):

@@ -23,7 +23,7 @@ def built_on_meta(
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        # A decoder that is built alone reads its own key; the folder has it at the top.
+        # A decoder built alone reads its section's key, but the folder has it at the top.
         config.get_text_config().tie_word_embeddings = config.tie_word_embeddings
         with torch.device("meta"):
             network = kind.from_config(
@@ -46,7 +46,7 @@ def refuse_other_tensors(
     `place` has the folder, and the name of the network.
 
     Raises:
-        ModelError: One of them lacks a tensor, or has it in another shape.
+        ModelError: The network or the files lack a tensor, or its shapes differ.
     """
     found = {name: tuple(each.shape) for name, each in network.named_parameters()}
     if differing := sorted({*found.items()} ^ {*wanted.items()}):
@@ -61,7 +61,7 @@ def fill_buffers(folder: str, network: Any) -> None:
     """Compute the buffers of a model of transformers, which no file contains.
 
     Raises:
-        ModelError: transformers does not compute one.
+        ModelError: transformers does not compute a buffer.
     """
     for name, module in network.named_modules():
         buffers = dict(module.named_buffers(recurse=False))

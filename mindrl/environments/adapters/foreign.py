@@ -21,7 +21,7 @@ def library(module: str, package: str) -> Any:
 
 
 def row_seed(row: Mapping[str, Any]) -> int:
-    """Return the column `seed` of a row, by which all conversations of a prompt begin alike.
+    """Return the column `seed` of a row, so that all conversations of a prompt begin alike.
 
     Without that column, return a random number, which differs between conversations.
     """

@@ -28,7 +28,8 @@ class Gymnasium:
 
         Args:
             name: Its id, such as `FrozenLake-v1`.
-            actions: Words for its numbers; the last one in a turn counts. None: the last number.
+            actions: Words for its action numbers; the last word in a turn counts. None: the last
+                number counts.
             options: Keyword arguments of `gymnasium.make`.
         """
         given = dict(options or {})

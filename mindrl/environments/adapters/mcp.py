@@ -125,7 +125,7 @@ async def _server(command: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
 
 
 def _read(line: bytes) -> Any:
-    """Return a message; the client reports what is none."""
+    """Return a message; the client reports invalid ones."""
     try:
         message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError as error:

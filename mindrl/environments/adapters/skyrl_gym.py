@@ -26,7 +26,7 @@ class SkyrlGym:
         Args:
             name: Its id, or a class of yours as `package.module:Class`.
             env_config: Its configuration.
-            max_turns: As SkyRL's generator passes it with the row. None: the row's.
+            max_turns: Passed with the row, as by SkyRL's generator. None: the row's.
         """
         self._spec = skyrl_gym.envs.registration.EnvSpec(id=name, entry_point=name)
         self._spec = skyrl_gym.envs.registration.registry.get(name, self._spec)

@@ -61,7 +61,7 @@ class TextArena:
         return "", float((rewards or {}).get(self._player, 0.0)), True
 
     def _until_turn(self, is_over: bool) -> str | None:
-        """Let the opponent move; return what is new to the policy, None when the game is over."""
+        """Let the opponent move; return new text for the policy, None when the game is over."""
         while not is_over:
             player, whole = self._game.get_observation()
             if player == self._player:

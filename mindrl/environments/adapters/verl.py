@@ -34,7 +34,7 @@ class VerlTools:
         return [_dumped(each.get_openai_tool_schema()) for each in _tools(tool_config_path)]
 
     def reset(self, **row: Any) -> None:
-        """Create an instance of each tool, with what the row has for it in `tools_kwargs`."""
+        """Create an instance of each tool, with its arguments in the row's `tools_kwargs`."""
         given = row.get("tools_kwargs") or (row.get("extra_info") or {}).get("tools_kwargs") or {}
         for name, tool in self._tools.items():
             arguments = (given.get(name) or {}).get("create_kwargs") or {}

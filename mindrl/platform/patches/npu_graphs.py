@@ -12,7 +12,7 @@ from typing import Any
 
 def install() -> None:
     """Let an engine prepare graphs whenever it will capture some."""
-    # First: it imports what patches vLLM.
+    # First: it imports the patches of vLLM.
     import_module("vllm_ascend.worker.worker")
     runner = import_module("vllm_ascend.worker.model_runner_v1").NPUModelRunner
     runner._use_aclgraph = _captures

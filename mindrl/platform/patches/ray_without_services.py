@@ -12,7 +12,7 @@ from ray._private.node import Node
 
 
 def install() -> None:
-    """Start none of them."""
+    """Disable these processes."""
 
     def no_server(node: Any, **_: object) -> None:
         node._webui_url = ""

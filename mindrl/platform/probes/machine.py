@@ -49,7 +49,7 @@ class DeviceNeeds:
     """A distribution that installs the same files as a needed one, and the needed one."""
     how_to_install: str
     advice: Mapping[str, str] = field(default_factory=dict)
-    """By package of the extra that is installed in a special way: how to install it."""
+    """How to install packages of the extra that need a special way, by package."""
     no_devices: str
     """What to do if the machine has no device."""
 

@@ -46,7 +46,7 @@ class SglangServer:
     collectives: str
     """torch backend of the group with training rank 0."""
     tensors: Sequence[WholeTensor]
-    """In the order in which training rank 0 broadcasts them."""
+    """Tensors in the order in which training rank 0 broadcasts them."""
     bucket_bytes: int
     """Maximum bytes of tensors per call, for which the server allocates buffers."""
     group: str = ""

@@ -85,7 +85,7 @@ class ServedTeacher:
         ).prompt
 
     def _read(self, sequences: Sequences, row: int) -> "list[_Found]":
-        """Return what the server found at each position that needs it, in order."""
+        """Return the server's log-probs at each position that needs them, in order."""
         length = int(sequences.lengths_B[row])
         token_ids: list[int] = sequences.tokens_BT[row, :length].tolist()
         body = {

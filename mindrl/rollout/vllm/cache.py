@@ -14,7 +14,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.gated_delta import GatedDeltaNet
 
 _BLOCK_TOKENS = 128
-"""The engine's default on CPUs and NPUs: blocks have a multiple of it if layers have states."""
+"""The engine's default block size on CPUs and NPUs; a multiple of it if layers have states."""
 
 
 class CacheSizes(NamedTuple):
@@ -37,7 +37,7 @@ class CacheSizes(NamedTuple):
         return self.per_token * blocks * self.block_tokens + self.states
 
     def described(self) -> str:
-        """Return what a sequence takes as a text."""
+        """Return a sequence's bytes as text."""
         states = f", {self.states:,} bytes of states" if self.states else ""
         return f"{self.per_token:,} bytes per token{states}"
 

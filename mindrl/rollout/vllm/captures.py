@@ -1,4 +1,4 @@
-"""What vLLM's engine captures as graphs. Imports no vLLM and no torch."""
+"""Steps that vLLM's engine captures as graphs. Imports no vLLM and no torch."""
 
 from dataclasses import dataclass
 
@@ -25,8 +25,8 @@ def graph_mode(generate: GenerateConfig, platform: Platform) -> GraphMode | None
 def capture_sizes(generate: GenerateConfig, platform: Platform) -> tuple[int, ...] | None:
     """Return the sizes that the engine gets; None leaves them to the engine.
 
-    Without compilation they end with the largest decode step: vllm-ascend's own may end below it,
-    and steps above them would run without graphs (vllm-ascend#16049).
+    Without compilation they end with the largest decode step: vllm-ascend's own sizes may end below
+    it, and larger steps would run without graphs (vllm-ascend#16049).
     """
     given = generate.cudagraph_capture_sizes
     if given is not None or platform.is_eager(generate.enforce_eager) or platform.compiles_engine:
@@ -38,7 +38,7 @@ def capture_sizes(generate: GenerateConfig, platform: Platform) -> tuple[int, ..
 
 
 def decode_tokens(generate: GenerateConfig) -> int:
-    """Return the most tokens of a decode step, with those of drafts."""
+    """Return the maximum tokens of a decode step, drafts included."""
     return generate.max_num_seqs * _tokens_of_sequence(generate)
 
 
@@ -63,7 +63,7 @@ class Captures:
 
 
 def captures(generate: GenerateConfig, platform: Platform) -> Captures:
-    """Return what the engine captures; nothing if it is eager or the device has no graphs."""
+    """Return the captured sizes; none if the engine is eager or the device has no graphs."""
     if platform.kind == "cpu" or platform.is_eager(generate.enforce_eager):
         return Captures()
     mode, most = graph_mode(generate, platform) or _DEFAULT_MODE, decode_tokens(generate)

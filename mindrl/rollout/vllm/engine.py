@@ -122,14 +122,14 @@ class VllmEngine:
         self._sizes: dict[EngineTag, int] = {"weights": weights, "kv_cache": self._kv_cache_bytes()}
         self._rounds: Rounds | None = None
         self._pages = dict(self._sizes)
-        """Bytes of each on the device: its size, or more as measured at a wake-up."""
+        """Bytes of each tag on the device: its size, or a larger measurement at wake-up."""
 
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost.
 
-        The engine also forgets the prefixes in its cache. vLLM sleeps only as a whole, and
-        otherwise reports that it sleeps already: if only the weights are allocated, the cache is
-        allocated first, and if there is no room for it the weights stay.
+        The engine also forgets the prefixes in its cache. vLLM sleeps only as a whole; with only
+        the weights allocated, it reports that it sleeps already. So the cache is then allocated
+        first; without room for it the weights stay.
         """
         if self.awake == {"weights"}:
             with suppress(torch.OutOfMemoryError):
@@ -166,9 +166,9 @@ class VllmEngine:
     def device_bytes(self, tag: EngineTag) -> int:
         """Return the bytes of the weights or the KV cache on the device now.
 
-        On CPU these are the bytes of their storages; a model that drafts is there while the weights
-        are. Device memory is unmapped under the storages
-        while the engine sleeps, so there the engine's state counts.
+        On CPU these are the bytes of the storages; a model that drafts is allocated with the
+        weights. Elsewhere memory is unmapped under the storages while the engine sleeps, so the
+        engine's state counts.
         """
         if self.device_type == "cpu":
             drafts = self._draft_bytes if tag == "weights" and tag in self.awake else 0
@@ -190,7 +190,7 @@ class VllmEngine:
     def weight_sink(self, kept: str | None = None) -> EngineShards | WholeTensors:
         """Return the destination of this rank's shards, or of whole tensors, for one load.
 
-        Those whose names start with `kept`, a vision tower's, stay as they are.
+        Weights whose names start with `kept` (a vision tower's) stay unchanged.
         """
         if self._pictures is not None:
             self._pictures.forget(self.llm)
@@ -265,7 +265,7 @@ class VllmEngine:
         pictures = None if self._pictures is None else self._pictures.request
         ended = None
         if self._routes is not None:
-            # Names of requests are used again.
+            # Names of requests are reused.
             self._routes.forget()
             ended = self._routes.end
         self._rounds = Rounds(self.llm.llm_engine, sampling, self.stages, pictures, ended)
@@ -323,7 +323,7 @@ class VllmEngine:
 
 
 def allocate_stage_inputs(runner: Any) -> None:
-    """Allocate what a later pipeline stage receives into, unless vLLM has done so.
+    """Allocate the receive buffers of a later pipeline stage, unless vLLM has done so.
 
     vLLM does it in its trial run, which it skips on a CPU without compilation.
     """

@@ -17,7 +17,7 @@ def gated_delta_part(
     heads = part_of(delta.value_heads, tp, tp_rank)
 
     def joined(kind: str) -> list[Rows]:
-        """Return the rows of queries, keys and values in the tensor that has them one by one."""
+        """Return the rows of queries, keys and values in the tensor that concatenates them."""
         first = (0, delta.key_rows, 2 * delta.key_rows)
         parts = zip(first, (keys, keys, values), strict=True)
         return [(f"{here}{kind}.weight", (at + start, at + stop)) for at, (start, stop) in parts]
@@ -25,7 +25,7 @@ def gated_delta_part(
     mixed, rated = f"{here}in_proj_qkvz.weight", f"{here}in_proj_ba.weight"
     output, norm = f"{here}out_proj.weight", f"{here}norm.weight"
     if delta.interleaved:
-        # Whole key heads with what belongs to each.
+        # Whole key heads, with the rows that belong to each.
         rows: list[Rows] = [
             (mixed, part_of(2 * (delta.key_rows + delta.value_rows), tp, tp_rank)),
         ]

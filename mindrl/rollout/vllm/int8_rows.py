@@ -14,7 +14,7 @@ from torch import Tensor
 
 SCALE = "weight_scale"
 OFFSET = "weight_offset"
-"""A parameter of vllm-ascend: what is added to each int8 number; 0 if symmetric."""
+"""A parameter of vllm-ascend that is added to each int8 number; 0 if symmetric."""
 ROW_PARAMETERS = frozenset((SCALE, OFFSET))
 LARGEST = 127
 _AT_ONCE = 1 << 22

@@ -37,7 +37,7 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
 
 
 def _cut_further(model: ModelDescription, tp: int, field: str) -> Iterator[Finding]:
-    """Yield what vLLM cuts and a tensor-parallel size of 2 or more does not divide."""
+    """Yield sizes that vLLM cuts, if a tensor-parallel size above 1 does not divide them."""
     yield from must_divide(field, tp, "vocab_size in whole 64s", padded_vocab_size(model))
     if model.delta:
         yield from must_divide(field, tp, "linear_num_key_heads", model.delta.key_heads)

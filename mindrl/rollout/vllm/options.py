@@ -1,4 +1,4 @@
-"""Options of vLLM's engine, by the names of its class `LLM`, for all that start one.
+"""Options of vLLM's engine, by the names of its class `LLM`, for every program that starts one.
 
 Imports no vLLM: a server has them in its command.
 """
@@ -79,9 +79,9 @@ def _drafts(generate: GenerateConfig) -> dict[str, Any] | None:
 
 
 def _overrides(folder: str, generate: GenerateConfig) -> dict[str, Any]:
-    """Return the keys of config.json that the engine reads otherwise than they are written."""
+    """Return the keys of config.json that the engine must read with other values."""
     found = _in_int8() if generate.quantization == "int8" else {}
-    # Of a nested folder the engine has the decoder alone, as the training engine does.
+    # From a nested folder the engine loads only the decoder, as the training engine does.
     if (architecture := decoder_class(folder)) is not None:
         found["architectures"] = [architecture]
     return found
@@ -130,7 +130,7 @@ def answer_options(settings: ChatEngineSettings) -> dict[str, Any]:
 
 
 def command_of(options: Mapping[str, Any]) -> list[str]:
-    """Return the command that starts vLLM's server with these options; those of None are left out.
+    """Return the command that starts vLLM's server with these options; None values are left out.
 
     The server has the names of `LLM` with hyphens, and more.
     """

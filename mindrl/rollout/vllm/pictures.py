@@ -1,8 +1,8 @@
-"""Pictures in prompts of vLLM: one placeholder for each goes in, and the engine makes its tokens.
+"""Pictures in prompts of vLLM: a prompt has one placeholder per picture; the engine expands it.
 
-vLLM expands the placeholders of a prompt, also those of ids that are expanded already, and knows
-them by their token alone, which the policy may have drawn before a later picture. It
-caches the features of a picture by its content, and does not drop them when the weights change.
+vLLM expands every placeholder token in a prompt, also in ids that are expanded already. The policy
+may have sampled this token before a later picture. vLLM caches the features of a picture by its
+content, and does not drop them when the weights change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class EnginePictures:
         }
 
     def prompt(self, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> TokensPrompt:
-        """Return a prompt as the engine takes it: one token in place of those of a picture."""
+        """Return a prompt for the engine: one token in place of each picture's tokens."""
         if not images:
             return TokensPrompt(prompt_token_ids=[*token_ids])
         pictures = [self.folder.picture(each.number) for each in images]
@@ -52,8 +52,8 @@ class EnginePictures:
     ) -> TokensPrompt | Mapping[str, Any]:
         """Return the prompt of a request; its tokens may be drawn ones.
 
-        An image token that was drawn before a picture is another one while `engine`, an LLMEngine,
-        expands the placeholders.
+        An image token sampled before a picture is replaced by a text token while `engine`, an
+        LLMEngine, expands the placeholders.
         """
         image_token = engine.model_config.hf_config.image_token_id
         drawn = drawn_places(token_ids, images, image_token)
@@ -69,9 +69,9 @@ class EnginePictures:
         return {**rendered, "prompt_token_ids": expanded}
 
     def forget(self, llm: LLM) -> None:
-        """Drop features that older weights made, and renew what no weight file has.
+        """Drop features of older weights, and recompute the statistics of pixels.
 
-        The engine's own copy of the statistics of pixels starts as noise, like all dummy weights.
+        No weight file has these; the engine's copy starts as noise, like all dummy weights.
         """
         engine = llm.llm_engine
         engine.reset_encoder_cache()

@@ -29,9 +29,9 @@ class Rounds:
     ) -> None:
         """Set the engine, how the responses are sampled, and the number of pipeline stages.
 
-        `prompt_of` makes the prompts of a model that reads pictures; `ended` is called with the
-        name of each request that has sampled a token and ends, complete or not, the tokens of its
-        sequence, and how many of them reach to the last one sampled before.
+        `prompt_of` makes the prompts of a model that reads pictures; `ended` is called when a
+        request that has sampled a token ends, complete or not, with its name, the tokens of its
+        sequence, and its `Request.sampled`.
         """
         self.engine, self.sampling, self.stages = engine, sampling, stages
         self.prompt_of, self.ended = prompt_of, ended

@@ -6,7 +6,7 @@ whose keys and values come from the prefix cache are not computed and have no ro
 last token of a sequence. Routes are stored as expert + 1; 0 stands for none.
 
 A request that continues a sequence computes all of it again, with newer weights. Its routes begin
-with the last token of the request before, whose weights sampled the tokens up to that one.
+with the last token of the previous request, whose weights sampled the tokens up to this one.
 
 Shapes: S tokens of an engine step, T tokens of a sequence, L layers with experts, K experts of a
 token.
@@ -109,7 +109,7 @@ class _Row:
         self._routes_TLK[first:end] = routes_NLK
 
     def cut(self, first: int, end: int) -> NDArray[Any]:
-        """Return those of the tokens from `first` to `end`; the last token has none."""
+        """Return the routes of tokens `first` to `end`; the last token has none."""
         found_TLK = _zeros(end - first, self._routes_TLK)
         # The place of the last token may have been that of a rejected draft.
         kept_TLK = self._routes_TLK[first : end - 1]

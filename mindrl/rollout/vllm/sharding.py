@@ -94,7 +94,7 @@ def layers_of_ranks(model: ModelDescription, layout: RolloutLayout) -> tuple[int
 
 
 def _first_with_as_many(moe: MoeDescription, layout: RolloutLayout, part: int) -> int:
-    """Return the first expert-parallel rank with as many experts: some have one more."""
+    """Return the first expert-parallel rank with equally many experts; some have one more."""
     with_one_more = moe.num_experts % layout.ep
     return with_one_more if part >= with_one_more else 0
 

@@ -57,7 +57,7 @@ class EngineShards:
     def __init__(self, worker: Any, model: Module | None = None) -> None:
         """Read the expected parameters from the engine's worker; its weights are allocated.
 
-        `model` is another than the policy's.
+        `model` is loaded instead of the policy's.
         """
         self.worker = worker
         self.model = worker.model_runner.get_model() if model is None else model
@@ -101,7 +101,7 @@ class EngineShards:
                     _process(module, self.pending.pop(module, {}))
 
     def finish(self) -> None:
-        """Recompute what attention layers derive from their projections; all must be closed.
+        """Recompute tensors that attention layers derive from projections; all must be closed.
 
         On a CPU without matrix tiles these are views, which need no recomputation.
         """

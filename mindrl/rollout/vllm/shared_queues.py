@@ -8,9 +8,9 @@ from vllm.distributed import get_tp_group
 
 
 def remove_names() -> None:
-    """Remove the names of the memory, which then ends with the last process that maps it.
+    """Remove the names of the memory; the last process that maps it then frees it.
 
-    All ranks of the replica have started their engines, and so have opened it.
+    Call it after all ranks of the replica have started engines and so opened it.
     """
     queue = get_tp_group().mq_broadcaster
     buffer = None if queue is None else queue.buffer

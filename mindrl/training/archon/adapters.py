@@ -76,8 +76,8 @@ class NetworkAdapters:
     are_cut: bool
     """Whether FSDP2 cuts factors over several ranks."""
     whole: Mapping[str, Tensor]
-    """All rows of each factor A that FSDP2 cuts, by the local name of the factor: the product with
-    the rows of B that this rank has needs them."""
+    """All rows of each factor A that FSDP2 cuts, by the factor's local name. They are multiplied
+    with this rank's rows of B."""
 
     @classmethod
     def of(
@@ -123,12 +123,12 @@ class NetworkAdapters:
         for name, factor in self.factors.items():
             if self.are_cut and name.endswith(FIRST_FACTOR):
                 found = _gathered(factor)
-                # A rank without a row of B only takes part.
+                # A rank without rows of B only joins the collective.
                 if name in self.whole:
                     self.whole[name].copy_(found)
 
     def difference(self, name: str, box: Box) -> Tensor | None:
-        """Return the adapters' change to a box of a local weight, float32; None without one."""
+        """Return the adapters' change to a box of a local weight, float32; None if not adapted."""
         first_name, second_name = local_factor_names(name)
         if second_name not in self.factors:
             return None
@@ -154,8 +154,8 @@ def put_adapters(network: Network, model: ModelDescription, low_rank: LowRank) -
     """Put adapters on a network on the meta device, and freeze its own weights.
 
     Raises:
-        ModelError: A matrix that must have one belongs to another module than a linear layer, or
-            every tensor-parallel rank has it whole.
+        ModelError: A matrix to adapt is not in a linear layer, or every tensor-parallel rank has it
+            whole.
     """
     adapted = names_of_factors(model, low_rank)
     owners = {
@@ -170,7 +170,7 @@ def put_adapters(network: Network, model: ModelDescription, low_rank: LowRank) -
             if not isinstance(linear, nn.Linear | Linear):
                 raise _excluded(name, f"a linear layer, not {type(linear).__name__}")
             if network.parallel.size > 1 and _cut_of(parameter) is None:
-                # Each rank may read all tokens in it, or its own.
+                # In a replicated layer, ranks may read all tokens or their own.
                 raise _excluded(name, "a layer that tensor-parallel ranks cut")
             linear.adapter = LinearAdapter(linear, low_rank, network.parallel)
             # Before tensor-parallel ranks sum or gather the output.

@@ -40,7 +40,7 @@ class Balance:
     context: dist.ProcessGroup | None
     """Ranks that share the tokens of sequences; None for a single rank."""
     tokens: dist.ProcessGroup | None
-    """Those ranks, and the tensor-parallel ranks that share their tokens under sequence
+    """Ranks of `context`, and the tensor-parallel ranks that share their tokens under sequence
     parallelism."""
     replicas: int
     weight: float = 0.0

@@ -59,12 +59,12 @@ def _part(given_1SH: Tensor, group: dist.ProcessGroup) -> Tensor:
 copied = _collective(_same, _sum)
 """Identity on a replicated tensor that ranks then use differently; gradients are summed."""
 summed = _collective(_sum, _same)
-"""Sum over the ranks, which all of them then use alike; gradients pass unchanged."""
+"""Sum over the ranks, used alike by all of them; gradients pass unchanged."""
 gathered = _collective(_gather, _scatter)
-"""Tokens of all ranks, which ranks then use differently; gradients are reduce-scattered."""
+"""Tokens of all ranks, used differently by each rank; gradients are reduce-scattered."""
 scattered = _collective(_scatter, _gather)
-"""Sum over the ranks, of which each keeps its own tokens; gradients are gathered."""
+"""Sum over the ranks; each rank keeps its own tokens; gradients are gathered."""
 gathered_by_all = _collective(_gather, _part)
-"""Tokens of all ranks, which all of them then use alike; each keeps the gradient of its own."""
+"""Tokens of all ranks, used alike by all; each rank keeps the gradient of its own tokens."""
 own_part = _collective(_part, _gather)
 """This rank's part of replicated tokens; gradients are gathered."""

@@ -1,4 +1,4 @@
-"""The PyTorch-native engine of one model: reads sequences, and learns if it has an optimizer."""
+"""The PyTorch-native engine of one model: reads sequences, and trains if it has an optimizer."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
         return {name: parameters[name].to_local().detach() for name in self.table}
 
     def _weights(self) -> Sequence[Tensor]:
-        # A rank may hold no element of a parameter, whose storage FSDP2 pads all the same.
+        # FSDP2 also pads the storage of a parameter of which this rank holds no element.
         return [each.to_local().detach() for each in self._parameters().values()]
 
     def complete_weights(self) -> None:
@@ -233,8 +233,8 @@ class ArchonEngine(EngineSkeleton[EngineSettings, Learning]):
     def _copies(self, name: str, parameter: DTensor) -> int:
         """Return how many ranks hold the same part of a parameter."""
         twins, mesh = self.twins.get(name), parameter.device_mesh
-        # A dimension cut by both FSDP2 and tensor parallelism is not `Shard`, but not a copy
-        # either.
+        # If both FSDP2 and tensor parallelism cut a dimension, its placement is not `Shard`, but no
+        # copy.
         sizes = [
             mesh.size(dim)
             for dim, placement in enumerate(parameter.placements)

@@ -28,18 +28,17 @@ _NORM_EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """The tokens of a pack in chunks, the first of all sequences, then the second, and so on."""
+    """The tokens of a pack in chunks: first chunks of all sequences, second chunks, and so on."""
 
     tokens_GL: Tensor
     """int64; place of each token in the pack, S where a sequence has ended."""
     places_S: Tensor
     """int64; place of each token of the pack in the flattened chunks."""
     active: tuple[int, ...]
-    """Number of sequences that have a first chunk, a second one, and so on. Those with more chunks
-    come first, so they fall."""
+    """Number of sequences that have a first chunk, a second one, and so on. Sequences with more
+    chunks come first, so the numbers fall."""
     spread_S: Tensor
-    """int64; place of each token if every sequence has empty tokens before it, for the
-    convolution."""
+    """int64; place of each token if empty tokens precede every sequence, for the convolution."""
 
     @classmethod
     def of(cls, packing: Packing, convolution: int) -> Self:
@@ -171,7 +170,7 @@ def convolved(mixed_SC: Tensor, weight_C1T: Tensor, chunks: Chunks) -> Tensor:
 def delta_rule(
     heads: Sequence[Tensor], rate_SM: Tensor, decay_SM: Tensor, chunks: Chunks
 ) -> Tensor:
-    """Return what each sequence's states answer to its queries: float32 [S, M, V].
+    """Return the outputs of each sequence's states for its queries: float32 [S, M, V].
 
     A state S of a head begins with zeros. A token lets it decay, writes its value under its key,
     and reads: S <- exp(decay) S; S <- S + rate (value - S key) key^T; S query / sqrt(K). The
@@ -208,7 +207,7 @@ def delta_rule(
 
 
 def _through_states(given: Sequence[Tensor], active: Sequence[int]) -> Tensor:
-    """Take the states of all sequences from chunk to chunk; returns what they answer."""
+    """Update the states of all sequences chunk by chunk; return their outputs for the queries."""
     state_RMKV, answers = None, []
     for values, keys, queries, reads, written, kept in zip(
         *(torch.split(each, list(active)) for each in given), strict=True

@@ -23,8 +23,8 @@ class Meshes:
         Args:
             layout: Layout of the model.
             device_type: Device of its weights.
-            fsdp_size: Ranks that share the rows of a weight, the others hold copies; None shares
-                them over all ranks that would hold the same.
+            fsdp_size: Number of ranks that share the rows of a weight; other ranks hold copies.
+                None shares the rows over all ranks that would hold the same.
         """
         self.layout = layout
         order = layout.dense_order
@@ -43,7 +43,7 @@ class Meshes:
         self.context = own_group(order.groups(("cp",))) if layout.cp > 1 else None
         """Ranks that share the tokens of sequences; None for a single rank."""
         self.context_groups = context_groups(layout, self.context)
-        """Those that trade heads, and those that pass keys on."""
+        """Groups of `context` that trade heads, and that pass keys on."""
 
     def tokens(self) -> dist.ProcessGroup | None:
         """Return the ranks that share the tokens of sequences, tensor-parallel ranks included.
@@ -112,8 +112,8 @@ def meshes_of(layout: TrainLayout, device_type: str, fsdp_size: int | None = Non
 def ranks_by_place(order: RankOrder, dimensions: Mapping[str, Collection[str]]) -> torch.Tensor:
     """Return the ranks as a tensor, indexed by their places in groups of the order's dimensions.
 
-    The digits of a rank contribute additively: ranks rise along each dimension, and a place does
-    not depend on the other places.
+    A rank is the sum of its digits' values: ranks rise along each dimension, and a place does not
+    depend on other places.
     """
     places = [
         {rank: at for group in order.groups(names) for at, rank in enumerate(group)}

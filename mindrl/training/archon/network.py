@@ -78,8 +78,7 @@ class Attention(nn.Module):
         hidden, D, parallel = model.hidden_size, model.head_dim, settings.parallel
         self.head_dim, self.parallel = D, parallel
         self.kernel, self.context = settings.attention, settings.context
-        # With fewer heads than ranks, each rank has the head of its queries, and others have it
-        # too.
+        # With fewer heads than ranks, several ranks have the same head: the head of their queries.
         key_rows = max(model.num_key_value_heads, parallel.size) * D
         twins = parallel.twins
         has_bias = model.attention_bias
@@ -138,7 +137,7 @@ class FeedForward(nn.Module):
 
 
 class SharedMixture(Mixture):
-    """A mixture with one more expert, which all tokens use, each as much as a gate decides."""
+    """A mixture with a shared expert; a gate decides how much of it each token uses."""
 
     def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
         moe, parallel = model.moe, settings.parallel
@@ -227,9 +226,9 @@ class Network(nn.Module):
         return found
 
     def experts_apart(self) -> Iterator[tuple[Any, DeviceMesh, int]]:
-        """Yield the modules of routed experts, which other ranks share than the rest of a layer.
+        """Yield the modules of routed experts, shared by other ranks than the rest of a layer.
 
-        With each the ranks that share it, and how many of them read the same tokens with it.
+        Each comes with the ranks that share it, and how many of them read the same tokens.
         """
         for mixture in [each for each in self.modules() if isinstance(each, Mixture)]:
             yield mixture.experts, mixture.meshes.data, 1
@@ -281,7 +280,7 @@ class Network(nn.Module):
         return local((self.model.embed_tokens if holder is None else holder).weight)
 
     def forget(self) -> None:
-        """Drop what was computed with the weights so far, which others replace."""
+        """Drop the results of the weights so far, when other weights replace them."""
 
     def twins(self) -> dict[str, dist.ProcessGroup]:
         """Return the parameters whose rows other tensor-parallel ranks hold too, with the group."""

@@ -40,7 +40,7 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
         if options.ac_mode == "memory_budget":
             torch._functorch.config.activation_memory_budget = options.ac_memory_budget
         # A backward pass in two halves reads buffers that a graph would otherwise donate after the
-        # first.
+        # first half.
         torch._functorch.config.donated_buffer = False
     for index, layer in enumerate(network.layers):
         forward: Callable[..., torch.Tensor] = layer.forward

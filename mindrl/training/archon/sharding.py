@@ -7,9 +7,9 @@ ranks, each rank has the head of its query heads. A tied head in another chunk t
 a copy of it, `lm_head.weight`.
 
 FSDP2 then cuts the first dimension of a tensor-parallel rank's part, as `torch.chunk` does: each
-rank gets the same number of rows, rounded up, so the last ones get fewer, or none and then lack the
-name; but all allocate the memory of the first. Experts are not split: each rank gets whole ones.
-Imports no torch.
+rank gets the same number of rows, rounded up, so the last ranks get fewer, or none and then lack
+the tensor; but all allocate the memory of the first. Experts are not split: each rank gets whole
+ones. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -243,7 +243,7 @@ def _row_counts(
 
 
 def _first_equal_shards(counts: set[int], shards: int) -> list[int]:
-    """Return for each shard the first shard with as many rows of every tensor."""
+    """Return for each shard the first shard with equally many rows of every tensor."""
 
     def sizes(index: int) -> Iterator[int]:
         for count in counts:

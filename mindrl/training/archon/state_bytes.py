@@ -38,14 +38,14 @@ def archon_borrowed_bytes(
     """Estimate the peak bytes of gathered weights and gradients, the maximum over stages.
 
     Sizes are those of a tensor-parallel rank without FSDP, in the dtype of the products unless
-    noted. Forward only: the weights outside the layers, those of one layer, the same again as they
-    arrive, and those gathered before, which FSDP2 frees next. Learning: of a layer, its weights,
-    its gradients and the next weights as they arrive; outside the layers, the weights and the
-    head's gradient. Float32 gradients of a layer are in flight until the next layer's are; at the
-    end come the float32 gradients of everything outside the layers, with the rank's own part of
-    them and one more gradient not yet freed. In a pipeline the weights of all layers of a stage
-    stay for the pass, and their float32 gradients for the step; those of one unit exist twice while
-    they are in flight. With adapters only the factors have gradients.
+    noted. Forward only: the weights outside the layers; a layer's weights twice, as they are copied
+    on arrival; and the weights gathered before, which FSDP2 frees next. Learning: a layer's weights
+    and gradients, and the next layer's arriving weights; outside the layers, the weights and the
+    head's gradient. Float32 gradients of a layer are in flight until the next layer's are. At the
+    end come the float32 gradients of everything outside the layers, the rank's own part of them,
+    and one gradient not yet freed. In a pipeline the weights of all layers of a stage stay for the
+    pass, and their float32 gradients for the step; gradients of one unit exist twice while in
+    flight. With adapters only the factors have gradients.
     """
     sharding = archon_sharding(model, layout, fsdp_size=1, head=head)
     firsts: dict[int, int] = {}
@@ -68,7 +68,7 @@ def _of_stage(
     layout: TrainLayout,
     dtype: DType,
 ) -> int:
-    """Return the bytes of a stage that holds some tensors, of which some learn."""
+    """Return the bytes of a stage that holds `held`, and trains the tensors `learning`."""
     units, gradients = (_unit_sizes(model, layout, table) for table in (held, learning))
     size, wide = ELEMENT_BYTES[dtype], ELEMENT_BYTES["float32"]
     root, root_gradient = units.pop("", 0), gradients.pop("", 0)

@@ -37,7 +37,7 @@ _CUTS: Mapping[str, Cut] = {
     "in_proj_qkv": "queries, keys, values",
     "conv1d": "queries, keys, values",
     "in_proj_z": 0,
-    # Whole key heads with what belongs to each.
+    # Whole key heads, with the rows that belong to each.
     "in_proj_qkvz": 0,
     "in_proj_ba": 0,
     "in_proj_b": 0,

@@ -46,7 +46,7 @@ def _forward(
 def by_sequence(
     layer: Callable[[Tensor], Tensor], hidden_1SH: Tensor, lengths: Sequence[int]
 ) -> Tensor:
-    """Return what a causal layer makes of each sequence of a pack alone; [1, S, H]."""
+    """Return a causal layer's output for each sequence of a pack alone; [1, S, H]."""
     parts = list(torch.split(hidden_1SH[0], list(lengths)))
     alike: dict[int, list[int]] = {}
     for index, length in enumerate(lengths):

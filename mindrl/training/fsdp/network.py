@@ -121,7 +121,7 @@ class HuggingFaceNetwork(GivenNetwork):
             yield stack_name(name), parameter
 
     def experts_apart(self) -> Iterator[tuple[Any, DeviceMesh, int]]:
-        """Yield the experts of each layer: see `Network`; tensor-parallel ranks read the same."""
+        """Yield each layer's experts: see `Network`; tensor-parallel ranks read the same tokens."""
         for experts in experts_of_layers(self.network):
             assert self.settings.experts is not None, "validated: the family is known"
             yield experts, self.settings.experts.data, self.parallel.size
@@ -201,7 +201,7 @@ def _attend(
         [1, S, N, D].
 
     Raises:
-        ModelError: A layer asks for more than causal attention.
+        ModelError: A layer requires more than causal attention.
     """
     going: Any = module.mindrl_pass
     if unbuilt := [name for name in _NOT_BUILT if options.get(name) is not None]:

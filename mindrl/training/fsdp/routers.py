@@ -12,7 +12,7 @@ from mindrl.models.decoder import layer_of
 from mindrl.models.description import MoeDescription
 
 _Routed = tuple[Tensor, Tensor, Tensor]
-"""Logits [S, E], and of the experts of each token weights and numbers, [S, K]."""
+"""Logits [S, E], and the weights and numbers of each token's experts, [S, K]."""
 
 
 def follow_packs(network: nn.Module, moe: MoeDescription) -> list[int]:

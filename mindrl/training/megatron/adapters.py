@@ -86,7 +86,7 @@ class Adapter(nn.Module):
         return given.index_add(-1, self.places.columns, added)
 
     def difference(self, box: Box) -> Tensor | None:
-        """Return the adapter's change to a box of the local matrix, float32; None if nothing."""
+        """Return the change of a box of the local matrix, float32; None if not adapted."""
         found = self.places.factors(box)
         if found is None:
             return None
@@ -233,7 +233,7 @@ class ModelAdapters:
         }
 
     def difference(self, name: str, box: Box) -> Tensor | None:
-        """Return the adapters' change to a box of a local tensor, float32; None if nothing."""
+        """Return the adapters' change to a box of a local tensor, float32; None if not adapted."""
         adapter = self.on.get(name)
         return None if adapter is None else adapter.difference(box)
 

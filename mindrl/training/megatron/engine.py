@@ -1,4 +1,4 @@
-"""The Megatron-core engine of one model: reads sequences, and learns if it has an optimizer.
+"""The Megatron-core engine of one model: reads sequences, and trains if it has an optimizer.
 
 Shapes: S tokens of a pack, H hidden size.
 """

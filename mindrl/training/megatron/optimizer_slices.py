@@ -40,7 +40,7 @@ def state_slices(
     Args:
         made: This rank's parameters and buffers by their local names.
         table: This rank's table.
-        optimizers: Those of dense parameters and of experts; None for a model that does not learn.
+        optimizers: Those of dense parameters and of experts; None for a model that is not trained.
     """
     kept = {id(parameter): found for parameter, found in _kept(optimizers or ())}
     for index, (name, entry) in enumerate(table.items()):

@@ -49,10 +49,10 @@ class Overlap:
     def watched(self, weight: Tensor, hidden: Tensor) -> Tensor:
         """Return the head's weight for one pack; its gradient goes directly to `main_grad`.
 
-        With overlap it is an alias outside of autograd: the bucket learns that the gradient is
-        complete when that of the hidden states is, on the thread of the backward pass. Autograd
-        would call Megatron's hook on another thread, where collectives may start in another order
-        than on other ranks.
+        With overlap it is an alias outside of autograd: the gradient is marked as complete when
+        that of the hidden states is, on the thread of the backward pass. Autograd would call
+        Megatron's hook on another thread, where collectives may start in another order than on
+        other ranks.
         """
         group = self.of_parameter.get(weight)
         if group is None or not self.reduces:
@@ -65,7 +65,7 @@ class Overlap:
     def complete_weights(self) -> None:
         """Gather the weights that no forward pass has gathered since the last update.
 
-        A collective over the data-parallel ranks, after every update the same on all of them.
+        A collective over the data-parallel ranks, which gather the same weights after every update.
         """
         if not self.gathers:
             return

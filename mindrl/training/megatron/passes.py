@@ -79,7 +79,7 @@ def packed_sequences(pack: Pack[Batch]) -> PackedSequences:
     # device.
     starts, longest, positions = pack.packing.starts, pack.packing.longest, _positions(pack)
     if positions is not None:
-        # To Megatron, which reads the bounds for angles alone, the pack is one sequence.
+        # Megatron reads the bounds only for angles: it gets the pack as one sequence.
         longest = starts[-1]
         starts = (0, longest)
     bounds = torch.tensor(starts, dtype=torch.int32)
@@ -100,7 +100,7 @@ def packed_sequences(pack: Pack[Batch]) -> PackedSequences:
 def _positions(pack: Pack[Batch]) -> Tensor | None:
     """Return the positions of a pack with shared prompts in the order of a single sequence.
 
-    Of that, context-parallel rank r reads the r-th piece from the start and the r-th from the end.
+    Context-parallel rank r reads the sequence's r-th pieces from the start and from the end.
     """
     if pack.attending.shared is None:
         return None

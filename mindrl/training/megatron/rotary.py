@@ -21,7 +21,7 @@ def scale_rotary(network: Any, model: ModelDescription) -> None:
 
 
 def place_rotary(network: Any) -> None:
-    """Take the angles of a GPT model at the positions of each pack, if it names any.
+    """Make a GPT model take angles at the positions of each pack, if the pack has any.
 
     Not for latent attention, whose layers make their own angles.
     """

@@ -100,7 +100,7 @@ def _buckets(
 ) -> Iterator[_Bucket]:
     """Yield the buckets of a shard, chunk by chunk, shared by `ranks` ranks.
 
-    A bucket ends with the parameter with which it has `least` elements, its padding included.
+    A bucket ends at the parameter that fills it to `least` elements, padding included.
     """
     chunks: dict[str, list[tuple[str, int]]] = {}
     for name, entry in table.items():

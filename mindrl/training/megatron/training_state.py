@@ -179,7 +179,7 @@ class TrainingState:
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _allocate_moments(self) -> None:
-        """Allocate Adam's moments, zero, before its first step would.
+        """Allocate Adam's moments as zeros; otherwise its first step would allocate them.
 
         A worker's memory is planned before the first step and must not change afterwards.
         """

@@ -1,4 +1,4 @@
-"""Features of pictures that a tower which does not learn has made, on the host.
+"""Features of pictures from a frozen vision tower, kept on the host.
 
 Shapes: F features (tokens of a picture), H hidden size.
 """
@@ -12,12 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Features:
-    """What a tower makes of one picture."""
+    """A tower's output for one picture."""
 
     grids_13: Tensor
     """int64; frames, rows and columns of its patches."""
     outputs: tuple[Tensor, ...]
-    """[F, H] each: of the tower, then of its inner layers."""
+    """[F, H] each: output of the tower, then of its inner layers."""
 
     @property
     def nbytes(self) -> int:
@@ -26,7 +26,7 @@ class Features:
 
 
 class KeptFeatures:
-    """Features by the number of their picture; those used last stay."""
+    """Features by picture number; the most recently used stay."""
 
     def __init__(self, most_bytes: int) -> None:
         """Set the largest number of bytes."""

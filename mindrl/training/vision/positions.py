@@ -15,7 +15,7 @@ class TokenGrid(NamedTuple):
     """The tokens of a picture in a sequence, row by row."""
 
     first: int
-    """Position in the sequence of the first."""
+    """Position of the first token in the sequence."""
     rows: int
     columns: int
 

@@ -8,8 +8,8 @@ layers.
 Tensor-parallel ranks cut the decoder, context-parallel ranks the tokens; each has the whole tower
 and reads all pictures of the pack.
 
-Shapes: S tokens of a pack, H hidden size, F tokens of pictures among them; of features in a tower's
-output, tokens of all pictures of a pack.
+Shapes: S tokens of a pack, H hidden size, F tokens of pictures among them; in a tower's output,
+tokens of all pictures of the pack.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ from mindrl.training.vision.positions import TokenGrid, grid_positions
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenPictures:
-    """What a tower makes of the pictures of a pack, on the device."""
+    """A tower's output for the pictures of a pack, on the device."""
 
     positions_31S: Tensor
     tokens_F: Tensor
@@ -44,8 +44,8 @@ class SeenPictures:
     """[F, H] each: output of the tower for these tokens, then of its inner layers; empty if this
     rank's part of the pack has no picture."""
     nothing: Tensor | None
-    """Zero, 0-dim, that the tower's weights get a gradient from, if a tower that learns is not
-    needed: other ranks use theirs in this pass, and FSDP2 gathers its weights from all ranks."""
+    """0-dim zero that gives the weights of a trained tower a gradient if this rank has no picture:
+    other ranks use the tower in this pass, and FSDP2 gathers its weights from all ranks."""
 
     def into(self, embedded_1SH: Tensor) -> Tensor:
         """Return the embeddings of the tokens, replaced by features for those of pictures."""
@@ -69,11 +69,11 @@ class _Placed:
     numbers: list[int]
     """Each picture once."""
     patches: dict[int, Patches]
-    """Of the pictures without kept features."""
+    """Patches of the pictures without kept features."""
     kept: dict[int, Features]
     positions_31S: Tensor
     tokens_F: Tensor
-    """As of `SeenPictures`."""
+    """As in `SeenPictures`."""
     features_F: Tensor
     """Index of each token's feature among those of all pictures of the pack."""
 
@@ -82,7 +82,7 @@ class Tower:
     """A tower with the pictures that it reads."""
 
     def __init__(self, folder: str, part: VisionPart, images: ImageConfig, network: Any) -> None:
-        """Freeze the tower's network if it does not learn; `images` has the folder of pictures."""
+        """Freeze the tower's network if it is not trained; `images` has the folder of pictures."""
         self.part, self.network = part, network
         self._maker, self._pictures = PatchMaker(folder), PictureFolder(images)
         self.kept = KeptFeatures(images.features_mib << 20)
@@ -105,7 +105,7 @@ class Tower:
         return SeenPictures(
             positions_31S=placed.positions_31S.to(device),
             tokens_F=tokens_F,
-            # Several sequences show a picture: indexing adds their gradients in no fixed order.
+            # If sequences share a picture, indexing would add gradients in no fixed order.
             features=tuple(each.index_select(0, features_F) for each in outputs),
             nothing=nothing,
         )
@@ -123,7 +123,7 @@ class Tower:
 
     @torch.no_grad()
     def _kept_outputs(self, placed: _Placed, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the same of a tower that does not learn: each picture is read once.
+        """Return the same outputs of a frozen tower, which reads each picture once.
 
         A collective: the tower's weights are gathered if a rank has a picture that is not kept.
         """

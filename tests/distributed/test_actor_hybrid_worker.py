@@ -76,8 +76,8 @@ def test_model_optimizer_inference_model_and_sharding_manager_are_the_real_ones(
     assert (moved_B - first_B).abs().max() > 1e-2
     # A sampled token may be none of the most likely ones.
     unlikely = replace(sequences, tokens_BT=sequences.tokens_BT.scatter(1, last_B, UNLIKELY))
-    rows = [[*row[:-1], UNLIKELY] for row in rows]
-    (found,) = group.call_all("last_logprobs", rows)
+    read_rows = [[*row[:-1], UNLIKELY] for row in rows]
+    (found,) = group.call_all("last_logprobs", read_rows)
     expected_B = actor.compute_log_prob(unlikely).logprobs_BT.gather(1, last_B)[:, 0]
     assert expected_B.max() < -6
     torch.testing.assert_close(torch.tensor(found), expected_B, atol=1e-4, rtol=0)

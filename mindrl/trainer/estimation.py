@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.estimators import Estimator, RatedResponses, estimated
-from mindrl.algorithms.kl import kl_estimate
+from mindrl.algorithms.kl import KlKind, kl_estimate
 from mindrl.batch.experience import Experience, ValuedExperience
 from mindrl.batch.rollouts import Rollouts
 from mindrl.batch.route_keys import with_content_keys
@@ -25,13 +25,21 @@ from mindrl.trainer.worker_handle import WorkerHandle
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Logprobs:
-    """Log-probs of the sampled tokens in nats, [B, T]; None for a model that is not run."""
+class _Passes:
+    """Results of the models for the sampled tokens, [B, T]; None for a model that is not run."""
 
     policy_BT: Tensor | None
+    """Log-probs in nats, as those of the other models."""
     reference_BT: Tensor | None
     teacher: Logprobs | None
-    """Teacher's log-probs, with its most probable tokens if the loss needs them."""
+    """With its most probable tokens if the loss needs them."""
+    values_BT: Tensor | None
+
+    def kl(self, kind: KlKind) -> Tensor:
+        """Return the KL term of each token, between policy and reference."""
+        assert self.reference_BT is not None, "a KL term requires a reference"
+        assert self.policy_BT is not None, "a KL term requires log-probs of the policy"
+        return kl_estimate(self.policy_BT, self.reference_BT, kind)
 
 
 class Estimation:
@@ -58,58 +66,46 @@ class Estimation:
     ) -> tuple[Experience, Metrics]:
         """Return the rollouts with all inputs of the updates, and metrics.
 
-        `rewarded` waits for the rewards and is called last. The baseline is the reward of a greedy
-        response to each sequence's prompt. The critic is the last model to run, because the first
-        update needs its weights.
+        `rewarded` waits for the rewards and is called after all models have run. The baseline is
+        the reward of a greedy response to each sequence's prompt.
         """
-        config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
-        talks, rollouts = rollouts.conversations(), self._with_route_keys(rollouts)
-        if config.is_spread:
-            self._begin(rollouts)
-        read, values_BT, penalty_BT, kl_BT = self._logprobs(rollouts), None, None, None
-        old_logprobs_BT, ref_logprobs_BT = read.policy_BT, read.reference_BT
-        if config.critic_config is not None:
-            with self.timer("values"):
-                values_BT = self.workers.compute_values(rollouts.sequences()).values_BT
-        if config.reward_kl_coef:
-            assert ref_logprobs_BT is not None, "a KL term requires a reference"
-            assert old_logprobs_BT is not None, "a KL term requires log-probs of the policy"
-            kl_BT = kl_estimate(old_logprobs_BT, ref_logprobs_BT, rl.kl_kind)
-            penalty_BT = config.reward_kl_coef * kl_BT
-        estimate = estimated(
-            self.estimator,
-            RatedResponses(
-                rewards_B=torch.tensor(rewarded().scores.rewards),
-                group_B=talks.last(rollouts.group_B),
-                mask_BT=talks.mask(),
-                baseline_B=baseline_B,
-                penalty_BT=None if penalty_BT is None else talks.joined(penalty_BT),
-                values_BT=None if values_BT is None else talks.joined(values_BT),
-                turn_rewards_BT=self._turn_rewards(rollouts),
-                gamma=rl.gamma,
-                lam=rl.lam,
-            ),
+        rollouts, rl = self._with_route_keys(rollouts), self.config.rl_config
+        passes, kl_BT = self._passes(rollouts), None
+        if self.config.reward_kl_coef:
+            kl_BT = passes.kl(rl.kl_kind)
+        talks, mask_BT = rollouts.conversations(), rollouts.response_mask_BT
+        rated = RatedResponses(
+            rewards_B=torch.tensor(rewarded().scores.rewards),
+            group_B=talks.last(rollouts.group_B),
+            mask_BT=talks.mask(),
+            baseline_B=baseline_B,
+            penalty_BT=None if kl_BT is None else talks.joined(self.config.reward_kl_coef * kl_BT),
+            values_BT=None if passes.values_BT is None else talks.joined(passes.values_BT),
+            turn_rewards_BT=self._turn_rewards(rollouts),
+            gamma=rl.gamma,
+            lam=rl.lam,
         )
-        advantages_BT, metrics = self._taught(talks.spread(estimate.advantages_BT), read, mask_BT)
-        columns: dict[str, Tensor | None] = {
-            "old_logprobs_BT": old_logprobs_BT,
-            "advantages_BT": advantages_BT,
-            "ref_logprobs_BT": ref_logprobs_BT,
-            **({} if read.teacher is None else read.teacher.candidates()),
-        }
+        estimate = estimated(self.estimator, rated)
+        advantages_BT, metrics = self._taught(talks.spread(estimate.advantages_BT), passes, mask_BT)
         zero = (talks.joined(advantages_BT) == 0).all(dim=1).double().mean().item()
         metrics |= {"advantage/zero_fraction": zero, **estimate.metrics}
-        if old_logprobs_BT is not None and config.old_log_probs == "recompute":
-            metrics |= mismatch(rollouts, old_logprobs_BT, config.rollout_correction)
+        if passes.policy_BT is not None and self.config.old_log_probs == "recompute":
+            metrics |= mismatch(rollouts, passes.policy_BT, self.config.rollout_correction)
         if baseline_B is not None:
             metrics["reward/baseline"] = baseline_B.mean().item()
         if kl_BT is not None:
             metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
-        if values_BT is None:
+        columns: dict[str, Tensor | None] = {
+            "old_logprobs_BT": passes.policy_BT,
+            "advantages_BT": advantages_BT,
+            "ref_logprobs_BT": passes.reference_BT,
+            **({} if passes.teacher is None else passes.teacher.candidates()),
+        }
+        if passes.values_BT is None:
             return rollouts.into(Experience, **columns), metrics
         assert estimate.returns_BT is not None, "an estimator with values returns targets"
         returns_BT = talks.spread(estimate.returns_BT)
-        columns |= {"old_values_BT": values_BT, "returns_BT": returns_BT}
+        columns |= {"old_values_BT": passes.values_BT, "returns_BT": returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
 
     def _with_route_keys(self, rollouts: Rollouts) -> Rollouts:
@@ -122,7 +118,7 @@ class Estimation:
         return rollouts
 
     def _taught(
-        self, advantages_BT: Tensor, read: _Logprobs, mask_BT: Tensor
+        self, advantages_BT: Tensor, passes: _Passes, mask_BT: Tensor
     ) -> tuple[Tensor, Metrics]:
         """Add log p(teacher) - log p(policy) of each token; return also the teacher's metrics.
 
@@ -130,11 +126,11 @@ class Estimation:
         With `teacher_config.candidates` the loss has the divergence instead.
         """
         section = self.config.teacher_config
-        if section is None or read.teacher is None:
+        if section is None or passes.teacher is None:
             return advantages_BT, {}
-        assert read.policy_BT is not None, "a teacher requires log-probs of the policy"
-        theirs_BT = read.teacher.logprobs_BT
-        kl_BT = kl_estimate(read.policy_BT, theirs_BT, "k1").masked_fill(~mask_BT, 0.0)
+        assert passes.policy_BT is not None, "a teacher requires log-probs of the policy"
+        theirs_BT = passes.teacher.logprobs_BT
+        kl_BT = kl_estimate(passes.policy_BT, theirs_BT, "k1").masked_fill(~mask_BT, 0.0)
         metrics = {
             "teacher/kl": kl_BT[mask_BT].mean().item(),
             "teacher/logprob": theirs_BT[mask_BT].mean().item(),
@@ -161,13 +157,15 @@ class Estimation:
             dealt = sequences.by_teacher() if role == "teacher" else [slice(None)]
             self.workers.begin(method, role, map(sequences.rows, dealt) if is_needed else [])
 
-    def _logprobs(self, rollouts: Rollouts) -> _Logprobs:
-        """Return the log-probs of each model of the run.
+    def _passes(self, rollouts: Rollouts) -> _Passes:
+        """Run each model of the run, in the order that moves the fewest weights.
 
-        None for a policy if the update computes them. The policy runs last, because the next call
-        most likely needs its weights.
+        The policy's pass is left out if the update computes its log-probs. The critic runs last,
+        because the first update needs its weights.
         """
-        sequences, reference_BT, teacher = rollouts.sequences(), None, None
+        if self.config.is_spread:
+            self._begin(rollouts)
+        sequences, reference_BT, teacher, values_BT = rollouts.sequences(), None, None, None
         if self.config.uses_reference:
             with self.timer("ref_log_prob"):
                 reference_BT = self.workers.compute_ref_log_prob(sequences).logprobs_BT
@@ -179,4 +177,9 @@ class Estimation:
         if self.config.old_log_probs == "recompute":
             with self.timer("log_prob"):
                 policy_BT = self.workers.compute_log_prob(sequences).logprobs_BT
-        return _Logprobs(policy_BT=policy_BT, reference_BT=reference_BT, teacher=teacher)
+        if self.config.critic_config is not None:
+            with self.timer("values"):
+                values_BT = self.workers.compute_values(sequences).values_BT
+        return _Passes(
+            policy_BT=policy_BT, reference_BT=reference_BT, teacher=teacher, values_BT=values_BT
+        )

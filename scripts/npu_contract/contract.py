@@ -266,6 +266,7 @@ _VLLM = (
         "stop_token_ids",
         "seed",
         "logprobs",
+        "logprob_token_ids",
         "detokenize",
     ),
     *_names(VLLM, _ROUNDS, "vllm.sampling_params", "RequestOutputKind"),

@@ -53,6 +53,8 @@ class EngineLife:
     """Number of different states of the device's random generator, read after each round."""
     moved: list[str] = field(default_factory=list)
     """Parameters that have another address behind a load."""
+    read: list[float] = field(default_factory=list)
+    """Log-probs of the first tokens of the last sampled responses, read as a next token's."""
     greedy: list[Responses] = field(default_factory=list)
     """Behind each wake."""
     sampled: list[Responses] = field(default_factory=list)

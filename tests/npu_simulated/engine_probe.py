@@ -86,6 +86,9 @@ def life(case: EngineCase, prompts: list[Tokens]) -> EngineLife:
         found.sampled.append(engine.generate(prompts, SAMPLED, seeds))
         states.add(_random_state())
     found.random_states = len(states)
+    firsts = [int(tokens[0]) for tokens, _ in found.sampled[-1].each()]
+    rows = [[*prompt, first] for prompt, first in zip(prompts, firsts, strict=True)]
+    found.read = engine.next_logprobs(rows, 1.0)
     return found
 
 

@@ -122,6 +122,8 @@ def check(found: EngineLife, tokens: list[int], *, pages: int = 0) -> None:
     one, *others = found.sampled
     assert all(torch.equal(one.token_ids_N, other.token_ids_N) for other in others)
     assert bool((one.logprobs_N < 0).all())
+    firsts = [float(logprobs[0]) for _, logprobs in one.each()]
+    assert found.read == pytest.approx(firsts, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from mindrl.agents.record import Call
@@ -107,7 +108,7 @@ class Sampled:
 
     def _of_completion(self) -> dict[str, Any]:
         texts = [self._token_text(token) for token, _ in self._items()]
-        starts = [sum(map(len, texts[:at])) for at in range(len(texts))]
+        starts = [*accumulate(map(len, texts), initial=0)][:-1]
         logprobs = [*self.call.logprobs]
         top = [{text: logprob} for text, logprob in zip(texts, logprobs, strict=True)]
         return {

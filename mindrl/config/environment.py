@@ -70,7 +70,8 @@ class EnvironmentConfig:
     """Most tokens of a turn. None: what the conversation leaves; the limit of a conversation after
     its prompt, with the environment's tokens, is `generate_config.sampling_config.max_tokens`."""
     max_result_tokens: TokenCount = 512
-    """Most tokens of one tool result or message of the environment; longer ones are cut."""
+    """Most tokens of one tool result or message of the environment; longer ones are cut. Messages
+    of an agent are not."""
     lock_step: bool = False
     """Whether all conversations wait for each other after each turn. Slower; on devices where the
     composition of a batch changes bits, the order of tools then changes none. A run whose

@@ -62,12 +62,16 @@ class ToolEnvironment:
         return _opening(getattr(self.made, "reset")(**row))  # noqa: B009
 
     def step(self, action: Action) -> EnvironmentAnswer:
-        """Return the results of all calls of a turn, or end the conversation without any."""
-        if not action.calls:
+        """Return the results of all calls of a turn, or end the conversation without any.
+
+        The last turn has the reward of the conversation.
+        """
+        messages, reward = tuple(map(self._message, action.calls)), 0.0
+        if not action.calls or action.is_last:
             get_reward = getattr(self.made, "get_reward", None)
             found = 0.0 if get_reward is None else _awaited(get_reward())
-            return EnvironmentAnswer(reward=number("get_reward", found), done=True)
-        return EnvironmentAnswer(messages=tuple(map(self._message, action.calls)))
+            reward = number("get_reward", found)
+        return EnvironmentAnswer(messages=messages, reward=reward, done=not action.calls)
 
     def _message(self, call: ToolCall) -> EnvironmentMessage:
         found = self._result(call)

@@ -29,6 +29,8 @@ class Action:
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+    is_last: bool = False
+    """Whether the run ends the conversation after this turn."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -37,7 +39,8 @@ class Action:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Restore it."""
-        return cls(text=values["text"], calls=tuple(ToolCall(**each) for each in values["calls"]))
+        calls = tuple(ToolCall(**each) for each in values["calls"])
+        return cls(text=values["text"], calls=calls, is_last=values["is_last"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

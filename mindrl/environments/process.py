@@ -20,7 +20,7 @@ from typing import Any, Self
 import psutil
 
 from mindrl.config.own_functions import named_object
-from mindrl.environments.contract import Environment, environment_of
+from mindrl.environments.contract import Environment, TextGame, environment_of
 from mindrl.environments.messages import Action, Frames
 from mindrl.environments.row_tools import DEFAULT, SomeTools, environment_name, tool_names
 from mindrl.environments.turn import CodeTurn, begin_turn, sandbox_of
@@ -81,9 +81,10 @@ class EnvironmentSpec:
             sandbox_of(self.sandbox)
 
         def make(row: Mapping[str, Any]) -> Environment:
-            name, names = environment_name(row, kinds), tool_names(row)
+            name = environment_name(row, kinds)
             arguments = self.environments[name]["arguments"] if name else self.arguments
             made = environment_of(kinds[name], functions, arguments or {})
+            names = None if isinstance(made, TextGame) else tool_names(row)
             return made if names is None else SomeTools(made, names)
 
         return make

@@ -30,6 +30,9 @@ class RowTools:
             ValueError: The row names something that the run does not have.
         """
         schemas = self.schemas[environment_name(columns, self.schemas)]
+        if not schemas:
+            # The column means something else to a game or an agent.
+            return schemas
         if (names := tool_names(columns)) is None:
             return schemas
         known = {_name(schema): schema for schema in schemas}

@@ -18,6 +18,8 @@ from mindrl.environments.process import EnvironmentSpec
 
 _PICTURES_BYTES = 32 << 20
 """Largest answer with pictures; in a message they have four thirds of their bytes."""
+_MORE_CALLS = 1000
+"""Calls of an agent beyond its turns, such as those that wait at the same time."""
 
 
 @contextmanager
@@ -61,13 +63,15 @@ def _environments(section: EnvironmentConfig, data: RunData) -> EnvironmentHost:
 
 def _agents(config: RunConfig, section: EnvironmentConfig, data: RunData) -> AgentHost:
     sampling = config.generate_config.sampling_config
-    chat = AgentChat(data.tokenizer, data.stop_token_ids, section.max_result_tokens)
     limits = AgentCallLimits(
         context_tokens=config.rl_config.max_prompt_length + sampling.max_tokens,
         answer_tokens=section.max_turn_tokens or sampling.max_tokens,
         vocabulary=len(data.tokenizer),
-        calls=section.max_turns,
+        # The run ends a conversation at the call after its last turn, so it must receive that call.
+        calls=section.max_turns + _MORE_CALLS,
     )
+    # A message that does not fit is refused with its prompt, and never cut.
+    chat = AgentChat(data.tokenizer, data.stop_token_ids, limits.context_tokens)
     routes = AgentRoutes(
         sessions=Sessions(limits.calls),
         text=PolicyText(

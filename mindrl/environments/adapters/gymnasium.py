@@ -34,7 +34,7 @@ class Gymnasium:
         """
         given = dict(options or {})
         made = gymnasium.make(name, **given)
-        if "ansi" in made.metadata.get("render_modes", ()):
+        if "render_mode" not in given and "ansi" in made.metadata.get("render_modes", ()):
             made = gymnasium.make(name, **given, render_mode="ansi")
         self._made, self._actions = made, dict(actions or {})
         self._reads_text = isinstance(made.action_space, gymnasium.spaces.Text)

@@ -17,7 +17,11 @@ from mindrl.batch.prompts import Prompt
 from mindrl.environments.host import Key
 from mindrl.environments.tool_calls import TOOL_FORMATS
 from mindrl.trainer.source.group import OpenSequence
-from mindrl.trainer.source.parallel_calls import in_fixed_order, prompt_before
+from mindrl.trainer.source.parallel_calls import (
+    in_fixed_order,
+    prompt_before,
+    prompt_length_before,
+)
 from mindrl.trainer.source.turns import ConversationTurns, ResponseKey, dialogue_of, with_given
 
 
@@ -66,8 +70,14 @@ class AgentTurns(ConversationTurns):
         """Return a hash of the call's prompt, its count so far, and the answer's length."""
         conversation, start = dialogue_of(sequence), dialogue_of(sequence).next_start
         prompt_ids = prompt_before(sequence, start)
-        before = (prompt_before(sequence, turn.start) for turn in conversation.turns)
-        same, drawn = sum(each == prompt_ids for each in before), len(sequence.tokens_N) - start
+        # Few prompts of a conversation have the same length.
+        alike = (
+            turn.start
+            for turn in conversation.turns
+            if prompt_length_before(sequence, turn.start) == len(prompt_ids)
+        )
+        same = sum(prompt_before(sequence, each) == prompt_ids for each in alike)
+        drawn = len(sequence.tokens_N) - start
         digest = sha256(f"{prompt_ids}/{same}/{drawn}".encode()).digest()
         return 1 + int.from_bytes(digest[:7])
 

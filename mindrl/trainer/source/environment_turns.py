@@ -81,9 +81,9 @@ class EnvironmentTurns(ConversationTurns):
         if (failed := self.failed_in_turn.pop(row, None)) is not None:
             return self.answered(row, sequence, prompt, failed)
         if sequence.finished:
-            self.host.act(
-                Key(self.owner, *row), self._action(sequence, conversation.next_start, length)
-            )
+            action = self._action(sequence, conversation.next_start, length)
+            is_last = len(conversation.turns) + 1 == self.config.max_turns
+            self.host.act(Key(self.owner, *row), replace(action, is_last=is_last))
             self.waiting.add(row)
             return sequence
         if self.tokens_left(row, sequence) > 0:
@@ -226,7 +226,8 @@ class EnvironmentTurns(ConversationTurns):
         length = len(sequence.tokens_N)
         follows = self._following(sequence, conversation, prompt, messages)
         if isinstance(follows, Restart):
-            if len(follows.prompt_ids) < self.longest_prompt + self.longest:
+            fits = len(follows.prompt_ids) < self.longest_prompt + self.longest
+            if fits and length < self.longest:
                 return [], replace(conversation, restarts=(*conversation.restarts, follows))
         elif (end := length + len(follows.token_ids)) < self.longest:
             images = (*conversation.images, *follows.images)

@@ -57,6 +57,13 @@ def prompt_before(sequence: OpenSequence, start: int) -> tuple[int, ...]:
     return (*segment.prompt_ids, *sequence.tokens_N[segment.start : start].tolist())
 
 
+def prompt_length_before(sequence: OpenSequence, start: int) -> int:
+    """Return the number of tokens of `prompt_before`."""
+    segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
+    segment = next(each for each in reversed(segments) if each.start <= start)
+    return len(segment.prompt_ids) + start - segment.start
+
+
 def in_fixed_order(sequence: OpenSequence, decode: Callable[[list[int]], str]) -> OpenSequence:
     """Return a finished conversation with its turns in the order of their prompts.
 

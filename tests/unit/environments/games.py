@@ -9,6 +9,24 @@ import time
 from pathlib import Path
 
 
+class Clicks:
+    """A tool whose calls are the reward."""
+
+    def __init__(self, marker: str = "") -> None:
+        self.marker, self.clicks = marker, 0
+
+    def reset(self, **_: object) -> None:
+        """Begin."""
+
+    def click(self) -> str:
+        """Click once."""
+        self.clicks += 1
+        return "click"
+
+    def get_reward(self) -> float:
+        return float(self.clicks)
+
+
 class Guess:
     """A text game that draws from Python's shared random numbers, and breaks on request."""
 

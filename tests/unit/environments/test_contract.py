@@ -39,6 +39,9 @@ def test_methods_and_functions_are_tools_and_the_reward_is_asked_at_the_end() ->
     assert environment.step(both) == EnvironmentAnswer(messages=tuple(results))
     assert environment.step(call("slow_square", a=5)).messages[0].text == "25"
     assert environment.step(Action(text="5")) == EnvironmentAnswer(reward=0.5, done=True)
+    # The run may end a conversation after a turn with calls.
+    last = environment.step(replace(both, is_last=True))
+    assert last == EnvironmentAnswer(messages=tuple(results), reward=1.0)
 
 
 def test_the_reward_may_be_asked_asynchronously() -> None:

@@ -71,6 +71,8 @@ def test_a_conversation_has_the_tools_of_its_row(
 
 
 def test_a_conversation_has_the_environment_of_its_row(host: EnvironmentHost) -> None:
-    opening, (text,) = answers(host, {"env": "guess", "low": 3}, Action(text="1"))
+    # A game has no tools: the column means something else.
+    row = {"env": "guess", "low": 3, "tools": [{"name": "axe"}]}
+    opening, (text,) = answers(host, row, Action(text="1"))
     assert opening == Opening(text="guess 3 to 99")
     assert text.startswith("no")

@@ -4,114 +4,33 @@ Whole runs: tests/e2e/test_tools_run.py.
 """
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from memory_roles import SAMPLING, MemoryRoles, config, rewards
+from conversation_pools import (
+    END,
+    GAMES,
+    LONGEST,
+    TOKENIZER,
+    MakePool,
+    begun,
+    ids,
+    listen,
+    make_pool,
+    number_of,
+    write,
+)
 
-from mindrl.batch.prompts import Prompt, PromptRow
-from mindrl.config.environment import EnvironmentConfig
-from mindrl.config.generate import SamplingConfig
-from mindrl.data.order import PromptOrder
-from mindrl.data.turn_template import TurnTemplate
-from mindrl.environments.host import EnvironmentHost, Limits
-from mindrl.environments.process import EnvironmentSpec
 from mindrl.errors import EnvironmentFailedError
 from mindrl.observability.metrics import computed
-from mindrl.observability.timing import StageTimer
 from mindrl.report.stored_rows import StoredRows
-from mindrl.tiny.chat_model import build_tokenizer
-from mindrl.trainer.reward_manager import RatedBatch, RewardManager
+from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.rollout_files import RolloutFiles
-from mindrl.trainer.source.environment_turns import EnvironmentTurns
 from mindrl.trainer.source.group import PoolState
-from mindrl.trainer.source.interface import Answering
-from mindrl.trainer.source.pool import GroupPool, ResponseNumber
 
-GAMES = Path(__file__).parents[1] / "environments/games.py"
-TOKENIZER = build_tokenizer()
-END = TOKENIZER.eos_token_id
-LONGEST = 90
-MakePool = Callable[..., GroupPool]
-
-
-def ids(text: str) -> list[int]:
-    found: list[int] = TOKENIZER(text, add_special_tokens=False)["input_ids"]
-    return found
-
-
-@pytest.fixture
-def make_pool(tmp_path: Path) -> Iterator[MakePool]:
-    """Make pools of one prompt and two responses; each pool has its own host."""
-    hosts: list[EnvironmentHost] = []
-    messages = ({"role": "user", "content": "play"},)
-    text = TOKENIZER.apply_chat_template([*messages], add_generation_prompt=True, tokenize=False)
-    row = PromptRow(columns={"low": 5}, messages=messages, is_chat=True)
-    prompt = Prompt(uid=0, token_ids=tuple(ids(text)), text=text, answer="", row=row)
-
-    def make(template: str | None = None, processes: int = 8, **keys: object) -> GroupPool:
-        tokenizer = build_tokenizer()
-        tokenizer.chat_template = template or tokenizer.chat_template
-        section = EnvironmentConfig(environment=f"{GAMES}:Guess", **keys)  # type: ignore[arg-type]
-        spec = EnvironmentSpec(
-            environment=section.environment, arguments={"marker": str(tmp_path / "marker")}
-        )
-        limits = Limits(processes=processes, start_seconds=60.0, call_seconds=60.0)
-        hosts.append(EnvironmentHost(spec=spec, limits=limits))
-        turns = EnvironmentTurns(
-            owner="training",
-            config=section,
-            host=hosts[-1],
-            template=TurnTemplate.of(tokenizer, [END], is_kept=section.history == "kept"),
-            decode=lambda each: TOKENIZER.decode(each, skip_special_tokens=True),
-            longest=LONGEST,
-            longest_prompt=64,
-            warn=lambda _: None,
-        )
-        roles = MemoryRoles()
-        answering = Answering(
-            prompts=[prompt],
-            order=PromptOrder(count=1, seed=0, shuffle=False),
-            workers=roles,  # type: ignore[arg-type]
-            sampling=replace(SAMPLING, section=SamplingConfig(temperature=1.0, max_tokens=LONGEST)),
-            rewards=RewardManager(rewards(roles), TOKENIZER.decode, StageTimer()),
-            per_step=1,
-            turns=turns,
-        )
-        return GroupPool(config(), answering)
-
-    yield make
-    for host in hosts:
-        host.close()
-
-
-def listen(pool: GroupPool) -> None:
-    while pool.hear(10.0):
-        pass
-
-
-def write(pool: GroupPool, response: int, text: str, *, ends: bool = True, step: int = 1) -> None:
-    """Append a turn of the policy, and wait for the answer to it."""
-    row = ResponseNumber(next(iter(pool.groups)), response)
-    tokens = [*ids(text), *([END] if ends else [])]
-    drawn = torch.tensor(tokens), torch.full((len(tokens),), -0.5)
-    pool.extend(row, drawn, step=step, finished=ends)
-    listen(pool)
-
-
-def begun(pool: GroupPool) -> GroupPool:
-    pool.start(1, 1)
-    listen(pool)
-    return pool
-
-
-def number_of(pool: GroupPool, response: int) -> str:
-    """Return the number that the environment of a response has named."""
-    sequence = next(iter(pool.groups.values())).sequences[response]
-    return TOKENIZER.decode(sequence.tokens_N).split("no")[-1].split("pe")[-1].split("<")[0].strip()
+__all__ = ["make_pool"]
 
 
 def test_samples_that_another_pool_starts_of_a_prompt_come_first(make_pool: MakePool) -> None:
@@ -233,6 +152,15 @@ def test_a_conversation_ends_for_a_reason(
     assert sequence.conversation.ending == ending
     assert sequence.finished == finished
     assert [row.response for row in pool.incomplete()] == [1]
+
+
+def test_the_last_turn_has_the_reward_also_if_it_calls_a_tool(make_pool: MakePool) -> None:
+    keys = {"environment": f"{GAMES}:Clicks", "tool_format": "plain_json", "max_turns": 1}
+    pool = begun(make_pool(**keys))
+    write(pool, 0, '{"name": "click", "arguments": {}}')
+    conversation = next(iter(pool.groups.values())).sequences[0].conversation
+    assert conversation is not None
+    assert (conversation.ending, conversation.turns[0].reward) == ("turns", 1.0)
 
 
 def test_a_failed_conversation_is_not_trained_on_and_too_many_end_the_run(
@@ -374,6 +302,20 @@ def test_a_history_that_fills_the_model_ends_a_conversation(make_pool: MakePool)
     assert found.response_mask_BT.sum(dim=1).tolist() == [*drawn, 0]
     assert drawn == [2] * (len(drawn) - 1) + [1]
     assert int(found.lengths_B.max()) == 64 + LONGEST
+
+
+def test_a_turn_that_ends_with_the_last_token_ends_a_rendered_conversation(
+    make_pool: MakePool,
+) -> None:
+    pool = begun(make_pool(FORGETS, history="rendered", max_turns=100))
+    write(pool, 0, "a$" + "1" * 9)
+    row, _ = pool.incomplete()
+    left = LONGEST - pool.request(row).drawn
+    write(pool, 0, "2" * (left - 1))
+    sequence = next(iter(pool.groups.values())).sequences[0]
+    assert len(sequence.tokens_N) == LONGEST
+    assert sequence.conversation is not None
+    assert sequence.conversation.ending == "tokens"
 
 
 @pytest.mark.parametrize("is_answered", [False, True])

@@ -18,6 +18,8 @@ LAKE = {
 
 def test_a_lake_is_drawn_and_crossed_by_words() -> None:
     moves = ("Not up but down.", "down", "I am lost", "right", "right", "Down", "right")
+    chosen = LAKE | {"options": {"is_slippery": False, "render_mode": "ansi"}}
+    assert played(GYMNASIUM, chosen, moves) == played(GYMNASIUM, LAKE, moves)
     opening, answers = played(GYMNASIUM, LAKE, moves)
     assert opening is not None
     assert opening.startswith("[S]FFF\nFHFH\n")

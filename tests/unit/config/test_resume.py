@@ -12,6 +12,9 @@ from mindrl.config.run import RunConfig
 MODEL = Path("model")
 
 
+OPTIONS = "rl_config.policy_loss_options"
+
+
 def found(run_config: Callable[..., RunConfig], changes: dict[str, Any]) -> list[str]:
     base = {"rl_config.adv_estimator": "gae", "critic_config.weight_decay": 0.5}
     before = recorded_config(run_config(MODEL, base))
@@ -31,6 +34,8 @@ def found(run_config: Callable[..., RunConfig], changes: dict[str, Any]) -> list
         {"megatron_training.on_nonfinite": "stop"},
         {"rl_config.log_samples": 0, "rl_config.test_freq": 9},
         {"actor_config.recompute_granularity": "selective"},
+        {"actor_config.context_parallel_algo": "megatron_cp_algo"},
+        {"generate_config.router": "vllm-router"},
         {"rl_config.use_integrated_worker": False, "rl_config.rollout_resource.num_npus": 2},
     ],
 )
@@ -38,6 +43,29 @@ def test_how_a_run_is_carried_out_may_change(
     changes: dict[str, Any], run_config: Callable[..., RunConfig]
 ) -> None:
     assert found(run_config, changes) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "key"),
+    [
+        ({}, {"reward_config.load": "judge"}, "reward_config"),
+        ({"teacher_config.load": "teacher"}, {}, "teacher_config"),
+        ({}, {"environment_config.tools": ["tools.py:add"]}, "environment_config"),
+        ({}, {OPTIONS: {"tau": 9}}, OPTIONS),
+        ({OPTIONS: {"tau": 9}}, {OPTIONS: {"other": 9}}, OPTIONS),
+    ],
+)
+def test_a_section_or_a_mapping_that_one_run_alone_has_is_refused_unless_it_is_allowed(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    key: str,
+    run_config: Callable[..., RunConfig],
+) -> None:
+    recorded = recorded_config(run_config(MODEL, before))
+    (finding,) = resume_findings(recorded, run_config(MODEL, now))
+    assert finding.field == key
+    allowed = run_config(MODEL, {**now, "megatron_training.resume_allow": [key]})
+    assert [*resume_findings(recorded, allowed)] == []
 
 
 @pytest.mark.parametrize(

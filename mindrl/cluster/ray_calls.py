@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
+from weakref import finalize
 
 import psutil
 import ray
@@ -231,7 +232,14 @@ class RayCalls:
         if found is None:
             found = self._threads.caller = _CallThread()
             found.start()
+            # This object goes with the current thread.
+            owner = self._threads.owner = _Owner()
+            finalize(owner, found.orders.put, None).atexit = False
         return found
+
+
+class _Owner:
+    """Exists as long as the thread that makes calls."""
 
 
 class _CallThread(threading.Thread):
@@ -239,18 +247,18 @@ class _CallThread(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="ray-calls", daemon=True)
-        self.orders: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self.orders: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def run(self) -> None:
-        """Make the calls."""
-        while True:
-            answer, call = self.orders.get()
+        """Make the calls until None comes."""
+        while (order := self.orders.get()) is not None:
+            answer, call = order
             try:
                 answer.set_result(call())
             except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 answer.set_exception(error)
             # An answer may be large, and the next order may come much later.
-            del answer, call
+            del answer, call, order
 
 
 def _found(marks: Mapping[str, str]) -> Sequence[RayProcess]:

@@ -38,6 +38,19 @@ def test_a_call_returns_or_raises_what_the_function_does() -> None:
     assert calls(threading.get_ident) == calls(threading.get_ident) != threading.get_ident()
 
 
+def test_the_thread_that_makes_calls_ends_with_the_one_it_makes_them_for() -> None:
+    calls, made = RayCalls(600), list[int]()
+    for _ in range(20):
+        caller = threading.Thread(target=lambda: made.append(calls(threading.get_ident)))
+        caller.start()
+        caller.join()
+    assert len(made) == 20
+    end = time.monotonic() + 10
+    while {each.ident for each in threading.enumerate()} & {*made}:
+        assert time.monotonic() < end, "threads are left"
+        time.sleep(0.01)
+
+
 def test_a_process_that_is_gone_is_named_with_its_end_before_the_next_call(
     watched: Watched,
 ) -> None:

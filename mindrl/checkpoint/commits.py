@@ -319,8 +319,7 @@ def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> WrittenFile
             checksum.update(part)
             nbytes += len(part)
             if nbytes - synced >= _SYNCED_BYTES:
-                # Sync regularly: one sync at the end takes minutes on a slow disk, without
-                # progress.
+                # One sync at the end takes minutes on a slow disk, without progress.
                 _sync(file)
                 synced = nbytes
         _sync(file)
@@ -371,6 +370,7 @@ def _text(values: Mapping[str, object]) -> str:
 
 
 def _write_object(path: Path, values: Mapping[str, object]) -> WrittenFile:
+    path.unlink(missing_ok=True)  # of an attempt that failed
     return write_synced(path, [_text(values).encode()])
 
 

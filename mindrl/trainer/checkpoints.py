@@ -85,7 +85,6 @@ class Checkpoints:
             # If this fails, `finish` retries and reports why.
             with suppress(OutputError):
                 self._commit(step, saved, state, best)
-                self.is_committed = True
 
     def finish(self) -> Metrics:
         """Commit the pending checkpoint, if any, and remove checkpoints that are not kept.
@@ -150,8 +149,13 @@ class Checkpoints:
         updates = {role: count for rank in saved for role, count in rank.updates.items()}
         record = {**self.record, **state, "step": step, "updates": updates}
         self.commits.commit(step, files, record)
+        self.is_committed = True
         self.best, self.nbytes = best, sum(file.nbytes for file in files)
-        self.commits.prune(self.kept(self.commits.steps()))
+        try:
+            self.commits.prune(self.kept(self.commits.steps()))
+        except OutputError as error:
+            # The new checkpoint is complete.
+            self.run_log.warn(f"{error}; the next checkpoint tries to remove it again")
 
     def _try(self, step: int, write: Callable[[], None]) -> None:
         """Write; on failure remove the step's files, and continue if configured."""

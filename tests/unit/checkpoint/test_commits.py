@@ -50,6 +50,18 @@ def test_what_is_committed_is_read_back_and_verified(tmp_path: Path) -> None:
     assert commits.steps() == [10, 5]
 
 
+def test_a_commit_that_failed_can_be_made_again(tmp_path: Path) -> None:
+    commits = Commits(tmp_path)
+    building = commits.begin(2)
+    files = [write_synced(building / RANKS[0], [b"part"])]
+    files.append(replace(files[0], name="late"))
+    with pytest.raises(OutputError, match="late"):
+        commits.commit(2, files, {"step": 2})
+    write_synced(building / "late", [b"part"])
+    assert commits.commit(2, files, {"step": 2}).state() == {"step": 2}
+    assert commits.steps() == [2]
+
+
 def test_a_step_that_is_not_committed_counts_for_nothing_and_is_gone_with_the_next_attempt(
     tmp_path: Path,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -249,6 +249,23 @@ def test_steps_without_an_update_are_counted_on(tmp_path: Path) -> None:
     second.resume(found.step, found.state())
     with pytest.raises(SkippedUpdatesError, match=r"^step 3: all updates of the actor"):
         second.run()
+
+
+def test_a_checkpoint_is_complete_although_an_older_one_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prune, failed = Commits.prune, list[int]()
+
+    def fail_once(self: Commits, keep: Iterable[int]) -> None:
+        if len(self.steps()) > 1 and not failed:
+            failed.append(self.steps()[0])
+            raise OutputError("step-00000002: Directory not empty")
+        prune(self, keep)
+
+    monkeypatch.setattr(Commits, "prune", fail_once)
+    build(tmp_path, MemoryRoles(), keep_last=1).run()
+    assert failed == [4]
+    assert commits(tmp_path).steps() == [5]
 
 
 def test_the_checkpoint_before_stays_where_the_next_cannot_be_committed(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from mindrl.checkpoint.fixed_models import fingerprint
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData, data_lines, read_data
-from mindrl.errors import SpoolError, WorkerDiedError
+from mindrl.errors import InterruptedRunError, SpoolError, WorkerDiedError
 from mindrl.launch.attempts import Attempts, RunFiles, Services
-from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
+from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests, trace_requests
 from mindrl.launch.restarts import Restarts
 from mindrl.launch.reward_trials import warn_of_data
 from mindrl.launch.train import train
@@ -136,7 +136,8 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
         console = StepConsole(config.megatron_training.train_iters)
         files = RunFiles(folder, {"actor": folder.root / "model"}, console)
         duties = Duties(spool=spool, leases=leases)
-        with interrupts_unwrapped(), console:
+        # A rollout job has no timelines; without a handler the signal would end it.
+        with trace_requests(lambda: None), interrupts_unwrapped(), console:
             _roll_out(Attempts(plan, platform, data, files), duties)
 
 
@@ -172,6 +173,9 @@ def _generate(
             with stop_requests(config.rl_config.grace_seconds) as requests:
                 services.cluster.calls.is_hurried = requests.is_requested
                 loop.run(requests)
+    except InterruptedRunError:
+        run_log.summary.status = "interrupted"
+        raise
     except WorkerDiedError as error:
         if not attempts.has_started:
             raise

@@ -74,8 +74,11 @@ def remove(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Sync all files of a folder to disk."""
+    """Sync all files of a folder, and of those in it, to disk."""
     for path in folder.iterdir():
+        if path.is_dir():
+            sync_tree(path)
+            continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(folder)

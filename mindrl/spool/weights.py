@@ -77,7 +77,11 @@ class WeightFolders:
         shutil.rmtree(building, ignore_errors=True)
         export(building)
         sync_tree(building)
-        files = {path.name: checksum_of(path) for path in sorted(building.iterdir())}
+        files = {
+            path.relative_to(building).as_posix(): checksum_of(path)
+            for path in sorted(building.rglob("*"))
+            if path.is_file()
+        }
         whole = xxhash.xxh3_64_hexdigest(json.dumps(files).encode("ascii"))
         folder = self.root / f"v{version:08}-{whole}"
         before = self.find(version)

@@ -49,6 +49,20 @@ def reader(found: Spool, told: list[str], **how: bool) -> RecordReader:
     return RecordReader(spool=found, leases=leases, notify=told.append, **how)
 
 
+def test_weights_with_a_folder_are_published_and_checked_whole(tmp_path: Path) -> None:
+    def export(folder: Path) -> None:
+        (folder / "adapter").mkdir(parents=True)
+        (folder / "model").write_bytes(b"weights")
+        (folder / "adapter" / "model").write_bytes(b"factors")
+
+    found = spool(tmp_path).weights.publish(3, export)
+    assert [*found.files] == ["adapter/model", "model"]
+    found.verify()
+    (found.folder / "adapter" / "model").write_bytes(b"others")
+    with pytest.raises(SpoolError, match="adapter/model is damaged"):
+        found.verify()
+
+
 def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -> None:
     found = spool(tmp_path)
     found.agree(OURS)

@@ -18,6 +18,7 @@ from mindrl.checkpoint.files import INDEX_FILE, file_header
 from mindrl.checkpoint.kept_tensors import carry_kept, names_of
 from mindrl.checkpoint.stored_names import FLAT, StoredNames
 from mindrl.errors import ModelError, OutputError
+from mindrl.models.config_file import VOCABULARY_FILES
 from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
@@ -31,19 +32,19 @@ HeadScope = Literal["token", "sequence"]
 EXPORT_FILE = "mindrl_export.json"
 """Metadata of an export."""
 _CARRIED_FILES = (
+    *VOCABULARY_FILES,
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
+    # Code of the model's author, which config.json names.
+    "*.py",
 )
 """Files besides weights and sizes that a reader of the folder needs: tokenizer, image processor."""
 
@@ -118,9 +119,9 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head, scores: 
         if scores == "token":
             values["token_classification_bias"] = False
     write_json(building / "config.json", values)
-    for name in _CARRIED_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, building / name)
+    for file in (file for name in _CARRIED_FILES for file in source.glob(name)):
+        if file.is_file():
+            shutil.copyfile(file, building / file.name)
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:

@@ -9,8 +9,9 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from mindrl.config.megatron_training import PLAIN
-from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
+from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ModelError
+from mindrl.models.config_file import VOCABULARY_FILES
 from mindrl.models.nested_text import text_part
 from mindrl.observability.regular_files import read_regular_text
 

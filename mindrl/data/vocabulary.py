@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-# Without one of these files some families return an empty vocabulary instead of an error.
-VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+from mindrl.models.config_file import VOCABULARY_FILES
 
 
 def has_vocabulary(path: str, *, trust_remote_code: bool = False) -> bool:

@@ -9,6 +9,10 @@ from mindrl.errors import ModelError
 from mindrl.models.nested_text import TEXT_PARTS, is_nested, text_part
 from mindrl.observability.regular_files import read_regular_text
 
+# Without one of these files some families return an empty vocabulary instead of an error.
+VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+"""Patterns of the files of a tokenizer's vocabulary."""
+
 
 def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     """Read the config.json of a model folder, or one by itself; returns its path too.

@@ -6,8 +6,9 @@ from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import DEVICES
 from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
-from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary, other_token
+from mindrl.data.vocabulary import has_vocabulary, other_token
 from mindrl.errors import MindrlError
+from mindrl.models.config_file import VOCABULARY_FILES
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.device import Platform, choose_platform
 from mindrl.platform.environment import ray_address

@@ -1,6 +1,7 @@
 """The folder that an export writes: its files, whatever order the tensors come in."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def test_bfloat16_is_what_torch_rounds_to(random_model_of: MakeModel, tmp_path: 
     after = load_file(tmp_path / "new" / "model.safetensors")
     assert all(torch.equal(after[name], before[name].bfloat16()) for name in before)
     assert json.loads((tmp_path / "new" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_any_vocabulary_and_the_code_of_the_author_come_along(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(random_model_of("qwen3"), source)
+    names = ("tiktoken.model", "vocab.txt", "qwen.tiktoken", "tokenization_own.py")
+    for name in names:
+        (source / name).write_text(name)
+    export(source, tmp_path / "new", [*load_file(source / "model.safetensors")], 1 << 30)
+    assert [(tmp_path / "new" / name).read_text() for name in names] == [*names]
 
 
 def test_an_export_that_fails_leaves_nothing_behind(

@@ -179,14 +179,18 @@ def _lists(values_BT: Tensor, mask_BT: Tensor) -> pa.ListArray:
 
 
 def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
-    groups, tokens = table["group"].to_pylist(), table["response_token_ids"]
+    stored, tokens = table["group"].to_pylist(), table["response_token_ids"]
+    # A group without rows has failed as a whole: the others are numbered without it.
+    firsts = {group: row for row, group in reversed([*enumerate(stored)])}
+    numbers = {group: number for number, group in enumerate(sorted(firsts))}
+    groups = [numbers[group] for group in stored]
     responses = Responses(
         token_ids_N=_flat(tokens).long(),
         logprobs_N=_flat(table["rollout_logprobs"]),
         lengths_B=torch.tensor(pc.list_value_length(tokens).to_pylist()),
         finished_B=torch.tensor(table["finished"].to_pylist()),
     )
-    prompts = _prompts(table, [groups.index(group) for group in range(max(groups) + 1)])
+    prompts = _prompts(table, [firsts[group] for group in numbers])
     turns = _turns(table)
     rated = table
     if turns is not None and turns.conversation_B is not None:

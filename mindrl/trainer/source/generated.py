@@ -119,6 +119,25 @@ class GeneratedGroups(Source[Gathered]):
         assert indices is not None, "generation ends with enough complete groups"
         return self.pool.take(indices)
 
+    def _judge(
+        self,
+        step: int,
+        groups: Sequence[OpenGroup],
+        group_filter: GroupFilter,
+        judged: ScoredGroups,
+    ) -> None:
+        """Score complete groups; without a response that has not failed there is no signal."""
+        if all(each.has_failed for group in groups for each in group.sequences):
+            judged.add_failed(groups)
+            return
+        pool, known = self.pool, self.generation.rewarded(groups)
+        prompts, rollouts = pool.prompts_of(groups), pool.rollouts(step, groups)
+        group_B = rollouts.conversations().last(rollouts.group_B)
+        rating = pool.answering.rewards.compute(prompts, rollouts, blocking=True, known=known)
+        with rating as rewarded:
+            signal_G = group_filter.signals(len(groups), rewarded(), group_B)
+            judged.add(groups, rewarded(), group_B, signal_G)
+
     def _judged(
         self, step: int, group_filter: GroupFilter, check_interrupt: Callable[[], None]
     ) -> ScoredGroups:
@@ -129,14 +148,7 @@ class GeneratedGroups(Source[Gathered]):
         """
         judged, pool, bounds = group_filter.begin(), self.pool, self.bounds
         while True:
-            groups = self._take(step, judged.needed)
-            prompts, rollouts = pool.prompts_of(groups), pool.rollouts(step, groups)
-            group_B = rollouts.conversations().last(rollouts.group_B)
-            known = self.generation.rewarded(groups)
-            rating = pool.answering.rewards.compute(prompts, rollouts, blocking=True, known=known)
-            with rating as rewarded:
-                signal_G = group_filter.signals(len(groups), rewarded(), group_B)
-                judged.add(groups, rewarded(), group_B, signal_G)
+            self._judge(step, self._take(step, judged.needed), group_filter, judged)
             check_interrupt()
             if judged.needed <= 0:
                 break

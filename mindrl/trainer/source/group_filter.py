@@ -47,6 +47,11 @@ class ScoredGroups:
         self.scored.append(rewarded)
         self.signal_G += signal_G
 
+    def add_failed(self, groups: Sequence[OpenGroup]) -> None:
+        """Add groups of failed conversations, which have no scores."""
+        self.groups += groups
+        self.signal_G += [False] * len(groups)
+
     @property
     def found(self) -> int:
         """Number of groups with a signal."""

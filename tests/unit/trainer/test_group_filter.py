@@ -16,7 +16,7 @@ from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.source.group import OpenGroup
-from mindrl.trainer.source.group_filter import GroupFilter
+from mindrl.trainer.source.group_filter import GroupFilter, ScoredGroups
 
 KEYS = {"filter_groups_enable": True, "no_shuffle": True, "global_batch_size": 2}
 PROMPTS = [
@@ -52,6 +52,19 @@ class Easy(MemoryRoles):
 
     def drawn(self) -> list[list[int]]:
         return [uids for uids, _, _ in self.asked]
+
+
+def test_groups_that_failed_whole_are_replaced_and_have_no_scores() -> None:
+    judged = ScoredGroups(per_step=2, most=8)
+    gone = OpenGroup(prompt=0, start_step=1, sequences=())
+    judged.add_failed([gone])
+    scores = Scores(rewards=(0.0, 1.0), components={}, ranges={}, failures=())
+    scored = Rewarded(responses=["a", "b"], scores=scores)
+    judged.add([replace(gone, prompt=1)], scored, torch.tensor([0, 0]), [True])
+    assert (judged.needed, judged.found, judged.group_B) == (1, 1, [1, 1])
+    judged.add([replace(gone, prompt=2)], scored, torch.tensor([0, 0]), [True])
+    assert (judged.chosen, judged.used) == ([1, 2], 3)
+    assert judged.rewarded().responses == ["a", "b"] * 2
 
 
 def build(root: Path, roles: MemoryRoles, **changes: Any) -> PolicyTrainer:

@@ -96,6 +96,17 @@ def test_a_step_comes_back_to_the_bit(tmp_path: Path, make: Callable[[], RatedBa
     assert (read.prompts, read.rewarded) == (written.prompts, written.rewarded)
 
 
+def test_a_prompt_without_responses_is_left_out(tmp_path: Path) -> None:
+    """All of its conversations have failed."""
+    files, whole = RolloutFiles(tmp_path), batch()
+    rollouts = replace(whole.rollouts, group_B=torch.tensor([0, 0, 2, 2]))
+    (first, last) = whole.prompts
+    files.write(3, replace(whole, prompts=[first, PROMPTS[1], last], rollouts=rollouts), 1)
+    read = files.read(3)
+    assert read.prompts == whole.prompts
+    assert read.rollouts.group_B.tolist() == [0, 0, 1, 1]
+
+
 def test_where_all_tokens_are_of_the_steps_own_weights_no_age_is_written(tmp_path: Path) -> None:
     files, written = RolloutFiles(tmp_path), batch()
     files.write(3, replace(written, rollouts=replace(written.rollouts, ages_BT=None)), 1)

@@ -49,12 +49,20 @@ def write_pass_rates(data: str, output: str, column: str, rates: Mapping[int, fl
     else:
         rows = enumerate(read_rows(data))
         lines = (
-            json.dumps({**row.values, column: rates[place]}, ensure_ascii=False) + "\n"
-            for place, row in rows
-            if place in rates
+            _line({**row.values, column: rates[place]}) for place, row in rows if place in rates
         )
         content = memoryview("".join(lines).encode())
     replace_file(Path(output), content)
+
+
+def _line(values: Mapping[str, object]) -> str:
+    """Return a row as a line; halves of characters, which UTF-8 cannot have, stay escaped."""
+    text = json.dumps(values, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(values)
+    return text + "\n"
 
 
 def _parquet(data: str, column: str, rates: Mapping[int, float]) -> memoryview:

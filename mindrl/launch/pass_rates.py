@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mindrl.data.run_data import RunData
+from mindrl.errors import RewardError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.observability.console import StepConsole
@@ -54,7 +55,10 @@ def rates_of(trainer: PolicyTrainer, on_progress: Callable[[int], None]) -> dict
     for first in range(0, len(prompts), batch):
         asked = prompts[first : first + batch]
         rollouts = trainer.workers.generate_sequences(asked, trainer.sampling, step=0)
-        shares = trainer.rewards.by_rules(asked, rollouts).scores.shares(judge)
+        scores = trainer.rewards.by_rules(asked, rollouts).scores
+        if lines := scores.fatal(trainer.rl.on_reward_failure):
+            raise RewardError("\n".join(lines))
+        shares = scores.shares(judge)
         for place, prompt in enumerate(asked):
             own = shares[place * samples : (place + 1) * samples]
             rates[prompt.uid] = sum(share >= 1 for share in own) / samples

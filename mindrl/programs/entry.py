@@ -83,7 +83,7 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
     ),
     "replay": ("replay", "repeat a recorded step and compare every number"),
     "schema": ("schema", "print a JSON schema of configuration files, for editors"),
-    "completion": ("completion", "print a script that completes commands in bash or zsh"),
+    "completion": ("completion", "print a script that completes commands in bash, zsh or fish"),
 }
 """By name: the module with its `PROGRAM`, and a one-line description."""
 OTHER_NAMES: Mapping[str, str] = {

@@ -32,11 +32,18 @@ _NO_DATA_KEYS = (
 _NO_TRAINING = (
     *("megatron_training.save_interval=0", "megatron_training.keep_best=false"),
     *("rl_config.init_kl_coef=0", "rl_config.ref_update_interval=0", "data_config.best_by=null"),
+    *(
+        "rl_config.critic_warmup=0",
+        "actor_config.router_replay=none",
+        "rl_config.debug_rollouts=null",
+    ),
+    *("profiler_config.profile=false", "spool_config.job=null", "spool_config.folder=null"),
 )
 """Overrides that disable the parts of a training run that answers do not need."""
 _ONLY_EVALUATES = (
     *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
-    *("rl_config.debug=rollout_only", "reward_config=null", "spool_config.job=null"),
+    *("rl_config.debug=rollout_only", "reward_config=null"),
+    *("sft_config=null", "preference_config=null"),
     *("generate_config.servers=[]", "generate_config.servers_file=null"),
     *("generate_config.server_token_file=null", "generate_config.router=null"),
     *("data_config.test_overlap_policy=allow", "rl_config.tracking.trackers=[]"),
@@ -187,6 +194,11 @@ def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunC
     if not config.rl_config.verifier_function:
         raise ConfigError(
             "rl_config.verifier_function is empty: its first entry defines correct answers"
+        )
+    if config.environment_config is not None:
+        raise ConfigError(
+            "environment_config: --write-column rates single answers, without an environment; add "
+            "environment_config=null"
         )
     return config
 

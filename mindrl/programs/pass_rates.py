@@ -6,7 +6,9 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindrl.config.run import RunConfig
+from mindrl.data.files import files_of
 from mindrl.data.pass_rates import check_new_file, write_pass_rates
+from mindrl.errors import ConfigError
 from mindrl.observability.terminal import say
 from mindrl.platform.garbage import collect_again
 from mindrl.programs.train import checked_plan
@@ -18,7 +20,12 @@ def rate_rows(options: argparse.Namespace, config: RunConfig) -> int:
     Raises:
         MindrlError: The run cannot start, or failed.
     """
-    data_file, output = options.data[0], str(options.output)
+    files, output = files_of(config.megatron_training.data_path), str(options.output)
+    if len(files) != 1:
+        raise ConfigError(
+            f"--data {options.data[0]} has {len(files)} files; --write-column needs one file"
+        )
+    (data_file,) = files
     check_new_file(data_file, output)
     plan, platform = checked_plan(config)
     # Imported late: they load torch and Ray, and errors should come as fast as in a check.

@@ -10,8 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from mindrl.config.server_address import is_loopback
 from mindrl.errors import ConfigError, OutputError
-from mindrl.observability.terminal import print_table, say
+from mindrl.observability.terminal import note, print_table, say
 from mindrl.programs.arguments import Program, port_number
 from mindrl.programs.exits import print_json
 from mindrl.report.config_text import differences
@@ -99,6 +100,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     host, port = options.host or "127.0.0.1", options.port or 0
     with PageServer(options.runs, host=host, port=port) as server:
+        if not is_loopback(host):
+            note(f"others may reach {host}, and the page is not encrypted")
         say(f"open {server.url}", "Ctrl-C stops the page; the run continues.")
         server.read_ahead()
         with suppress(KeyboardInterrupt):

@@ -38,8 +38,21 @@ KINDS = {
     "that is tracked": ("rl_config.tracking.trackers=[wandb]",),
     "that saves": ("megatron_training.save_interval=5", "megatron_training.keep_best=true"),
     "with other engines": ("actor_config.backend='archon:d2'",),
+    "of a train job": ("spool_config.folder=spool", "spool_config.job=train"),
+    "of a critic that began alone": ("rl_config.critic_warmup=1",),
+    "of replayed experts": ("actor_config.router_replay=R3",),
+    "that is profiled": (
+        "profiler_config.profile=true",
+        "profiler_config.profile_step_start=2",
+        "profiler_config.profile_step_end=3",
+    ),
+    "on stored responses": ("rl_config.debug_rollouts=rollouts",),
 }
-BY_DAY = ("with a reward model", "of several sets in an order", "that saves")
+BY_DAY = (
+    *("with a reward model", "of several sets in an order", "that saves", "of a train job"),
+    *("of a critic that began alone", "of replayed experts", "that is profiled"),
+    "on stored responses",
+)
 
 
 def config_of(

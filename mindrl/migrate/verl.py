@@ -100,6 +100,7 @@ _CRITIC: Mapping[str, str] = {
 DEFAULTS: Mapping[str, Any] = {
     f"{_ACTOR}.ppo_mini_batch_size": 256,
     f"{_ACTOR}.clip_ratio_c": 3.0,
+    "critic.optim.lr": 1e-5,
     f"{_ROLLOUT}.n": 1,
     f"{_ROLLOUT}.tensor_model_parallel_size": 2,
     f"{_ROLLOUT}.max_num_batched_tokens": 8192,
@@ -123,6 +124,9 @@ _LOSSES = {
     "gpg": "plain",
     **{name: name for name in ("gspo", "cispo", "sapo", "clip_cov", "kl_cov")},
 }
+_LOSS_DEFAULTS = {"kl_cov": {"kl_cov_ratio": 2e-4, "ppo_kl_coef": 0.1}}
+"""verl's defaults of the options of a loss that differ from mindrl's."""
+_OMITTED = "not in the file; verl's default"
 _WEIGHTS = {
     "token-mean": ("token_mean", ""),
     "seq-mean-token-mean": ("sequence_mean", ""),
@@ -150,12 +154,18 @@ _IGNORED: Mapping[str, Sequence[str]] = {
     ),
     "mindrl does the same without a key": (
         *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch", "trainer.resume_mode"),
-        *("trainer.val_before_train", "data.truncation", f"{_ROLLOUT}.calculate_log_probs"),
+        f"{_ROLLOUT}.calculate_log_probs",
         *(f"{_ROLLOUT}.enable_chunked_prefill", f"{_ROLLOUT}.free_cache_engine"),
-        *(f"{_ROLLOUT}.load_format", f"{_ROLLOUT}.mode", f"{_ROLLOUT}.do_sample"),
+        *(f"{_ROLLOUT}.load_format", f"{_ROLLOUT}.mode"),
     ),
 }
 """By reason, the keys or key prefixes that change no result."""
+_FIXED: Mapping[str, tuple[Any, str]] = {
+    "data.truncation": ("error", "rl_config.overlong_prompt_policy ends the run, or drops prompts"),
+    "trainer.val_before_train": (True, "mindrl also evaluates before the first step"),
+    f"{_ROLLOUT}.do_sample": (True, "mindrl samples all responses that it trains on"),
+}
+"""The value of verl that mindrl has without a key, and what it does for others."""
 
 
 def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
@@ -172,7 +182,7 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     check_values(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     found = [*_names(theirs, {**NAMES, **(_CRITIC if has_critic else {})})]
-    for rule in (_advantage, _loss, _divergence, _groups, _correction):
+    for rule in (_advantage, _loss, _divergence, _groups, _correction, _fixed):
         found += rule(theirs)
     found += [*run_rules(theirs, rows), *verl_trackers(theirs), *verl_adapters(theirs)]
     accounted = {each.key for each in found}
@@ -186,7 +196,7 @@ def _names(theirs: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Mapp
         if key in theirs:
             yield Mapped(key, "renamed", {ours: theirs[key]}, SAME_MEANING)
         elif key in DEFAULTS:
-            yield Mapped(key, "derived", {ours: DEFAULTS[key]}, "not in the file; verl's default")
+            yield Mapped(key, "derived", {ours: DEFAULTS[key]}, _OMITTED)
 
 
 def _left(key: str, value: Any, has_critic: bool) -> Mapped:
@@ -227,11 +237,24 @@ def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield Mapped(by_std, "derived", note=f"part of {ours}, with {key}")
 
 
+def _fixed(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for values that mindrl has in every run."""
+    for key in theirs.keys() & _FIXED.keys():
+        value, (same, note) = theirs[key], _FIXED[key]
+        if value == same:
+            yield Mapped(key, "ignored", note="mindrl does the same without a key")
+        else:
+            yield Mapped(key, "open", note=f"was {value!r}: {note}")
+
+
 def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     key, ours = f"{_ACTOR}.policy_loss.loss_mode", "rl_config.policy_loss"
     mode = theirs.get(key, "vanilla")
     if mode in _LOSSES:
         yield Mapped(key, "derived", {ours: _LOSSES[mode]}, f"was {mode}")
+        for name, default in _LOSS_DEFAULTS.get(mode, {}).items():
+            if (option := f"{_ACTOR}.policy_loss.{name}") not in theirs:
+                yield Mapped(option, "derived", {NAMES[option]: default}, _OMITTED)
     else:
         yield Mapped(key, "refused", note=f"{mode}: write your own loss function")
     key, ours = f"{_ACTOR}.loss_agg_mode", "rl_config.loss_aggregation"

@@ -200,10 +200,14 @@ def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield Mapped(key, "renamed", sets, "recomputes every layer")
     elif key in theirs:
         yield Mapped(key, "derived", note="nothing is recomputed")
-    key = f"{_ACTOR}.optim.betas"
-    betas = theirs.get(key, (0.9, 0.999))
-    sets = {"actor_config.adam_beta1": betas[0], "actor_config.adam_beta2": betas[1]}
-    yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
+    roles = {_ACTOR: "actor_config"}
+    if theirs.get("algorithm.adv_estimator", "gae") == "gae":
+        roles["critic"] = "critic_config"
+    for theirs_role, section in roles.items():
+        key = f"{theirs_role}.optim.betas"
+        betas = theirs.get(key, (0.9, 0.999))
+        sets = {f"{section}.adam_beta1": betas[0], f"{section}.adam_beta2": betas[1]}
+        yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
 
 
 def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -78,12 +78,38 @@ def test_a_dapo_run_of_verl_is_one_of_ours_and_each_of_its_keys_is_told_of() -> 
 
 
 def test_what_is_left_out_keeps_the_meaning_that_verl_gives_it() -> None:
-    given = {"actor_rollout_ref.model.path": "model", "algorithm.adv_estimator": "grpo"}
-    run = run_of({**given, "trainer.total_training_steps": 10})
+    given: dict[str, Any] = {
+        "actor_rollout_ref.model.path": "model",
+        "algorithm.adv_estimator": "grpo",
+        "trainer.total_training_steps": 10,
+    }
+    run = run_of(given)
     assert run.megatron_training.global_batch_size == 1024
     assert (run.rl_config.mini_batch_size, run.rl_config.n_samples_per_prompt) == (256, 1)
     assert run.generate_config.infer_tensor_parallel_size == 2
     assert run.megatron_training.prompt_column == "prompt"
+    assert (run.rl_config.kl_cov_ratio, run.rl_config.kl_cov_coef) == (2e-3, 1.0)
+    by_covariance = run_of({**given, f"{ACTOR}.policy_loss.loss_mode": "kl_cov"}).rl_config
+    assert (by_covariance.kl_cov_ratio, by_covariance.kl_cov_coef) == (2e-4, 0.1)
+    critic = run_of(given | {"algorithm.adv_estimator": "gae"}).critic_config
+    assert critic is not None
+    assert (critic.lr, critic.adam_beta2) == (1e-5, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("key", "same", "other"),
+    [
+        ("data.truncation", "error", "left"),
+        ("trainer.val_before_train", True, False),
+        (f"{ROLLOUT}.do_sample", True, False),
+    ],
+)
+def test_a_value_that_mindrl_has_in_every_run_is_open_if_it_is_another(
+    key: str, same: object, other: object
+) -> None:
+    for value, kind in ((same, "ignored"), (other, "open")):
+        (found,) = [each for each in import_verl({key: value}).mapped if each.key == key]
+        assert found.kind == kind
 
 
 @pytest.mark.parametrize(

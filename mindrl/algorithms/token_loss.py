@@ -74,7 +74,8 @@ def resolve_token_loss(rl: RLConfig) -> TokenLoss:
     loss = TokenLoss(function=function, options=_options(rl, _options_type(name, function)))
     if name not in names:
         if loss.selection is not None and rl.old_log_probs not in ("recompute", "from_rollout"):
-            need = f"must be recompute, because {_FIELD}={name} selects tokens before an update"
+            need = "must be recompute or from_rollout"
+            need += f", because {_FIELD}={name} selects tokens before an update"
             raise ConfigError(f"rl_config.old_log_probs={rl.old_log_probs or 'null'} {need}")
         mask_BT = torch.arange(4) >= torch.tensor([[1], [3]])
         tried = ChosenTokens(

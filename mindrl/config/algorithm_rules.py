@@ -91,7 +91,9 @@ def _no_engine_routes(config: RunConfig) -> str:
     """Return why workers cannot have the engine's experts; empty if they can."""
     generate, everywhere = config.generate_config, range(config.world_size)
     reasons = {
-        "the run does not generate its responses": not (config.rolls_out and config.learns),
+        "the run does not train on responses that it generates": not (
+            config.rolls_out and config.learns
+        ),
         "servers return none": config.is_apart and generate.is_served,
         "the actor is not on all devices": config.role_devices("actor") != everywhere,
         "generate_config.infer_pipeline_parallel_size must be 1": (

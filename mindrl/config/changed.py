@@ -7,10 +7,16 @@ from typing import Any
 from mindrl.config.model_folders import folder_keys
 from mindrl.config.run import RunConfig
 
+_PATHS = (
+    *("actor_config.lora.load", "generate_config.speculative_config.model"),
+    *("data_config.images.folder", "profiler_config.profile_save_path"),
+)
+"""Keys of files and folders that workers read or write, in addition to models."""
+
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with absolute paths, valid in any worker's folder."""
-    for key in (*folder_keys(config), "profiler_config.profile_save_path"):
+    for key in (*folder_keys(config), *_PATHS):
         if (path := config.value_of(key)) is not None:
             config = with_value(config, key, str(Path(path).absolute()))
     return config

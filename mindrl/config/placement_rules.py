@@ -150,7 +150,9 @@ def _addresses(generate: GenerateConfig) -> Iterator[Finding]:
     if generate.servers and generate.servers_file is not None:
         need = f"must be null with {key}: only one of them holds the addresses"
         yield broken(f"{key}_file", generate.servers_file, need, None)
-    for address in generate.servers:
+    for address in dict.fromkeys(generate.servers):
+        if generate.servers.count(address) > 1:
+            yield Finding(f"{key}: {address} is listed twice: each server is one replica", key)
         if why := unfit_server(address, allow_remote=generate.servers_are_remote):
             yield Finding(f"{key}: {address} {why}", key, generate.servers)
 

@@ -1,13 +1,13 @@
 """Addresses that the servers of a run may have. Imports no torch."""
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 def unfit_server(address: str, *, allow_remote: bool) -> str:
     """Return why a run must not use a server at an address; empty if it may."""
     parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_legal_port(parts):
         return "must be a URL such as http://127.0.0.1:8000"
     if allow_remote or is_loopback(parts.hostname):
         return ""
@@ -16,6 +16,13 @@ def unfit_server(address: str, *, allow_remote: bool) -> str:
         "set generate_config.servers_are_remote=true if only machines of the run can "
         "reach it"
     )
+
+
+def _has_legal_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

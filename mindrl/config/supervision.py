@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from mindrl.config.finding import Finding, broken
-from mindrl.config.generate import SamplingConfig
+from mindrl.config.generate import SamplingConfig, SpeculativeConfig
 from mindrl.config.preference import REWARD_FORMS, PreferenceConfig, PreferenceForm
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
@@ -16,7 +16,7 @@ _NO_ROLLOUT = "no responses are generated"
 _NO_REWARD = "nothing is rated"
 _ALONE = {
     "n_samples_per_prompt": "rows have their answers",
-    "epochs": "passes over the rows are sft_config.epochs",
+    "epochs": "sft_config.epochs or megatron_training.train_iters sets the passes over the rows",
     "adv_estimator": "there are no advantages",
     "policy_loss": _LOSS,
     "policy_loss_options": _LOSS,
@@ -66,9 +66,13 @@ def supervised(config: RunConfig) -> RunConfig:
             config.generate_config,
             backend="",
             servers=(),
+            servers_file=None,
             router=None,
             infer_tensor_parallel_size=1,
+            infer_pipeline_parallel_size=1,
             infer_expert_parallel_size=1,
+            quantization=None,
+            speculative_config=SpeculativeConfig(),
             max_num_seqs=1,
             max_model_len=longest,
             max_num_batched_tokens=longest,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from mindrl.batch.prompts import ChatMessage, PromptRow
@@ -92,6 +93,11 @@ class Reading:
 
 def _number(row: Row, column: str, field: str) -> float:
     where, value = column_of(row, column, field)
-    if type(value) not in (int, float) or not math.isfinite(value):
+    found = math.nan
+    if type(value) in (int, float, str):
+        with suppress(ValueError):
+            # Values of CSV files are texts.
+            found = float(value)
+    if not math.isfinite(found):
         raise DataError(f"{where} holds {shown(value)}; needed a number, for {field}")
-    return float(value)
+    return found

@@ -161,7 +161,8 @@ def _inherited(config: RunConfig, found: Beginning) -> Beginning:
     if training.finetune or training.no_load_optim:
         updates = dict.fromkeys(updates, 0)
     if training.no_load_rng:
-        del state["minibatches"]
+        # Runs on the answers of rows have none.
+        state.pop("minibatches", None)
     if training.finetune:
         return Beginning(folder=found.folder, step=0, updates=updates, state={})
     return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)

@@ -64,6 +64,11 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
             f"--step {step}: {folder.root} trains on the answers of rows and generates no responses"
             "; repeat the run with the same seed to get the same numbers"
         )
+    if config.actor_config.router_replay == "R3" and not generates:
+        raise ConfigError(
+            f"--step {step}: stored responses have no experts, which actor_config.router_replay=R3 "
+            "needs; add --generate"
+        )
     lines, files = _lines(folder.metrics), RolloutFiles(folder.rollouts)
     commits = Commits(folder.checkpoints)
     before, stored = {each + 1 for each in commits.steps()}, {*files.steps()}

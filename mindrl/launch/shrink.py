@@ -8,6 +8,7 @@ from mindrl.cluster.ray_cluster import fits, node_shares
 from mindrl.config.changed import with_value
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
 from mindrl.platform.device import Platform
 from mindrl.preflight.checks import check
@@ -36,6 +37,9 @@ def shrunk(plan: RunPlan, platform: Platform, present: Sequence[int]) -> RunPlan
         if not fits(node_shares(count, per_node), present):
             continue
         for config in _candidates(with_value(plan.config, DEVICES, count)):
+            if findings(config):
+                # Cheaper than a check, and most candidates end here.
+                continue
             try:
                 return check(config, platform, goes_on=True)
             except ConfigError:

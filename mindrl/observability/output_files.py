@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from mindrl.errors import OutputError
@@ -64,7 +65,8 @@ def replace_file(path: Path, content: bytes | memoryview, *, waits: bool = True)
     Raises:
         OutputError: if it cannot be written; the old file is kept.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
+    # Processes of two machines, or containers, may have the same number.
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}{_UNFINISHED}")
     with output_errors(path):
         try:
             _write(temporary, content, waits=waits)

@@ -4,10 +4,10 @@ Batches carry numbers; a worker opens the file of a number when it needs the pix
 rows name by path are links to their files.
 """
 
-import os
 from collections import OrderedDict
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 
 from PIL import Image
 
@@ -49,7 +49,7 @@ class PictureFolder:
             with output_errors(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if source is not None:
-                    made = file.with_name(f"{file.name}.{os.getpid()}")
+                    made = file.with_name(f"{file.name}.{token_hex(4)}")
                     made.unlink(missing_ok=True)
                     made.symlink_to(source.absolute())
                     made.replace(file)

@@ -46,7 +46,7 @@ def _not_rounded(actor: ModelDescription) -> str:
         "mindrl rounds no experts of a mixture": actor.moe is not None,
         "the engine derives matrices of latent attention from rounded ones": actor.mla is not None,
         "mindrl rounds matrices of families that it shards itself, without gated delta nets": (
-            actor.other is not None
+            actor.other is not None or actor.delta is not None
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -15,7 +15,7 @@ FailureKind = Literal["timeout", "crash", "exception", "value"]
 """No score in time; the process died; the function raised; it returned no finite number."""
 
 _TAKEN = (
-    *("mean", "std", "model", "overlong", "baseline", "kl"),
+    *("mean", "std", "model", "environment", "overlong", "baseline", "kl"),
     *("timeouts", "crashes", "errors", "failed_share"),
 )
 """Reserved names of rewards and their metrics."""

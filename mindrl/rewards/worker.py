@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -135,6 +136,9 @@ async def _score_concurrently(
 ) -> list[Outcome]:
     """Score responses concurrently, each within the time limit of one."""
     slots = asyncio.Semaphore(loaded.concurrency)
+    # Python's default has a few threads more than the machine has cores; others would wait.
+    threads = ThreadPoolExecutor(loaded.concurrency)
+    asyncio.get_running_loop().set_default_executor(threads)
 
     async def score(row: Sequence[object]) -> Outcome:
         async with slots:

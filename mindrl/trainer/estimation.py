@@ -87,8 +87,10 @@ class Estimation:
         )
         estimate = estimated(self.estimator, rated)
         advantages_BT, metrics = self._taught(talks.spread(estimate.advantages_BT), passes, mask_BT)
-        zero = (talks.joined(advantages_BT) == 0).all(dim=1).double().mean().item()
-        metrics |= {"advantage/zero_fraction": zero, **estimate.metrics}
+        metrics |= estimate.metrics
+        if not self._learns_without_advantages():
+            zero_C = (talks.joined(advantages_BT) == 0).all(dim=1)
+            metrics["advantage/zero_fraction"] = zero_C.double().mean().item()
         if passes.policy_BT is not None and self.config.old_log_probs == "recompute":
             metrics |= mismatch(rollouts, passes.policy_BT, self.config.rollout_correction)
         if baseline_B is not None:
@@ -137,6 +139,12 @@ class Estimation:
         }
         coef = 0.0 if section.candidates else section.advantage_coef
         return advantages_BT - coef * kl_BT, metrics
+
+    def _learns_without_advantages(self) -> bool:
+        """Return whether a teacher's divergence in the loss is all that the run trains on."""
+        section = self.config.teacher_config
+        is_alone = self.config.rl_config.adv_estimator == "teacher"
+        return is_alone and section is not None and section.candidates > 0
 
     def _turn_rewards(self, rollouts: Rollouts) -> Tensor | None:
         section, given_BT = self.config.environment_config, rollouts.turn_rewards_BT

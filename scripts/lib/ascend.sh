@@ -141,13 +141,16 @@ find_fault() { findings+=("$1"$'\n'"      -> $2"); }
 check_devices() {
     local file found=0
     for file in "$DEVICE_DIR"/davinci[0-9]*; do
-        [[ ! -e "$file" ]] || found=1
+        [[ ! -e "$file" ]] || found=$((found + 1))
     done
     if ((!found)); then
         find_fault "NPU devices: no $DEVICE_DIR/davinci<N>" \
             "install the Ascend driver and firmware; in a container, pass each device: --device /dev/davinci0 ..."
     elif ((NPUS_PER_NODE == 0)); then
         find_fault "NPU devices: NPUS_PER_NODE=0" "unset NPUS_PER_NODE, or set it to 1 or more"
+    elif ((NPUS_PER_NODE > found)); then
+        find_fault "NPU devices: NPUS_PER_NODE=$NPUS_PER_NODE, and $DEVICE_DIR has $found" \
+            "unset NPUS_PER_NODE, or set it to at most $found"
     fi
     if ! command -v npu-smi >/dev/null; then
         find_fault "npu-smi: not on PATH" \

@@ -65,6 +65,14 @@ def test_visible_devices_limit_the_count_to_2(node: Node) -> None:
     assert "the run needs 8 NPU(s)" in result.stderr
 
 
+def test_more_npus_than_the_node_has_are_a_finding(node: Node) -> None:
+    result = node.run("--check", NPUS_PER_NODE="16")
+
+    assert result.returncode == 3
+    assert "NPUS_PER_NODE=16, and" in result.stderr
+    assert "set it to at most 8" in result.stderr
+
+
 def test_check_names_the_one_package_that_is_missing(node: Node) -> None:
     shutil.rmtree(node.folder / "packages" / "vllm_ascend")
 

@@ -343,6 +343,9 @@ def test_the_paths_of_all_models_are_made_absolute(run_config: MakeConfig) -> No
         "critic_config.load": "values",
         "ref_config.load": "reference",
         "reward_config.load": "judge",
+        "actor_config.lora.load": "adapter",
+        "generate_config.speculative_config.model": "draft",
+        "data_config.images.folder": "pictures",
     }
     config = with_absolute_paths(run_config(MODEL, named))
     for role, name in (
@@ -352,6 +355,9 @@ def test_the_paths_of_all_models_are_made_absolute(run_config: MakeConfig) -> No
         ("reward", "judge"),
     ):
         assert config.model_path(role) == str(Path.cwd() / name)
+    assert config.actor_config.lora.load == str(Path.cwd() / "adapter")
+    assert config.generate_config.speculative_config.model == str(Path.cwd() / "draft")
+    assert config.data_config.images.folder == str(Path.cwd() / "pictures")
     assert with_absolute_paths(run_config(MODEL, CRITIC)).model_key("critic") == "actor_config.load"
 
 

@@ -101,7 +101,8 @@ def test_servers_are_the_replicas_and_no_processes_of_the_run(run_config: MakeCo
     assert placement_text(config) == (
         "training on 2; replica 0 at http://127.0.0.1:8000; replica 1 at http://localhost:8001"
     )
-    assert found(run_config, SERVED | {SERVERS: TWO[:1]}) == [SERVERS]
+    for wrong in (TWO[:1], [TWO[0], TWO[0]], [TWO[0], "http://127.0.0.1:port"]):
+        assert found(run_config, SERVED | {SERVERS: wrong}) == [SERVERS], wrong
     token = "generate_config.server_token_file"
     assert found(run_config, SERVED | {token: None}) == [token]
     assert found(run_config, {SERVERS: TWO, token: "token"}) == [INTEGRATED]

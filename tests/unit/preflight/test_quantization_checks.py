@@ -1,5 +1,6 @@
 """Runs whose engine rounds to int8: what is refused and corrected, and the bytes of the engine."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_what_a_rounded_engine_cannot_have_is_named_with_its_remedy(
 
 
 def test_a_mixture_is_refused_by_check_and_a_dense_model_is_not(
-    tmp_path: Path, run_config: MakeConfig
+    tmp_path: Path, run_config: MakeConfig, random_model_of: Callable[..., Path]
 ) -> None:
     mixture = model_folder(tmp_path / "mixture", **MIXTURE)
     config = run_config(mixture, overrides(tmp_path) | {KEY: "int8"})
@@ -66,6 +67,9 @@ def test_a_mixture_is_refused_by_check_and_a_dense_model_is_not(
     ]
     dense = read_description(str(model_folder(tmp_path / "dense")))
     assert [*quantization_findings_on(config, dense)] == []
+    recurrent = read_description(str(random_model_of("qwen3_5_text")))
+    (finding,) = quantization_findings_on(config, recurrent)
+    assert "without gated delta nets" in str(finding)
 
 
 def test_tokens_of_a_float32_engine_are_corrected_if_it_rounds(

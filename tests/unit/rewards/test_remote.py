@@ -103,6 +103,12 @@ def test_as_many_requests_are_under_way_as_the_bound_says(judge: Judge) -> None:
     assert (scores.rewards, judge.most) == ((0.5,) * 12, 3)
 
 
+def test_a_bound_above_the_number_of_cores_holds_too(judge: Judge) -> None:
+    scores = rated(judge, [f"{n}" for n in range(64)], concurrency=64)
+    assert scores.rewards == (0.5,) * 64
+    assert judge.most > 48
+
+
 def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(judge: Judge) -> None:
     scores = rated(judge, ["flaky", "bad", "text", "fine"])
     assert scores.rewards == (0.5, 0.0, 0.0, 0.5)

@@ -16,7 +16,7 @@ _NO_ROLLOUT = "no responses are generated"
 _NO_REWARD = "nothing is rated"
 _ALONE = {
     "n_samples_per_prompt": "rows have their answers",
-    "epochs": "sft_config.epochs or megatron_training.train_iters sets the passes over the rows",
+    "epochs": "passes over the rows are sft_config.epochs, or follow from train_iters",
     "adv_estimator": "there are no advantages",
     "policy_loss": _LOSS,
     "policy_loss_options": _LOSS,

@@ -17,6 +17,8 @@ _CERTAIN_LOGPROB = -5e-8
 CERTAIN_TOKENS = 512
 """Consecutive tokens with a log-prob of 0 that no engine samples from a full distribution. If one
 in 20 tokens is uncertain, a run of this length has a probability of 4e-12."""
+_MOST_OF_ONE = 64
+"""Tokens of a response that count among them: a response that repeats itself is certain of each."""
 _COLDEST = 0.5
 """Lowest checked temperature: a lower one makes more tokens certain."""
 
@@ -37,7 +39,7 @@ class CertainRow:
         if sampling.is_greedy or section.cuts or section.temperature < _COLDEST:
             return ""
         is_certain = all(each > _CERTAIN_LOGPROB for each in logprobs)
-        self.tokens = self.tokens + len(logprobs) if is_certain else 0
+        self.tokens = self.tokens + min(len(logprobs), _MOST_OF_ONE) if is_certain else 0
         if self.tokens < CERTAIN_TOKENS:
             return ""
         return (

@@ -63,14 +63,19 @@ def row(*responses: tuple[float, ...], greedy: bool = False, **section: Any) -> 
     return next(filter(None, (certain.add(each, sampling) for each in responses)), "")
 
 
-CERTAIN = (0.0,) * (CERTAIN_TOKENS // 4)
+CERTAIN = (0.0,) * (CERTAIN_TOKENS // 8)
 
 
 def test_a_long_row_of_certain_tokens_is_drawn_by_no_engine() -> None:
     said = "the log-probs of 512 tokens in a row are 0 at temperature 1"
-    assert row(*[CERTAIN] * 4).startswith(said)
+    assert row(*[CERTAIN] * 8).startswith(said)
     assert row(*[(-1e-9,) * 8] * 64).startswith(said)
-    assert row(*[CERTAIN] * 3) == ""
+    assert row(*[CERTAIN] * 7) == ""
+
+
+def test_a_response_that_repeats_itself_is_no_row_of_its_own() -> None:
+    assert row((0.0,) * 20_000) == ""
+    assert row((0.0,) * 20_000, *[CERTAIN] * 7) != ""
 
 
 def test_one_token_that_is_not_certain_begins_the_row_anew() -> None:

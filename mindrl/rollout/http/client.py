@@ -16,8 +16,6 @@ _PAUSES_SECONDS = (0.2, 1.0)
 _HEALTH_SECONDS = 5.0
 _BUSY = frozenset({502, 503, 504})
 """Status codes of a proxy whose server is not available."""
-_MOST_BYTES = 256 << 20
-"""Maximum bytes of an answer: a million tokens need less."""
 _Form = TypeVar("_Form")
 
 # Servers are addressed directly, even if the environment names a proxy.
@@ -34,6 +32,8 @@ class ServerClient:
     name: str
     """Name of the server in errors."""
     health_path: str = "/health"
+    most_bytes: int = 256 << 20
+    """Maximum bytes of an answer: a million tokens need less."""
 
     def post(self, path: str, body: Any = None, *, seconds: float, again: bool = False) -> bytes:
         """Return the server's answer; with `again`, try up to three times.
@@ -91,4 +91,4 @@ class ServerClient:
         }
         url = self.url.rstrip("/") + path
         request = Request(url, data, headers, method=method)  # noqa: S310 - checked before
-        return exchange(_OPENER, request, seconds=seconds, most_bytes=_MOST_BYTES)
+        return exchange(_OPENER, request, seconds=seconds, most_bytes=self.most_bytes)

@@ -8,6 +8,7 @@ Shapes: B sequences, T positions, K candidates.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from mindrl.rollout.http.answers import STRICT, ScoredToken
 from mindrl.rollout.http.client import ServerClient
 
 _COMPLETIONS, _DETOKENIZE = "/v1/completions", "/detokenize"
+_MOST_OF_SCORE = 256
+"""Most bytes of a token and its log-prob in an answer."""
 _OPEN_REQUESTS = 64
 """Number of sequences that the server reads at the same time."""
 
@@ -56,12 +59,14 @@ class ServedTeacher:
             rows = range(len(sequences))
             asked = {threads.submit(self._read, sequences, row): row for row in rows}
             for answer in as_completed(asked):
-                row, found = asked[answer], answer.result()
+                # The result of a sequence takes kilobytes a token: it goes with its future.
+                row, found = asked.pop(answer), answer.result()
                 here_T = mask_BT[row]
                 logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in found])
                 if number:
                     ids_BTK[row, here_T] = torch.tensor([each.likely for each in found])
                     likely_BTK[row, here_T] = torch.tensor([each.likely_logprobs for each in found])
+                del answer, found
                 tick()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -88,12 +93,11 @@ class ServedTeacher:
         """Return the server's log-probs at each position that needs them, in order."""
         length = int(sequences.lengths_B[row])
         token_ids: list[int] = sequences.tokens_BT[row, :length].tolist()
-        body = {
-            "prompt": token_ids,
-            "max_tokens": 1,
-            "prompt_logprobs": self.candidates.number if self.candidates else 0,
-        }
-        reply = self.client.request(_Reply, _COMPLETIONS, body, seconds=self.seconds, again=True)
+        number = self.candidates.number if self.candidates else 0
+        body = {"prompt": token_ids, "max_tokens": 1, "prompt_logprobs": number}
+        most = max(self.client.most_bytes, _MOST_OF_SCORE * length * (number + 1))
+        client = replace(self.client, most_bytes=most)
+        reply = client.request(_Reply, _COMPLETIONS, body, seconds=self.seconds, again=True)
         (choice,) = reply.choices
         given = choice.prompt_logprobs
         if len(given) != length:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,13 @@ def test_each_response_token_gets_its_log_prob_after_the_tokens_before_it(number
             torch.testing.assert_close(logprobs_BTK[row, place], scores.topk(number).values)
     assert not found.logprobs_BT[~BATCH.response_mask_BT].any()
     assert (found.candidates_BTK is None) == (number == 0)
+
+
+def test_the_limit_of_an_answer_grows_with_its_tokens_and_candidates() -> None:
+    with listening(Teaching()) as url:
+        teacher = teacher_at(url, 3)
+        small = replace(teacher, client=replace(teacher.client, most_bytes=1))
+        assert small(BATCH).logprobs_BT.equal(teacher(BATCH).logprobs_BT)
 
 
 def test_the_text_of_tokens_is_that_of_the_server() -> None:

@@ -311,7 +311,8 @@ def test_a_turn_that_ends_with_the_last_token_ends_a_rendered_conversation(
     write(pool, 0, "a$" + "1" * 9)
     row, _ = pool.incomplete()
     left = LONGEST - pool.request(row).drawn
-    write(pool, 0, "2" * (left - 1))
+    # The template drops the sign, so the next prompt would be another.
+    write(pool, 0, "$" + "2" * (left - 2))
     sequence = next(iter(pool.groups.values())).sequences[0]
     assert len(sequence.tokens_N) == LONGEST
     assert sequence.conversation is not None

@@ -28,6 +28,7 @@ from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engine_rounds import EngineRounds, IsEnough, NextTurns, OnCompleted, RoundEnds
 from mindrl.trainer.engines import ColocatedEngines, Engines
+from mindrl.trainer.minibatches import MinibatchT
 from mindrl.trainer.prompt_shares import PromptShares
 from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
 
@@ -179,7 +180,11 @@ class WorkerHandle:
         Roles on other devices run concurrently. The results are fetched by the usual calls.
         """
         for batch in batches:
-            self.started[method].append(self._begin(method, role, self._filled(role, batch)))
+            if isinstance(batch, WeightedSequences):
+                filled: Sequences = self._one_each(role, batch)
+            else:
+                filled = self._filled(role, batch)
+            self.started[method].append(self._begin(method, role, filled))
 
     def keep_routes(self, parcels: Sequence[Any]) -> None:
         """Send references to the routes of sampled sequences to the actor's ranks."""
@@ -226,16 +231,19 @@ class WorkerHandle:
 
     def update(self, minibatch: WeightedSequences) -> PolicyUpdate:
         """Run one optimizer step of the actor; return the results for the whole minibatch."""
-        replies, dealt = self._call_replicas("update", "actor", minibatch)
+        filled = self._one_each("actor", minibatch)
+        replies, dealt = self._call_replicas("update", "actor", filled)
         first: PolicyUpdate = replies[0]
         if first.logprobs_BT is None:
             return first
         parts = [reply.logprobs_BT for reply in replies]
-        return replace(first, logprobs_BT=_joined(parts, dealt, minibatch.tokens_BT.shape))
+        joined_BT = _joined(parts, dealt, filled.tokens_BT.shape)
+        return replace(first, logprobs_BT=joined_BT[: len(minibatch)])
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Run one optimizer step of the critic; return metrics of the whole minibatch."""
-        replies, _ = self._call_replicas("update_critic", "critic", minibatch)
+        filled = self._one_each("critic", minibatch)
+        replies, _ = self._call_replicas("update_critic", "critic", filled)
         return dict(replies[0])
 
     def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
@@ -308,6 +316,19 @@ class WorkerHandle:
         rows = [*range(len(sequences))]
         rows += [0] * (-len(rows) % self.layouts[role].replicas)
         return sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))
+
+    def _one_each(self, role: Role, minibatch: MinibatchT) -> MinibatchT:
+        """Add copies without weight if there are fewer sequences than replicas.
+
+        So it is after failed conversations, which are not trained on.
+        """
+        count, replicas = len(minibatch), self.layouts[role].replicas
+        if count >= replicas:
+            return minibatch
+        filled = minibatch.rows(torch.tensor([*range(count), *[0] * (replicas - count)]))
+        weights_BT = filled.token_weights_BT.clone()
+        weights_BT[count:] = 0.0
+        return replace(filled, token_weights_BT=weights_BT)
 
     def _call_replicas(
         self, method: str, role: Role, sequences: Sequences

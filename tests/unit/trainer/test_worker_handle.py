@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from recording_groups import SAMPLING, RecordingGroup, dealing_actor
 
@@ -115,6 +116,40 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
     # Both stages of a replica get the same.
     assert (shares[0], shares[1]) == (shares[2], shares[3])
     assert torch.equal(scored.logprobs_BT, tokens_BT.float())
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_replica_without_a_sequence_of_its_own_updates_with_one_of_no_weight(
+    is_begun: bool,
+) -> None:
+    """Failed conversations may leave fewer sequences than replicas."""
+    group = RecordingGroup()
+    actor = WorkerHandle(
+        group,
+        {"critic": TrainLayout(dp=4)},
+        ColocatedEngines(group, RolloutLayout(dp=4)),
+        seed=1,
+        engine_rows=8,
+        costs=lambda lengths: [float(length) for length in lengths],
+    )
+    tokens_BT = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 7, 0]])
+    mask_BT = torch.tensor([[0, 1, 1], [0, 1, 0], [0, 1, 0]]).bool()
+    weights_BT = mask_BT / mask_BT.sum()
+    minibatch = CriticMinibatch(
+        tokens_BT=tokens_BT,
+        lengths_B=torch.tensor([3, 2, 2]),
+        response_mask_BT=mask_BT,
+        token_weights_BT=weights_BT,
+        old_values_BT=weights_BT,
+        returns_BT=weights_BT,
+    )
+    if is_begun:
+        actor.begin("update_critic", "critic", [minibatch])
+    actor.update_critic(minibatch)
+    parts = [part for (part,) in group.given[0]]
+    assert [len(part) for part in parts] == [1] * 4
+    assert sum(float(part.token_weights_BT.sum()) for part in parts) == pytest.approx(1.0)
+    assert sum(not part.token_weights_BT.any() for part in parts) == 1
 
 
 def four_sequences() -> Sequences:

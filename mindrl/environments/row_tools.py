@@ -22,6 +22,8 @@ class RowTools:
 
     schemas: Mapping[str, Sequence[ToolSchema]]
     """JSON schemas of tools, by name of the environment."""
+    has_agent: bool = False
+    """Whether an agent reads the columns, which then mean what it takes them for."""
 
     def of(self, columns: Mapping[str, Any]) -> Sequence[ToolSchema]:
         """Return the tools that the conversation about a row has.
@@ -30,8 +32,10 @@ class RowTools:
             ValueError: The row names something that the run does not have.
         """
         schemas = self.schemas[environment_name(columns, self.schemas)]
-        if not schemas:
-            # The column means something else to a game or an agent.
+        if self.has_agent:
+            return schemas
+        if not schemas and not _are_names(columns.get(_TOOLS)):
+            # The column means something else to a game.
             return schemas
         if (names := tool_names(columns)) is None:
             return schemas
@@ -98,9 +102,14 @@ def tool_names(columns: Mapping[str, Any]) -> list[str] | None:
     names = columns.get(_TOOLS)
     if names is None:
         return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not _are_names(names):
         raise ValueError(f"column {_TOOLS!r} holds {quoted(names)}; needed a list of tool names")
-    return names
+    found: list[str] = names
+    return found
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _name(schema: ToolSchema) -> str:

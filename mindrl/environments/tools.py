@@ -74,7 +74,7 @@ def tools_of_rows(config: EnvironmentConfig) -> RowTools:
             schemas[each.name] = tool_schemas(of_name)
         except ConfigError as error:
             raise ConfigError(f"{_KEY}.environments: {each.name}: {error}") from error
-    return RowTools(schemas=schemas)
+    return RowTools(schemas=schemas, has_agent=config.agent is not None)
 
 
 def _schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:

@@ -85,6 +85,17 @@ def test_without_names_the_column_of_environments_means_something_else(read: Rea
     assert names(read({"env": 7})) == [["divide", "slow_square"]]
 
 
+def test_a_column_of_schemas_means_something_else_to_a_game(read: Read) -> None:
+    data = read({"env": "guess", "tools": [{"name": "axe"}]}, environments=NAMED)
+    assert names(data) == [[]]
+
+
+def test_an_agent_reads_the_column_itself(read: Read) -> None:
+    agent = str(Path(GAMES).with_name("agents.py")).replace("environments", "agents")
+    rows = [{"tools": ["axe"]}, {"tools": "axe"}, {"tools": [{"name": "axe"}]}]
+    assert names(read(*rows, tools=[], agent=f"{agent}:plain")) == [[], [], []]
+
+
 @pytest.mark.parametrize(
     ("row", "section", "error"),
     [

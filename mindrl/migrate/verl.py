@@ -239,12 +239,11 @@ def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 def _fixed(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for values that mindrl has in every run."""
-    for key in theirs.keys() & _FIXED.keys():
-        value, (same, note) = theirs[key], _FIXED[key]
-        if value == same:
+    for key, (same, note) in _FIXED.items():
+        if theirs.get(key) == same:
             yield Mapped(key, "ignored", note="mindrl does the same without a key")
-        else:
-            yield Mapped(key, "open", note=f"was {value!r}: {note}")
+        elif key in theirs:
+            yield Mapped(key, "open", note=f"was {theirs[key]!r}: {note}")
 
 
 def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -86,7 +86,7 @@ def _by_field(recorded: Mapping[str, Any]) -> dict[str, Any]:
         depth = next((n for n in range(1, len(path)) if (*path[:n],) not in places), len(path))
         field, rest = ".".join(path[:depth]), ".".join(path[depth:])
         if rest:
-            found[field] = {**found.get(field, {}), rest: value}
+            found.setdefault(field, {})[rest] = value
         else:
             found[field] = value
     return found

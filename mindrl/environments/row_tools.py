@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from mindrl.config.finding import did_you_mean
 from mindrl.environments.contract import Environment
@@ -104,11 +104,10 @@ def tool_names(columns: Mapping[str, Any]) -> list[str] | None:
         return None
     if not _are_names(names):
         raise ValueError(f"column {_TOOLS!r} holds {quoted(names)}; needed a list of tool names")
-    found: list[str] = names
-    return found
+    return names
 
 
-def _are_names(value: object) -> bool:
+def _are_names(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 

@@ -165,7 +165,7 @@ _FIXED: Mapping[str, tuple[Any, str]] = {
     "trainer.val_before_train": (True, "mindrl also evaluates before the first step"),
     f"{_ROLLOUT}.do_sample": (True, "mindrl samples all responses that it trains on"),
 }
-"""The value of verl that mindrl has without a key, and what it does for others."""
+"""By key, the only value that mindrl has, and a note for the other ones."""
 
 
 def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:

@@ -32,12 +32,9 @@ _NO_DATA_KEYS = (
 _NO_TRAINING = (
     *("megatron_training.save_interval=0", "megatron_training.keep_best=false"),
     *("rl_config.init_kl_coef=0", "rl_config.ref_update_interval=0", "data_config.best_by=null"),
-    *(
-        "rl_config.critic_warmup=0",
-        "actor_config.router_replay=none",
-        "rl_config.debug_rollouts=null",
-    ),
-    *("profiler_config.profile=false", "spool_config.job=null", "spool_config.folder=null"),
+    *("rl_config.critic_warmup=0", "rl_config.debug_rollouts=null"),
+    *("actor_config.router_replay=none", "profiler_config.profile=false"),
+    *("spool_config.job=null", "spool_config.folder=null"),
 )
 """Overrides that disable the parts of a training run that answers do not need."""
 _ONLY_EVALUATES = (

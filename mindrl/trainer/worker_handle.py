@@ -42,6 +42,7 @@ class Watched(NamedTuple):
     """Receives complete responses by their rows."""
 
 
+SequencesT = TypeVar("SequencesT", bound=Sequences)
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
 
@@ -313,19 +314,17 @@ class WorkerHandle:
 
     def _filled(self, role: Role, sequences: Sequences) -> Sequences:
         """Add copies of the first sequence for equal shares; their results are dropped later."""
-        rows = [*range(len(sequences))]
-        rows += [0] * (-len(rows) % self.layouts[role].replicas)
-        return sequences if len(rows) == len(sequences) else sequences.rows(torch.tensor(rows))
+        return _with_copies(sequences, -len(sequences) % self.layouts[role].replicas)
 
     def _one_each(self, role: Role, minibatch: MinibatchT) -> MinibatchT:
         """Add copies without weight if there are fewer sequences than replicas.
 
-        So it is after failed conversations, which are not trained on.
+        Failed conversations, which are not trained on, may leave so few.
         """
-        count, replicas = len(minibatch), self.layouts[role].replicas
-        if count >= replicas:
+        count = len(minibatch)
+        filled = _with_copies(minibatch, max(0, self.layouts[role].replicas - count))
+        if filled is minibatch:
             return minibatch
-        filled = minibatch.rows(torch.tensor([*range(count), *[0] * (replicas - count)]))
         weights_BT = filled.token_weights_BT.clone()
         weights_BT[count:] = 0.0
         return replace(filled, token_weights_BT=weights_BT)
@@ -351,6 +350,13 @@ class WorkerHandle:
             dealt = [torch.tensor(rows) for rows in deal(found, lengths, self.costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
         return begin_replicas(self.group, layout, method, shares), dealt
+
+
+def _with_copies(sequences: SequencesT, count: int) -> SequencesT:
+    """Add copies of the first sequence."""
+    if not count:
+        return sequences
+    return sequences.rows(torch.tensor([*range(len(sequences)), *[0] * count]))
 
 
 def _joined_columns(

@@ -120,12 +120,18 @@ choose_python() {
 
 # Count the devices that this process may use: the listed ones, or all davinci<N> files.
 count_devices() {
-    local file count=0 listed
+    local listed
     if [[ -n "${ASCEND_RT_VISIBLE_DEVICES:-}" ]]; then
         IFS=, read -ra listed <<<"$ASCEND_RT_VISIBLE_DEVICES"
         printf '%d\n' "${#listed[@]}"
         return
     fi
+    devices_there
+}
+
+# Print the number of devices of this node.
+devices_there() {
+    local file count=0
     for file in "$DEVICE_DIR"/davinci[0-9]*; do
         [[ ! -e "$file" ]] || count=$((count + 1))
     done
@@ -139,10 +145,8 @@ findings=()
 find_fault() { findings+=("$1"$'\n'"      -> $2"); }
 
 check_devices() {
-    local file found=0
-    for file in "$DEVICE_DIR"/davinci[0-9]*; do
-        [[ ! -e "$file" ]] || found=$((found + 1))
-    done
+    local found
+    found="$(devices_there)"
     if ((!found)); then
         find_fault "NPU devices: no $DEVICE_DIR/davinci<N>" \
             "install the Ascend driver and firmware; in a container, pass each device: --device /dev/davinci0 ..."

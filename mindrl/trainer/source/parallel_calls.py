@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mindrl.batch.conversations import Dialogue, Restart, Turn
+from mindrl.batch.conversations import Dialogue, ResponseSegment, Restart, Turn
 from mindrl.trainer.source.group import OpenSequence
 from mindrl.trainer.source.turns import dialogue_of
 
@@ -52,16 +52,20 @@ class _Segment:
 
 def prompt_before(sequence: OpenSequence, start: int) -> tuple[int, ...]:
     """Return the prompt of the call with the answer that starts at an index of a response."""
-    segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
-    segment = next(each for each in reversed(segments) if each.start <= start)
+    segment = _segment_at(sequence, start)
     return (*segment.prompt_ids, *sequence.tokens_N[segment.start : start].tolist())
 
 
 def prompt_length_before(sequence: OpenSequence, start: int) -> int:
     """Return the number of tokens of `prompt_before`."""
-    segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
-    segment = next(each for each in reversed(segments) if each.start <= start)
+    segment = _segment_at(sequence, start)
     return len(segment.prompt_ids) + start - segment.start
+
+
+def _segment_at(sequence: OpenSequence, start: int) -> ResponseSegment:
+    """Return the segment with an index of a response."""
+    segments = dialogue_of(sequence).segments(len(sequence.tokens_N))
+    return next(each for each in reversed(segments) if each.start <= start)
 
 
 def in_fixed_order(sequence: OpenSequence, decode: Callable[[list[int]], str]) -> OpenSequence:

@@ -370,7 +370,7 @@ def _text(values: Mapping[str, object]) -> str:
 
 
 def _write_object(path: Path, values: Mapping[str, object]) -> WrittenFile:
-    path.unlink(missing_ok=True)  # of an attempt that failed
+    path.unlink(missing_ok=True)  # left by an attempt that failed
     return write_synced(path, [_text(values).encode()])
 
 

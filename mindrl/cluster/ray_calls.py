@@ -232,7 +232,7 @@ class RayCalls:
         if found is None:
             found = self._threads.caller = _CallThread()
             found.start()
-            # This object goes with the current thread.
+            # The current thread drops this object when it ends.
             owner = self._threads.owner = _Owner()
             finalize(owner, found.orders.put, None).atexit = False
         return found

@@ -18,7 +18,7 @@ CERTAIN_TOKENS = 512
 """Consecutive tokens with a log-prob of 0 that no engine samples from a full distribution. If one
 in 20 tokens is uncertain, a run of this length has a probability of 4e-12."""
 _MOST_OF_ONE = 64
-"""Tokens of a response that count among them: a response that repeats itself is certain of each."""
+"""Maximum tokens of one response among these: one that repeats itself is certain of each."""
 _COLDEST = 0.5
 """Lowest checked temperature: a lower one makes more tokens certain."""
 

@@ -59,7 +59,7 @@ class ServedTeacher:
             rows = range(len(sequences))
             asked = {threads.submit(self._read, sequences, row): row for row in rows}
             for answer in as_completed(asked):
-                # The result of a sequence takes kilobytes a token: it goes with its future.
+                # Results take kilobytes a token: drop each with its future.
                 row, found = asked.pop(answer), answer.result()
                 here_T = mask_BT[row]
                 logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in found])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from memory_roles import MemoryRoles, config, data, rewards, run_log
 
+from mindrl.config.changed import with_value
 from mindrl.errors import CheckpointError, ConfigError
 from mindrl.launch.replay import Recorded, recorded_step, run_again
 from mindrl.trainer.policy_trainer import PolicyTrainer
@@ -111,6 +112,14 @@ def test_the_first_step_of_a_run_that_begins_from_another_has_no_initial_models(
     folder, begun = trained(tmp_path), config(train_iters=6, resume="/runs/other")
     with pytest.raises(ConfigError, match=r"a checkpoint of step 0; .* replayed: 5$"):
         recorded_step(begun, folder, 1, generates=True)
+
+
+def test_with_experts_of_the_engine_the_responses_are_generated_again(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    routed = with_value(CONFIG, "actor_config.router_replay", "R3")
+    with pytest.raises(ConfigError, match=r"^--step 5: .*router_replay=R3 needs; add --generate$"):
+        recorded_step(routed, folder, 5, generates=False)
+    assert recorded_step(routed, folder, 5, generates=True).step == 5
 
 
 def test_a_folder_without_a_step_and_a_damaged_checkpoint_are_refused(tmp_path: Path) -> None:

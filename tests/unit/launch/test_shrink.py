@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
+from mindrl.launch import shrink
 from mindrl.launch.shrink import shrunk
-from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device import PLATFORMS, Platform
 from mindrl.preflight.checks import check
 from mindrl.preflight.run_shardings import RunPlan
 
@@ -66,3 +68,18 @@ def test_the_nearest_legal_layout_of_the_most_devices_is_taken(
 def test_without_a_device_the_run_cannot_go_on(plan_of: Callable[..., RunPlan]) -> None:
     with pytest.raises(ConfigError, match=r"^rl_config\.actor_resource\.num_npus=4: this model"):
         shrunk(plan_of(4, 2, 2), CPU, [])
+
+
+def test_only_layouts_that_the_rules_allow_are_planned(
+    plan_of: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of a large model takes seconds, and there are thousands of layouts."""
+    before, planned = plan_of(8, 4, 4), []
+
+    def counted(config: RunConfig, platform: Platform, *, goes_on: bool) -> RunPlan:
+        planned.append(findings(config))
+        return check(config, platform, goes_on=goes_on)
+
+    monkeypatch.setattr(shrink, "check", counted)
+    assert sizes(shrunk(before, CPU, [4, 1])) == (4, 4, 1, 4)
+    assert planned == [[]]

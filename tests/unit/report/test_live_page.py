@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -163,9 +163,12 @@ def test_nobody_is_answered_without_the_token_and_no_question_ends_the_server(
 
 
 @contextmanager
-def watched(run: Path) -> Iterator[tuple[int, str]]:
-    command = [sys.executable, "cli/watch.py", str(run)]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+def watched(
+    run: Path, *options: str, errors: int | IO[str] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Serve the page of a run; yields the process and the address of its data."""
+    command, out = [sys.executable, "cli/watch.py", str(run), *options], subprocess.PIPE
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=out, stderr=errors, text=True) as process:
         assert process.stdout is not None
         try:
             found = re.search(r"http\S+", process.stdout.readline())
@@ -207,3 +210,18 @@ def test_watching_a_long_run_reads_and_sends_little_in_bounded_memory(tmp_path: 
         (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
         # Python with what it imports, and curves: nowhere near the samples.
         assert int(peak) << 10 < size
+
+
+@pytest.mark.parametrize(
+    ("host", "notes"),
+    [
+        ("127.0.0.1", ""),
+        ("0.0.0.0", "note: others may reach 0.0.0.0, and the page is not encrypted\n"),
+    ],
+)
+def test_a_page_that_others_may_reach_is_announced_before_its_address(
+    host: str, notes: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    with (tmp_path / "errors").open("w") as errors, watched(run, "--host", host, errors=errors):
+        assert (tmp_path / "errors").read_text() == notes

@@ -222,6 +222,15 @@ class RewardScorer:
                     parts[name][row] = score
         return tuple(rewards), {name: tuple(part) for name, part in parts.items()}
 
+    def state(self) -> dict[str, dict[str, float]]:
+        """Return the worst score so far of each function, by source, for a resume."""
+        return {source: dict(each.found) for source, each in self._worst.items()}
+
+    def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Continue with these worst scores; an empty state forgets all scores."""
+        for source, each in self._worst.items():
+            each.found = dict(state.get(source, {}))
+
     def close(self) -> None:
         """End all processes; a later call starts new ones."""
         if service := self._service:

@@ -365,7 +365,8 @@ class WorstScores:
 
     weights: Mapping[str, float]
     """Weight of each function."""
-    _worst: dict[str, float] = field(default_factory=dict)
+    found: dict[str, float] = field(default_factory=dict)
+    """Worst score so far of each function, at least the end of its range."""
 
     def filled(
         self, outcomes: Mapping[str, tuple[float | Failure | None, ...]], ranges: Ranges
@@ -376,8 +377,8 @@ class WorstScores:
             ends, rewarded = ranges[function], self.weights[function] >= 0
             worse, end = (min, ends.lowest) if rewarded else (max, ends.highest)
             given = (each for each in column if isinstance(each, float))
-            worst = worse([self._worst.get(function, end), *given])
-            self._worst[function] = worst
+            worst = worse([self.found.get(function, end), *given])
+            self.found[function] = worst
             filled[function] = tuple(
                 worst if isinstance(each, Failure) else each for each in column
             )

@@ -87,6 +87,8 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             thumbnails = Thumbnails(data.images.folder, run_log.folder.pictures)
             run_log.show_pictures = thumbnails.write
         self.rewards = RewardManager(rewards, data.decode, self.timer)
+        # The reward functions outlive a trainer that has lost its workers.
+        self.rewards.load_state({})
         self.answering = Answering(
             prompts=data.train.prompts,
             order=self.order,
@@ -130,6 +132,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             **super().state(),
             "minibatches": self.minibatches.state(),
             **self.minibatches.entropy_state(),
+            "rewards": self.rewards.state(),
         }
 
     def loaders(self) -> dict[str, Callable[[Any], None]]:
@@ -137,6 +140,7 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         return super().loaders() | {
             "minibatches": self.minibatches.load_state,
             "entropy": self.minibatches.load_entropy,
+            "rewards": self.rewards.load_state,
         }
 
     def learn_from(self, step: int, data: Gathered) -> tuple[Metrics, RatedBatch]:

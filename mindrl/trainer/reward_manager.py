@@ -1,6 +1,6 @@
 """Compute rewards of rollouts: functions in the reward service, a model on the devices."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -133,6 +133,15 @@ class RewardManager:
     sources: RewardSources
     decode: Callable[[list[int]], str]
     timer: StageTimer
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """Return the worst scores of the reward functions so far, for a resume."""
+        return {} if self.sources.scorer is None else self.sources.scorer.state()
+
+    def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Continue with these worst scores; an empty state forgets all."""
+        if self.sources.scorer is not None:
+            self.sources.scorer.load_state(state)
 
     def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
         """Decode each response and score it against its prompt's answer."""

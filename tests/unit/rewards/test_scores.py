@@ -1,5 +1,6 @@
 """To fail never pays better than to answer."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,18 @@ def test_the_acc_of_a_function_measures_accuracy_and_its_score_is_the_reward(
     joined = Scores.joined([first, second])
     assert joined.shares(name) == [1.0, 0.0, 0.0, 0.9, 1.0]
     assert joined.rows([4, 1]).shares(name) == [1.0, 0.0]
+
+
+def test_a_resumed_run_gives_failures_the_worst_score_of_the_steps_before(tmp_path: Path) -> None:
+    file = tmp_path / "deep.py"
+    file.write_text("def deep(response, reference):\n    return float(response)\n")
+    name = f"{file}:deep"
+    with scorer_of([name], [1.0], 5.0, 1) as scorer:
+        assert scorer.score(["-3.5", "none"], ["", ""]).rewards == (-3.5, -3.5)
+        state = json.loads(json.dumps(scorer.state()))
+        assert scorer.score(["1", "none"], ["", ""]).rewards == (1.0, -3.5)
+        # A run that begins anew in the same process has seen no score.
+        scorer.load_state({})
+        assert scorer.score(["1", "none"], ["", ""]).rewards == (1.0, 0.0)
+        scorer.load_state(state)
+        assert scorer.score(["1", "none"], ["", ""]).rewards == (1.0, -3.5)

@@ -72,6 +72,8 @@ class MemoryRoles:
         self.gap = gap
         self.keeps_logprobs = False
         """Old log-probs of updates that return them."""
+        self.worst: Mapping[str, Mapping[str, float]] = {}
+        """State of the reward functions."""
         self.grad_norm = grad_norm
         """Gradient norm of the update with this number, from 1."""
 
@@ -174,6 +176,12 @@ class MemoryRoles:
 
     def abort(self) -> None:
         self.calls.append("abort")
+
+    def state(self) -> Mapping[str, Mapping[str, float]]:
+        return self.worst
+
+    def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        self.worst = state
 
     def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         """Return reward 1 if the second token is 31, else 0."""

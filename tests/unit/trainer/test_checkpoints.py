@@ -230,6 +230,19 @@ def test_a_trainer_goes_on_with_the_prompts_the_deals_and_the_counts_of_the_firs
     assert second.run_log.summary.response_tokens == 5 * 8
 
 
+def test_reward_functions_continue_with_the_scores_of_the_steps_before(tmp_path: Path) -> None:
+    first, state = MemoryRoles(), {"": {"exact": -3.0}}
+    trainer = build(tmp_path / "first", first, train_iters=2)
+    first.load_state(state)
+    trainer.run()
+    # They outlive the workers: without a checkpoint the next trainer starts from none.
+    build(tmp_path / "anew", first)
+    assert first.state() == {}
+    found, roles = commits(tmp_path / "first").read(2), MemoryRoles()
+    build(tmp_path / "second", roles).resume(found.step, found.state())
+    assert roles.state() == state
+
+
 def test_steps_without_an_update_are_counted_on(tmp_path: Path) -> None:
     """Three of them end a run: here two before it was stopped, and the first behind that."""
 

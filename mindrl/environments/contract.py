@@ -17,10 +17,10 @@ and whether the game is over, or the five values of gymnasium.
 import asyncio
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from mindrl.config.returned_number import returned_number
 from mindrl.environments.content_blocks import is_blocks, read_blocks
 from mindrl.environments.messages import (
     Action,
@@ -158,14 +158,15 @@ def environment_of(
 
 
 def number(source: str, value: object) -> float:
-    """Return a reward as a finite float.
+    """Return a reward as a float: see `returned_number`.
 
     Raises:
-        TypeError: It is no finite number.
+        TypeError: It is no finite number, or too large.
     """
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise TypeError(f"{source} returned {value!r}; need a finite number")
-    return float(value)
+    try:
+        return returned_number(value)
+    except ValueError as error:
+        raise TypeError(f"{source} {error}") from error
 
 
 def _opening(value: Any) -> Opening:

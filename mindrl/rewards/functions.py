@@ -8,13 +8,12 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+from mindrl.config.returned_number import LARGEST_SCORE
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 RewardFunction = Callable[[str, str], float]
 """Response text, reference answer -> score."""
 
-LARGEST_SCORE = 1e12
-"""Maximum absolute score. Times the maximum weight, 1e6, its square fits into float32, as needed
-for the standard deviation of rewards."""
 MAX_BOXED_CHARACTERS = 4096
 """A longer boxed answer counts as wrong without parsing, which may take minutes."""
 

@@ -2,15 +2,11 @@
 
 import inspect
 import math
-import numbers
-import sys
 from collections.abc import Mapping, Sequence
 
+from mindrl.config.returned_number import returned_number
 from mindrl.observability.units import quoted
-from mindrl.rewards.functions import LARGEST_SCORE
 from mindrl.rewards.scores import Graded
-
-NEED = "need a finite number"
 
 
 def score_of(value: object) -> float | Graded:
@@ -22,34 +18,17 @@ def score_of(value: object) -> float | Graded:
         ValueError: It is no finite number within `LARGEST_SCORE`, or `acc` is not from 0 to 1.
     """
     if not isinstance(value, Mapping) or "score" not in value:
-        return _number(value)
-    score, right = _number(value["score"]), value.get("acc")
+        return returned_number(value)
+    score, right = returned_number(value["score"]), value.get("acc")
     if right is None:
         return score
     try:
-        accuracy = _number(right)
+        accuracy = returned_number(right)
     except ValueError:
         accuracy = math.nan
     if not 0 <= accuracy <= 1:
         raise ValueError(f"returned 'acc': {quoted(right)}; need a number from 0 to 1, or a bool")
     return Graded(score=score, accuracy=accuracy)
-
-
-def _number(value: object) -> float:
-    if getattr(value, "ndim", None) == 0:  # numpy or tensor
-        value = value.item()  # type: ignore[attr-defined]
-    try:
-        number = float(value) if isinstance(value, numbers.Real) else math.nan
-    except OverflowError:  # from an int
-        number = sys.float_info.max
-    if not math.isfinite(number):
-        raise ValueError(f"returned {quoted(value)}; {NEED}")
-    if abs(number) > LARGEST_SCORE:
-        raise ValueError(
-            f"returned {quoted(value)}; {NEED} of at most {LARGEST_SCORE:g} in size, so "
-            "that its square fits into float32"
-        )
-    return number
 
 
 def scores_of(value: object, count: int) -> Sequence[object]:

@@ -7,6 +7,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 
 class Clicks:
@@ -128,5 +131,6 @@ class Gym:
     def reset(self, **_: object) -> tuple[str, dict[str, object]]:
         return "start", {}
 
-    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, object]]:
-        return "end", 1.0, False, text == "stop", {}
+    def step(self, text: str) -> tuple[str, Any, bool, bool, dict[str, object]]:
+        reward = {"numpy": np.float32(0.5), "tensor": np.array(2), "huge": 1e30}.get(text, 1.0)
+        return "end", reward, False, text == "stop", {}

@@ -121,6 +121,15 @@ def test_the_five_values_of_gymnasium_are_a_text_game() -> None:
     assert environment.step(Action(text="stop")) == EnvironmentAnswer(reward=1.0, done=True)
 
 
+def test_rewards_may_be_numbers_of_numpy_and_are_no_larger_than_those_of_functions() -> None:
+    environment = environment_of(Gym, [], {})
+    environment.reset({})
+    assert environment.step(Action(text="numpy")).reward == 0.5
+    assert environment.step(Action(text="tensor")).reward == 2.0
+    with pytest.raises(TypeError, match=r"^step returned 1e\+30; need a finite number of at most"):
+        environment.step(Action(text="huge"))
+
+
 def test_calls_are_read_as_families_write_them() -> None:
     text = 'I add.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     more = '<tool_call>{"name": "add", "arguments": [1]}</tool_call><tool_call>{"a'

@@ -156,9 +156,7 @@ def _preference_findings(config: RunConfig) -> Iterator[Finding]:
         if loss not in losses and value != default:
             need = f"needs preference_config.loss={' or '.join(losses)}, found {loss}"
             yield broken(f"{key}.{name}", value, need, default)
-    if section.reference_free and (file := section.reference_file) is not None:
-        need = "has no effect with preference_config.reference_free=true: no model is compared with"
-        yield broken(f"{key}.reference_file", file, need, None)
+    yield from _compared_findings(config, section)
     if section.trains_rewards and config.actor_config.lora.r:
         need = (
             f"must be 0 with preference_config.loss={loss}: a reward model's head is trained whole"
@@ -167,6 +165,19 @@ def _preference_findings(config: RunConfig) -> Iterator[Finding]:
     if dropout := config.actor_config.lora.dropout:
         need = "must be 0 with preference_config: its slopes come from another forward pass"
         yield broken("actor_config.lora.dropout", dropout, need, 0.0)
+
+
+def _compared_findings(config: RunConfig, section: PreferenceConfig) -> Iterator[Finding]:
+    """Yield keys without what answers are compared with: a reference, or other rows."""
+    if section.reference_free and (file := section.reference_file) is not None:
+        need = "has no effect with preference_config.reference_free=true: no model is compared with"
+        yield broken("preference_config.reference_file", file, need, None)
+    if section.loss == "kto" and config.rl_config.mini_batch_size == 1:
+        need = (
+            "must be 2 or more with preference_config.loss=kto: the KL is estimated from the "
+            "answers of other rows of an update"
+        )
+        yield broken("rl_config.mini_batch_size", 1, need, 2)
 
 
 def _own(config: RunConfig) -> dict[str, Any]:

@@ -70,9 +70,16 @@ class PreferenceTrainer(AnswerTrainer):
         super().run(check_interrupt)
 
     def _cut(self, rows: Sequence[Prompt]) -> Iterator[Sequence[Prompt]]:
-        """Yield the rows of each update."""
-        for first in range(0, len(rows), self.rl.mini_batch_size):
-            yield rows[first : first + self.rl.mini_batch_size]
+        """Yield the rows of each update; a lone last row joins the rows before it.
+
+        KTO compares each row with others. Updates of a run have equal numbers of rows.
+        """
+        count = self.rl.mini_batch_size
+        ends = [*range(count, len(rows), count), len(rows)]
+        if count > 1 and len(ends) > 1 and ends[-1] - ends[-2] == 1:
+            del ends[-2]
+        for first, end in zip([0, *ends], ends, strict=False):
+            yield rows[first:end]
 
     def learn_from(self, step: int, data: Sequence[Prompt]) -> tuple[Metrics, None]:
         """Train on rows; the log-probs of answers are computed before each update."""

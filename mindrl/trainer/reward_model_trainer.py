@@ -58,10 +58,20 @@ class RewardModelTrainer(PreferenceTrainer):
         metrics = self._metrics(found, accuracy) | shown_rewards(chosen_P, rejected_P)
         return batch, found, metrics
 
-    def _metrics(self, found: PreferenceLosses, accuracy: float) -> Metrics:
+    def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
+        """Return the mean loss and the accuracy on rows; scores are compared over all of them."""
+        if self.section.loss != "score":
+            return super()._measured(prompts)
+        judged = [self.judged(rows)[1] for rows in self._cut(prompts)]
+        wanted_B = torch.tensor([_wanted(row) for row in prompts], dtype=torch.float64)
+        accuracy = concordance(torch.cat([each.rewards_B for each in judged]), wanted_B)
+        losses_B = torch.cat([each.losses_B for each in judged])
+        return losses_B.mean().item(), 1.0 if accuracy is None else accuracy
+
+    def _metrics(self, found: PreferenceLosses, accuracy: float | None) -> Metrics:
         return {
             "preference/loss": found.losses_B.mean().item(),
-            "preference/accuracy": accuracy,
+            **({} if accuracy is None else {"preference/accuracy": accuracy}),
             "preference/score_min": found.rewards_B.min().item(),
             "preference/score_mean": found.rewards_B.mean().item(),
             "preference/score_max": found.rewards_B.max().item(),
@@ -87,15 +97,18 @@ def with_ends(batch: Sequences, *, of_steps: bool = False) -> Sequences:
     return found
 
 
-def concordance(scores_B: Tensor, wanted_B: Tensor) -> float:
+def concordance(scores_B: Tensor, wanted_B: Tensor) -> float | None:
     """Return the fraction of pairs of answers that are in the right order; equal scores count half.
 
-    1 if the data has no two different scores.
+    None if the data has no two different scores.
     """
-    wanted_BB = (wanted_B[:, None] - wanted_B).sign()
-    right_BB = (wanted_BB * (scores_B[:, None] - scores_B).sign() + 1) / 2
-    pairs_BB = wanted_BB > 0
-    return right_BB[pairs_BB].mean().item() if pairs_BB.any() else 1.0
+    right, pairs = 0.0, 0
+    # Row by row: a matrix of all held-out answers would be large.
+    for score, wanted in zip(scores_B, wanted_B, strict=True):
+        lower_N = scores_B[wanted_B < wanted]
+        right += ((score - lower_N).sign() + 1).sum().item() / 2
+        pairs += len(lower_N)
+    return right / pairs if pairs else None
 
 
 def _wanted(row: Prompt) -> float:

@@ -68,6 +68,7 @@ def test_a_key_that_says_something_else_is_named_with_the_reason(
         ("ipo", "preference_config.label_smoothing", 0.1, "needs preference_config.loss=sigmoid"),
         ("sigmoid", "preference_config.desirable_weight", 0.5, "preference_config.loss=kto"),
         ("score", "preference_config.step_separator", "; ", "loss=steps, found score"),
+        ("kto", "rl_config.mini_batch_size", 1, "the KL is estimated from the answers of other"),
         ("bradley_terry", "actor_config.lora.r", 4, "a reward model's head is trained whole"),
         ("bradley_terry", "rl_config.init_kl_coef", 0.1, "it weighs no reference in the loss"),
     ],

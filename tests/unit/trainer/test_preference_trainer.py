@@ -1,8 +1,9 @@
 """The loop of training on preferences on roles in memory: batches, slopes, metrics, resume."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,10 @@ def answer(uid: int, *tokens: int) -> Demonstration:
         answer="",
         targets=(False, False, *(True,) * len(tokens)),
     )
+
+
+def values(row: Demonstration) -> dict[str, Any]:
+    return {each.name: getattr(row, each.name) for each in fields(row)}
 
 
 def pair(uid: int) -> PreferencePair:
@@ -110,15 +115,7 @@ def test_the_kl_is_estimated_on_each_prompt_with_the_answer_before_it(tmp_path: 
     assert [each.token_ids for each in shifted] == [(1, 9, 21, 22), (2, 9, 20, 7)]
     assert shifted[0].targets == (False, False, True, True)
     labelled = [
-        LabelledAnswer(
-            uid=at,
-            token_ids=each.token_ids,
-            text="",
-            answer="",
-            targets=each.targets,
-            is_desirable=at == 0,
-        )
-        for at, each in enumerate(rows)
+        LabelledAnswer(**values(each), is_desirable=at == 0) for at, each in enumerate(rows)
     ]
     log = run_log(tmp_path, 3)
     trainer = PreferenceTrainer(chosen(loss="kto"), data((), labelled), JudgingRoles(), log)
@@ -128,6 +125,22 @@ def test_the_kl_is_estimated_on_each_prompt_with_the_answer_before_it(tmp_path: 
     assert metrics["preference/accuracy"] == 0.5
     losses = [1 - 1 / (1 + math.exp(0.07)), 1 - 1 / (1 + math.exp(-0.2))]
     assert metrics["preference/loss"] == pytest.approx(sum(losses) / 2)
+
+
+def test_a_lone_held_out_row_is_compared_with_the_rows_before_it(tmp_path: Path) -> None:
+    class Likely(JudgingRoles):
+        def compute_log_prob(self, sequences: Sequences) -> Logprobs:
+            found = super().compute_log_prob(sequences)
+            return replace(found, logprobs_BT=-found.logprobs_BT)
+
+    rows = [
+        LabelledAnswer(**values(answer(at, token)), is_desirable=at < 2)
+        for at, token in enumerate((2, 6, 7))
+    ]
+    keys, log = chosen(loss="kto", reference_free=True), run_log(tmp_path, 3)
+    trainer = PreferenceTrainer(keys, data(rows, rows), Likely(), log)
+    # Log-ratios 0.2, 0.6 and 0.7 beside their mean, 0.5; the last row's own would be 0.7.
+    assert trainer.evaluate(1) == pytest.approx(1 / 3)
 
 
 def test_a_run_that_is_stopped_goes_on_with_the_rows_that_come_next(tmp_path: Path) -> None:

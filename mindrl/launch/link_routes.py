@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from mindrl.models.sharding import Sharding, full_sharding
-from mindrl.preflight.run_shardings import RunPlan, RunShardings
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.resharding.plan import ReshardPlan, plan_reshard
 from mindrl.workers.weight_links import LinkRoutes
-from mindrl.workers.weight_sync import WeightRoute
 
 
 def link_routes(shardings: RunShardings) -> LinkRoutes:
@@ -32,26 +30,3 @@ def link_routes(shardings: RunShardings) -> LinkRoutes:
 
     later = replace(routes, source=source, target=target, plan_of=later_plan)
     return replace(routes, later=later)
-
-
-def whole_tensors(plan: RunPlan) -> Sharding:
-    """Return a sharding with every tensor on training rank 0, as servers load whole tensors."""
-    config = plan.config
-    return full_sharding(
-        plan.models["actor"],
-        world_size=config.world_size,
-        holders=[0],
-        dtype=config.generate_config.dtype,
-    )
-
-
-def broadcast_route(shardings: RunShardings) -> WeightRoute:
-    """Return the route of a run's weights to training rank 0, which broadcasts them."""
-    plan, source = shardings.plan, shardings.actor_over(shardings.plan.config.world_size)
-    whole = whole_tensors(plan)
-    return WeightRoute(
-        source=source,
-        target=whole,
-        plan=plan_reshard(source, whole, plan.topology, bucket_bytes=plan.bucket_bytes),
-        timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,
-    )

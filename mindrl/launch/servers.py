@@ -1,6 +1,6 @@
 """Servers that generate instead of a run's own processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from mindrl.cluster.server_group import ServerGroup
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.errors import WorkerDiedError
 from mindrl.launch.engine_server import configuration_text, server_token
-from mindrl.launch.link_routes import whole_tensors
 from mindrl.models.sharding import dtype_of
 from mindrl.platform.device import Platform
-from mindrl.preflight.run_shardings import RunPlan
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
+from mindrl.resharding.gathering import Broadcast
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.http.replica import EngineServer, HttpReplica
 from mindrl.rollout.http.router import RoutedServer, VllmRouter
@@ -33,6 +33,8 @@ class RunServers:
     router: VllmRouter | None
     listed: ServerFile | None
     """Their addresses, if they join and leave while the run lives."""
+    tensors: Sequence[WholeTensor]
+    """What servers that load whole tensors receive, in that order; empty for others."""
 
     @classmethod
     def open(
@@ -51,7 +53,8 @@ class RunServers:
         if generate.servers_file is not None:
             path, allow_remote = Path(generate.servers_file), generate.servers_are_remote
             listed = ServerFile(path=path, allow_remote=allow_remote, notify=notify)
-        return cls(plan=plan, platform=platform, router=router, listed=listed)
+        tensors = _whole_tensors(RunShardings(plan=plan).broadcast)
+        return cls(plan=plan, platform=platform, router=router, listed=listed, tensors=tensors)
 
     def members(self) -> Members | None:
         """Return the members of the fleet, if servers join and leave; at least one at the start."""
@@ -97,13 +100,28 @@ class RunServers:
         seconds = generate.reshard_timeout_seconds * worlds + _MARGIN_SECONDS
         replica = HttpReplica(
             number=number,
-            server=_routed(_server(plan, self.platform, client, seconds), self.router),
+            server=_routed(self._server(client, seconds), self.router),
             vocabulary=plan.models["actor"].vocab_size,
             rows=generate.max_num_seqs,
             answer_seconds=rl.worker_call_timeout_seconds,
             control_seconds=seconds,
         )
         return ServerGroup(replica, rl.worker_start_timeout_seconds, meanwhile)
+
+    def _server(self, client: ServerClient, seconds: float) -> VllmServer | SglangServer:
+        """Return the client for the API of a server's engine."""
+        config = self.plan.config
+        if config.rollout_backend == ROLLOUT_BACKEND:
+            text = configuration_text(config)
+            return VllmServer(client=client, control_seconds=seconds, configuration=text)
+        return SglangServer(
+            client=client,
+            control_seconds=seconds,
+            ranks=self.plan.replica.world_size,
+            collectives=self.platform.collective_backend,
+            tensors=self.tensors,
+            bucket_bytes=self.plan.bucket_bytes,
+        )
 
 
 def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> EngineServer:
@@ -115,24 +133,12 @@ def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> Eng
     return RoutedServer(own=server, routed=replace(server, client=client), router=router)
 
 
-def _server(
-    plan: RunPlan, platform: Platform, client: ServerClient, seconds: float
-) -> VllmServer | SglangServer:
-    """Return the client for the API of a server's engine."""
-    config = plan.config
-    if config.rollout_backend == ROLLOUT_BACKEND:
-        text = configuration_text(config)
-        return VllmServer(client=client, control_seconds=seconds, configuration=text)
-    whole = whole_tensors(plan)
-    tensors = [
-        WholeTensor(name, dtype_of(entry, whole.dtype), entry.shape)
-        for name, entry in whole.table(0).items()
+def _whole_tensors(broadcast: Broadcast | None) -> list[WholeTensor]:
+    """Return the tensors of a broadcast in its order."""
+    if broadcast is None:
+        return []
+    table, dtype = broadcast.whole.table(0), broadcast.whole.dtype
+    return [
+        WholeTensor(name, dtype_of(table[name], dtype), table[name].shape)
+        for name in broadcast.order
     ]
-    return SglangServer(
-        client=client,
-        control_seconds=seconds,
-        ranks=plan.replica.world_size,
-        collectives=platform.collective_backend,
-        tensors=tensors,
-        bucket_bytes=plan.bucket_bytes,
-    )

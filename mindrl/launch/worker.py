@@ -12,7 +12,7 @@ from mindrl.config.backends import ROLLOUT_BACKEND, TrainingBackend
 from mindrl.config.layout_keys import Role
 from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
-from mindrl.launch.link_routes import broadcast_route, link_routes
+from mindrl.launch.link_routes import link_routes
 from mindrl.launch.role_worlds import inside, role_worlds, roles_here
 from mindrl.launch.worker_device import make_device
 from mindrl.layouts.layout import TrainLayout
@@ -99,9 +99,11 @@ def _weight_links(parts: "_Parts", platform: Platform) -> WeightLinks:
     if plan.config.rollout_backend == ROLLOUT_BACKEND:
         end = LinkEnd(platform=platform, routes=link_routes(shardings), rank=dist.get_rank())
     else:
+        assert shardings.broadcast is not None, "servers of another engine load whole tensors"
         end = BroadcastEnd(
             platform=platform,
-            route=broadcast_route(shardings),
+            broadcast=shardings.broadcast,
+            timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,
             server_ranks=plan.replica.world_size,
             verify=plan.config.generate_config.verify_weights,
         )

@@ -6,6 +6,7 @@ from functools import cache, cached_property, partial
 
 import numpy as np
 
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.config.teacher import Candidates
@@ -20,6 +21,7 @@ from mindrl.platform.garbage import no_collection
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.role_heads import role_head
 from mindrl.preflight.shipped import draft_description, families_of, planned_description, sizes_path
+from mindrl.resharding.gathering import Broadcast
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
@@ -60,11 +62,7 @@ class RunPlan:
         return replace(self.rollout, dp=1)
 
     def link_nodes(self, replica: int) -> tuple[int, ...]:
-        """Return the node of each training rank, then of each rank of a replica.
-
-        Nodes are numbered in order of appearance, so that replicas with equal placement have equal
-        links.
-        """
+        """Return the node of each training rank, then of a replica's, numbered as they appear."""
         placement, ranks = self.config.placement, self.replica.world_size
         training = placement.nodes(0, self.config.world_size)
         # A server is assumed to be on a separate node.
@@ -174,10 +172,7 @@ class RunShardings:
 
     @cached_property
     def training(self) -> dict[Role, Sharding]:
-        """Sharding of each role's model, by ranks counted from the role's first.
-
-        Equal roles share the result.
-        """
+        """Sharding of each role's model, by ranks from the role's first; equal ones are shared."""
         plan, found = self.plan, dict[Role, Sharding]()
         of_engine = cache(lambda planning, *asked: planning.sharding(*asked))
         for role, layout in plan.layouts.items():
@@ -247,10 +242,7 @@ class RunShardings:
 
     @cached_property
     def rollout(self) -> Sharding:
-        """Sharding of the actor's weights for rollout; if separate, over the ranks of a link.
-
-        These are the training ranks and, after them, the ranks of one replica.
-        """
+        """Sharding of the actor's weights for rollout; if separate, over the ranks of a link."""
         if self.unordered is not None:
             return self.unordered.rollout
         int8 = self.plan.config.generate_config.quantization == "int8"
@@ -306,10 +298,7 @@ class RunShardings:
 
     @cached_property
     def reshard(self) -> ReshardPlan:
-        """Plan of the transfer, which takes most of the time for large models.
-
-        With separate rollout, to its first replica.
-        """
+        """Plan of the transfer; with separate rollout, to its first replica."""
         return self.link(0) if self.plan.config.is_apart else self._planned(self.plan.topology)
 
     def link(self, replica: int) -> ReshardPlan:
@@ -343,26 +332,36 @@ class RunShardings:
             )
 
     @cached_property
+    def broadcast(self) -> Broadcast | None:
+        """Transfer to servers that load whole tensors; None if no server does."""
+        plan, config = self.plan, self.plan.config
+        if not config.is_apart or config.rollout_backend == ROLLOUT_BACKEND:
+            return None
+        source, dtype = self.actor_over(config.world_size), config.generate_config.dtype
+        return Broadcast.of(source, plan.models["actor"], dtype, plan.topology, plan.bucket_bytes)
+
+    @cached_property
     def staging(self) -> RankBytes:
         """Maximum bytes that each rank has in flight during a transfer, over all replicas."""
         if not self.plan.config.is_apart:
             return self.reshard.peak_staging
+        if self.broadcast is not None:
+            return self.broadcast.staging
         ways = {self.plan.link_nodes(each): each for each in range(self.plan.rollout.replicas)}
-        peaks: RankBytes = np.array([self.link(each).peak_staging for each in ways.values()])
-        most: RankBytes = peaks.max(axis=0)
+        most: RankBytes = np.max([self.link(each).peak_staging for each in ways.values()], axis=0)
         return most
 
     @property
     def most_staging(self) -> RankBytes:
-        """Upper bound of `staging`; needs no plan of the reshard."""
-        return np.full(len(self.rollout.held_by), self.plan.bucket_bytes, dtype=np.int64)
+        """Upper bound of `staging`; needs no plan of a transfer of slices."""
+        bound = np.full(len(self.rollout.held_by), self.plan.bucket_bytes, dtype=np.int64)
+        return bound if self.broadcast is None else self.broadcast.staging
 
     @cached_property
     def ordered(self) -> "RunShardings":
         """The same with the ranks in the order of `generate_config.rank_map`.
 
-        A role with the actor's sizes and engine uses the same order: they then share process
-        groups.
+        A role with the actor's sizes and engine has the same order, to share process groups.
         """
         plan = self.plan
         config = plan.config

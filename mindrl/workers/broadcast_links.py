@@ -1,6 +1,6 @@
 """Transfer of trained weights to servers that load whole tensors, such as SGLang's.
 
-Each tensor is gathered on training rank 0 and broadcast from there, in the order of the model: the
+Each tensor is gathered on training rank 0 and broadcast from there as soon as it is complete: the
 server loads it under its Hugging Face name and shards it itself.
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mindrl.checkpoint.export import TORCH_TYPES
 from mindrl.errors import ReshardError
-from mindrl.models.placement import ShardingTable
-from mindrl.models.sharding import dtype_of, table_bytes
+from mindrl.models.sharding import dtype_of
 from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import Seat, join_extra_group, leave_group, link_name
+from mindrl.resharding.gathering import Broadcast
 from mindrl.resharding.reshard import Reshard, WeightSource
 from mindrl.workers.link_meeting import unless_called_off
 from mindrl.workers.weight_sync import WeightRoute
@@ -31,8 +31,10 @@ class BroadcastEnd:
     """Parameters of a training rank for joining links. Needs the default process group."""
 
     platform: Platform
-    route: WeightRoute
-    """Route from all training ranks to rank 0, with every tensor whole."""
+    broadcast: Broadcast
+    """Transfer from all training ranks to rank 0."""
+    timeout_seconds: float
+    """Longest wait for a peer."""
     server_ranks: int
     """Number of ranks per server."""
     verify: Literal["off", "first", "always"]
@@ -44,9 +46,12 @@ class BroadcastEnd:
         return dist.get_rank()
 
     @property
-    def timeout_seconds(self) -> float:
-        """Longest wait for a peer."""
-        return self.route.timeout_seconds
+    def route(self) -> WeightRoute:
+        """Route from all training ranks to rank 0, with every tensor whole."""
+        given, seconds = self.broadcast, self.timeout_seconds
+        return WeightRoute(
+            source=given.source, target=given.whole, plan=given.plan, timeout_seconds=seconds
+        )
 
     def join(
         self,
@@ -98,25 +103,21 @@ class BroadcastLink:
             ReshardError: As in `Reshard.run`, or the server does not accept the weights.
         """
         is_first, verify = not self.reshard.runs, self.end.verify
-        sink = _Broadcasting(self._table, self.group, self.end)
+        sink = _Broadcasting(self.group, self.end)
         self.reshard.run(
             source, sink, verify=verify == "always" or (verify == "first" and is_first)
         )
         sink.finish()
 
     @property
-    def _table(self) -> ShardingTable:
-        return self.end.route.target.table(self.end.rank)
-
-    @property
     def in_flight_bytes(self) -> int:
-        """Maximum bytes that this rank has in flight while rank 0 gathers."""
-        return int(self.reshard.plan.peak_staging[self.end.rank])
+        """Maximum bytes that this rank has in flight, or waiting to be broadcast."""
+        return int(self.end.broadcast.staging[self.end.rank])
 
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes of a transfer on this rank; each server rank receives whole tensors."""
         plan, rank = self.reshard.plan, self.end.rank
-        whole = table_bytes(self._table, self.end.route.target.dtype)
+        whole = self.end.broadcast.whole.held_bytes()[rank]
         return {
             "sent": int(plan.sent[rank]) + whole * self.end.server_ranks,
             "received": int(plan.received[rank]),
@@ -130,17 +131,15 @@ class BroadcastLink:
 
 
 class _Broadcasting:
-    """Receives gathered tensors, and broadcasts them in model order as they become complete."""
+    """Receives gathered tensors, and broadcasts them in order as they become complete."""
 
-    def __init__(
-        self, table: ShardingTable, group: dist.ProcessGroup | None, end: BroadcastEnd
-    ) -> None:
-        dtype, self.group, self.device = end.route.target.dtype, group, end.platform.device_type
+    def __init__(self, group: dist.ProcessGroup | None, end: BroadcastEnd) -> None:
+        whole, self.group, self.device = end.broadcast.whole, group, end.platform.device_type
         self.kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            name: (TORCH_TYPES[dtype_of(entry, dtype)], entry.shape)
-            for name, entry in table.items()
+            name: (TORCH_TYPES[dtype_of(entry, whole.dtype)], entry.shape)
+            for name, entry in whole.table(end.rank).items()
         }
-        self.left = [*reversed(self.kinds)]
+        self.left = [*reversed(end.broadcast.order)] if self.kinds else []
         self.there: dict[str, Tensor] = {}
         self.whole: set[str] = set()
         self.failed: RuntimeError | None = None

@@ -189,3 +189,19 @@ def test_the_map_of_the_devices_names_the_node_of_each_world() -> None:
         "training on 8 (node 1); replica 0 on 2 (node 0); replica 1 on 2 (node 0); "
         "replica 2 on 2 (node 0); replica 3 on 2 (node 0); rollout first"
     )
+
+
+def test_training_rank_0_has_room_for_whole_tensors_on_their_way_to_sglang() -> None:
+    models = apart(
+        "generate_config.servers=[http://127.0.0.1:8000,http://127.0.0.1:8001]",
+        "generate_config.backend=sglang:d2t4",
+        "generate_config.infer_tensor_parallel_size=null",
+    )
+    assert models.broadcast is not None
+    waiting = models.broadcast.waiting_bytes
+    # The embedding and the head, and what arrives beside them.
+    head = 152_064 * 3584 * 2
+    assert 2 * head <= waiting < 3 * head
+    found = memory_plan(models, None, models.most_staging).regions[Region.STAGING]
+    assert found[0] == models.broadcast.plan.peak_staging[0] + waiting
+    assert found.tolist() == memory_plan(models, None).regions[Region.STAGING].tolist()

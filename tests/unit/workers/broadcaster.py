@@ -22,12 +22,12 @@ from mindrl.models.description import read_description
 from mindrl.models.sharding import Sharding, dtype_of, full_sharding
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, call_off, join_process_group, link_name, listen
-from mindrl.resharding.plan import Topology, plan_reshard
+from mindrl.resharding.gathering import Broadcast
+from mindrl.resharding.plan import Topology
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.http.sglang_server import SglangServer, WholeTensor
 from mindrl.workers.broadcast_links import BroadcastEnd
 from mindrl.workers.weight_links import WeightLinks
-from mindrl.workers.weight_sync import WeightRoute
 
 CPU = PLATFORMS["cpu"]
 
@@ -55,15 +55,16 @@ def main() -> None:
         join_process_group(CPU, alone, address, timeout=limit, listener=listener)
     described = read_description(folder)
     whole = full_sharding(described, world_size=1, holders=[0], dtype="float32")
+    # Rounds of few tensors, in an order of their own.
+    broadcast = Broadcast.of(whole, described, "float32", Topology(ranks_per_node=1), 1 << 17)
     tensors = load_file(Path(folder) / "model.safetensors")
     model = cast("Any", Loaded(whole, tensors))
-    # Rounds of few tensors, in an order of their own.
-    plan = plan_reshard(whole, whole, Topology(ranks_per_node=1), bucket_bytes=1 << 17)
-    route = WeightRoute(source=whole, target=whole, plan=plan, timeout_seconds=60)
-    end = BroadcastEnd(platform=CPU, route=route, server_ranks=1, verify="always")
+    end = BroadcastEnd(
+        platform=CPU, broadcast=broadcast, timeout_seconds=60, server_ranks=1, verify="always"
+    )
     links = WeightLinks(end, model)
     client = ServerClient(url=url, token="of-this-test", name="replica 0")
-    server = server_at(client, whole)
+    server = server_at(client, broadcast)
 
     def link(generation: int) -> str | None:
         said: list[str | None] = []
@@ -101,16 +102,17 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def server_at(client: ServerClient, whole: Sharding) -> SglangServer:
+def server_at(client: ServerClient, broadcast: Broadcast) -> SglangServer:
     """Return a server that is asked with a client, and takes all tensors."""
+    table = broadcast.whole.table(0)
     return SglangServer(
         client=client,
         control_seconds=60,
         ranks=1,
         collectives=CPU.collective_backend,
         tensors=[
-            WholeTensor(name, dtype_of(entry, "float32"), entry.shape)
-            for name, entry in whole.table(0).items()
+            WholeTensor(name, dtype_of(table[name], "float32"), table[name].shape)
+            for name in broadcast.order
         ],
         bucket_bytes=1 << 18,
     )

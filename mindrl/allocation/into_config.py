@@ -266,7 +266,11 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
         if role in train and role != "actor" and _section(sections, section).get(_COUNT):
             _write_count(sections, f"{section}.{_COUNT}", {role: train.pop(role)})
     places = {role: _section(sections, section) for role, section in RESOURCES.items()}
-    own = [each for role, each in places.items() if role != "actor" and any(each.values())]
+    own = [
+        each
+        for role, each in places.items()
+        if role != "actor" and any(size is not None for size in each.values())
+    ]
     generate = train.pop("rollout", None) if own else None
     _write_count(sections, DEVICES, train)
     if generate is not None:

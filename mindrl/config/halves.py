@@ -1,31 +1,54 @@
 """Runs of only one half of each step, and the schedule of a train job and its rollout jobs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
+from mindrl.config.generate import SpeculativeConfig
 from mindrl.config.run import RunConfig
+
+NO_ENGINE: Mapping[str, Any] = MappingProxyType(
+    {
+        "backend": "",
+        "servers": (),
+        "servers_file": None,
+        "router": None,
+        "infer_tensor_parallel_size": 1,
+        "infer_pipeline_parallel_size": 1,
+        "infer_expert_parallel_size": 1,
+        "quantization": None,
+        "speculative_config": SpeculativeConfig(),
+    }
+)
+"""Values of `generate_config` for a run in which nothing generates."""
 
 
 def on_its_own_devices(config: RunConfig) -> RunConfig:
     """Return the configuration of one half of each step on only the devices of that half.
 
-    Any other configuration is returned unchanged.
+    The half that trains has no engine. Any other configuration is returned unchanged; a rollout
+    without a number of devices keeps its keys, and `placement_findings` reports it.
     """
-    if not config.is_apart or (config.learns and config.rolls_out):
+    if config.learns and not config.rolls_out and not config.reads_answers:
+        config = replace(config, generate_config=replace(config.generate_config, **NO_ENGINE))
+    whole = config.learns and config.rolls_out
+    if not config.is_apart or whole or (config.rolls_out and not config.rollout_devices):
         return config
     rl = config.rl_config
-    devices = config.rollout_devices if config.rolls_out else config.world_size
-    there = replace(rl.actor_resource, num_npus=devices)
-    none = type(rl.rollout_resource)()
-    alone = replace(
+    roles, alone = rl.actor_resource, type(rl.rollout_resource)()
+    if config.rolls_out:
+        roles = replace(roles, num_npus=config.rollout_devices, first_npu=0)
+    rl = replace(
         rl,
-        actor_resource=there,
+        actor_resource=roles,
         use_integrated_worker=True,
-        rollout_resource=none,
+        rollout_resource=alone,
         step_order="in_turns",
         # Stored rollouts may come from another step order, and keep that order's correction.
         rollout_correction=config.rollout_correction or rl.rollout_correction,
     )
-    return replace(config, rl_config=alone)
+    return replace(config, rl_config=rl)
 
 
 def published_version(config: RunConfig, step: int) -> int:

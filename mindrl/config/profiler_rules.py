@@ -36,6 +36,13 @@ def profiler_findings(config: RunConfig) -> Iterator[Finding]:
 def _ranks(config: RunConfig) -> Iterator[Finding]:
     ranks = config.profiler_config.profile_ranks or ()
     there = config.world_size
+    if config.starts_engines:
+        generate = config.generate_config
+        tensor, stages = (
+            generate.infer_tensor_parallel_size,
+            generate.infer_pipeline_parallel_size,
+        )
+        there = max(there, tensor * stages)
     if too_large := [rank for rank in ranks if rank >= there]:
         need = f": rank {max(too_large)} does not exist; ranks are 0 to {there - 1}"
         legal = tuple(rank for rank in ranks if rank < there)

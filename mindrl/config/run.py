@@ -1,6 +1,7 @@
 """The whole configuration of a run, and numbers derived from it."""
 
 from dataclasses import replace
+from math import prod
 from typing import Any, Literal, get_args
 
 from pydantic.dataclasses import dataclass
@@ -134,7 +135,7 @@ class RunConfig:
             "ref": self.uses_reference and not self.reference_is_base,
             "critic": self.critic_config is not None,
             "reward": self.reward_config is not None,
-            "teacher": self.teacher_config is not None and self.teacher_config.url is None,
+            "teacher": self.teacher_config is not None and self.teacher_config.load is not None,
         }
         return tuple(role for role in get_args(Role) if there.get(role, True))
 
@@ -153,10 +154,7 @@ class RunConfig:
         return all(own in (None, size) for own, size in zip(sizes, actors, strict=True))
 
     def layout_keys(self, role: Role) -> dict[str, str]:
-        """Return the key of each size of a role's layout, by the names of a `TrainLayout`.
-
-        It is the actor's if the role has none.
-        """
+        """Return the key of each size of a role's `TrainLayout`: its own key or the actor's."""
 
         def owner(key: str) -> str:
             return "actor" if self.value_of(f"{role}_config.{key}") is None else role
@@ -301,15 +299,15 @@ class RunConfig:
             return self.critic_config
         if role == "actor":
             return self.actor_config
-        # Models without backward passes need no recomputation.
         actor = self.actor_config
         grouped = role in ("ref", "teacher") and actor.moe_grouped_gemm
         alike = self._stages_are_the_actors(role)
         schedule = actor.archon.pp_schedule if alike else None
-        return LearningConfig(
-            moe_grouped_gemm=grouped,
-            archon=ArchonConfig(pp_schedule=schedule, fsdp_size=actor.archon.fsdp_size),
-        )
+        keys, size = self.layout_keys(role), actor.archon.fsdp_size
+        ranks = len(self.role_devices(role)) // prod(self.value_of(keys[n]) for n in ("tp", "pp"))
+        # Without backward passes nothing is recomputed. Shards as the actor's, if the sizes allow.
+        archon = ArchonConfig(pp_schedule=schedule, fsdp_size=None if ranks % (size or 1) else size)
+        return LearningConfig(moe_grouped_gemm=grouped, archon=archon)
 
     def micro_batching(self, role: Role, *, learns: bool) -> MicroBatching:
         """Return how a role's sequences are divided, by number or by tokens.

@@ -1,15 +1,15 @@
 """Addresses that the servers of a run may have. Imports no torch."""
 
 import ipaddress
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 
 def unfit_server(address: str, *, allow_remote: bool) -> str:
     """Return why a run must not use a server at an address; empty if it may."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_legal_port(parts):
+    host = _host(address)
+    if host is None:
         return "must be a URL such as http://127.0.0.1:8000"
-    if allow_remote or is_loopback(parts.hostname):
+    if allow_remote or is_loopback(host):
         return ""
     return (
         "is not a loopback address, and anyone who can reach the server can control it; "
@@ -18,11 +18,14 @@ def unfit_server(address: str, *, allow_remote: bool) -> str:
     )
 
 
-def _has_legal_port(parts: SplitResult) -> bool:
+def _host(address: str) -> str | None:
+    """Return the host of a URL; None if the address is no URL of a server."""
     try:
-        return parts.port is None or parts.port > 0
+        parts = urlsplit(address)
+        is_legal = parts.scheme in ("http", "https") and parts.port != 0
     except ValueError:
-        return False
+        return None
+    return parts.hostname or None if is_legal else None
 
 
 def is_loopback(host: str) -> bool:

@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from mindrl.config.finding import Finding, broken
-from mindrl.config.generate import SamplingConfig, SpeculativeConfig
+from mindrl.config.generate import SamplingConfig
+from mindrl.config.halves import NO_ENGINE
 from mindrl.config.preference import REWARD_FORMS, PreferenceConfig, PreferenceForm
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
@@ -24,6 +25,9 @@ _ALONE = {
     "token_level_loss": _LOSS,
     "entropy_coeff": _LOSS,
     "entropy_target": _LOSS,
+    "critic_warmup": "there is no critic",
+    "ref_update_interval": "the reference stays what it is",
+    "use_kl_in_reward": _NO_REWARD,
     "init_kl_coef": "it weighs no reference in the loss",
     "shuffle_mini_batch": "rows are shuffled by data_config.order",
     "verifier_function": _NO_REWARD,
@@ -64,15 +68,8 @@ def supervised(config: RunConfig) -> RunConfig:
         ),
         generate_config=replace(
             config.generate_config,
-            backend="",
-            servers=(),
-            servers_file=None,
-            router=None,
-            infer_tensor_parallel_size=1,
-            infer_pipeline_parallel_size=1,
-            infer_expert_parallel_size=1,
-            quantization=None,
-            speculative_config=SpeculativeConfig(),
+            **NO_ENGINE,
+            kv_cache_mib=None,
             max_num_seqs=1,
             max_model_len=longest,
             max_num_batched_tokens=longest,

@@ -158,6 +158,8 @@ def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
 
 def _rollout(config: RunConfig) -> Iterator[Finding]:
     """Whole replicas must fill the devices, and each needs all experts."""
+    if not config.rolls_out:
+        return
     rollout, devices = config.generate_config, config.rollout_devices
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
     stages = rollout.infer_pipeline_parallel_size
@@ -178,7 +180,7 @@ def _shares(config: RunConfig) -> Iterator[Finding]:
     rl, batch = config.rl_config, config.megatron_training.global_batch_size
     mini_batch, samples = rl.mini_batch_size, rl.n_samples_per_prompt
     yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
-    for role in config.roles:
+    for role in config.roles if config.learns else ():
         learns, layout = role in ("actor", "critic"), config.layout(role)
         field, step = (_MINI_BATCH, "update") if learns else (_BATCH, "step")
         value, replicas = config.value_of(field), layout.dp

@@ -94,8 +94,8 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         return []
     found: list[Finding] = []
     actor = models["actor"]
-    found += draft_findings_on(config, actor, ROLLOUT_KEYS)
     if not layout_findings(config):
+        found += draft_findings_on(config, actor, ROLLOUT_KEYS)
         found += _layouts(config, models)
         found += adapter_findings_on(config, actor)
         words = ROLLOUT_KEYS | {"model": config.model_key("actor")}

@@ -111,7 +111,8 @@ def draft_description(config: RunConfig) -> ModelDescription | None:
 
     Raises as `planned_description`.
     """
-    folder = config.generate_config.speculative_config.model
+    drafts = config.generate_config.speculative_config
+    folder = drafts.model if drafts.method == "draft_model" else None
     return None if folder is None else planned_description(folder)
 
 

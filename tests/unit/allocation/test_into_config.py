@@ -33,6 +33,7 @@ PATH = {
     "devices": "rl_config.actor_resource.num_npus",
     "rollout_devices": "rl_config.rollout_resource.num_npus",
     "critic_devices": "rl_config.critic_resource.num_npus",
+    "actor_first": "rl_config.actor_resource.first_npu",
     "critic_first": "rl_config.critic_resource.first_npu",
     "integrated": "rl_config.use_integrated_worker",
     "tp": "actor_config.tensor_model_parallel_size",
@@ -194,6 +195,13 @@ def test_a_string_of_a_role_with_devices_of_its_own_is_counted_with_those() -> N
         "generate_config.backend=vllm:d4 has 4 ranks, and the number of devices of all roles=6; "
         "write vllm:d6"
     )
+
+
+def test_a_role_from_device_0_has_devices_of_its_own() -> None:
+    own = {"devices": 4, "actor_first": 4, "critic_first": 0}
+    config = loaded(actor="megatron:d4", rollout="vllm:d8", **own)
+    assert (config.world_size, config.rollout_layout.replicas) == (8, 8)
+    assert config.role_devices("actor") == range(4, 8)
 
 
 @pytest.mark.parametrize(

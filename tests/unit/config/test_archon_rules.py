@@ -45,6 +45,17 @@ def test_what_it_does_is_not(given: dict[str, Any], run_config: MakeConfig) -> N
     assert found(run_config, given) == []
 
 
+def test_a_reference_of_other_sizes_shards_as_the_actor_only_where_that_divides_its_ranks(
+    run_config: MakeConfig,
+) -> None:
+    reference = {"rl_config.init_kl_coef": 0.1, "ref_config.load": "other", f"{AT}.fsdp_size": 4}
+    for tensor, shared in ((1, 4), (2, None)):
+        keys = ARCHON | {"ref_config.tensor_model_parallel_size": tensor}
+        config = run_config(Path("model"), reference | keys)
+        assert config.learning("ref").archon.fsdp_size == shared
+        assert config.learning("actor").archon.fsdp_size == 4
+
+
 def test_of_full_recomputation_each_key_of_megatrons_is_named(run_config: MakeConfig) -> None:
     fields = [each.field for each in findings(run_config(Path("model"), ARCHON | WHOLE_MODEL))]
     assert fields == list(WHOLE_MODEL)

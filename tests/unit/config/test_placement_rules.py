@@ -147,7 +147,9 @@ def test_a_server_on_another_machine_has_to_be_asked_for(host: str, run_config: 
     assert found(run_config, remote | {REMOTE: True}) == []
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "file:///x"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "file:///x", "http://[::1:8000"]
+)
 def test_what_is_no_address_of_a_server_is_refused(address: str, run_config: MakeConfig) -> None:
     assert found(run_config, SERVED | {SERVERS: [TWO[0], address]}) == [SERVERS]
 
@@ -190,4 +192,12 @@ def test_without_devices_of_its_own_a_role_has_the_actors(run_config: MakeConfig
         range(1, 3),
         range(1, 3),
         range(2),
+    ]
+
+
+def test_servers_do_not_hide_an_illegal_size_of_the_rollout(run_config: MakeConfig) -> None:
+    sizes = {ROLLOUT_TP: 2, "generate_config.infer_expert_parallel_size": 3}
+    given = {"rl_config.actor_resource.num_npus": 2, DEVICES: 4}
+    assert found(run_config, SERVED | given | sizes) == [
+        "generate_config.infer_expert_parallel_size"
     ]

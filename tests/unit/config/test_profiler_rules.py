@@ -26,6 +26,18 @@ def test_the_last_step_and_the_last_rank_can_be_profiled(run_config: MakeConfig)
     assert texts(run_config, steps | ranks) == []
 
 
+def test_ranks_of_replicas_on_separate_devices_can_be_profiled(run_config: MakeConfig) -> None:
+    apart = {
+        "rl_config.use_integrated_worker": False,
+        "rl_config.rollout_resource.num_npus": 8,
+        "generate_config.infer_tensor_parallel_size": 4,
+    }
+    for rank, count in ((3, 0), (4, 1)):
+        profile = {"profiler_config.profile": True, "profiler_config.profile_ranks": [rank]}
+        found = findings(run_config(Path("model"), apart | profile))
+        assert len([each for each in found if each.field.endswith("profile_ranks")]) == count
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("trace_steps", -1), ("stage", ["actor_learn"]), ("profile_level", "level3"), ("steps", 2)],

@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checked_runs import CPU, MakeConfig, model_folder, overrides, refused
+from checked_runs import (
+    CPU,
+    DEVICES,
+    ROLLOUT_EP,
+    ROLLOUT_TP,
+    MakeConfig,
+    model_folder,
+    overrides,
+    refused,
+)
 from test_teacher_checks import WORDS, with_tokenizer
 
 from mindrl.config.generate import GenerateConfig, SpeculativeConfig
@@ -143,6 +152,25 @@ def test_a_missing_model_that_drafts_is_named(tmp_path: Path, run_config: MakeCo
     given = {METHOD: "draft_model", f"{SECTION}.model": "nowhere/small"}
     (found,) = refused(run_config(policy, overrides(tmp_path) | given))
     assert found.startswith(f"{SECTION}.model: model folder nowhere/small does not exist")
+
+
+def test_a_model_that_does_not_draft_is_named_and_not_read(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = with_model(tmp_path / "policy")
+    given = {f"{SECTION}.model": "nowhere/small"}
+    (found,) = refused(run_config(policy, overrides(tmp_path) | given))
+    assert found.startswith(f"{SECTION}.model=nowhere/small has no effect without {METHOD}=draft_m")
+
+
+def test_illegal_sizes_of_the_rollout_are_named_before_the_draft_is_cut_by_them(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy, small = with_model(tmp_path / "policy"), with_model(tmp_path / "small")
+    sizes = {DEVICES: 4, ROLLOUT_TP: 4, ROLLOUT_EP: 2}
+    given = {METHOD: "draft_model", f"{SECTION}.model": str(small)} | sizes
+    (found,) = refused(run_config(policy, overrides(tmp_path) | given))
+    assert found.startswith(f"{ROLLOUT_EP}=2 must be 1 or equal to {ROLLOUT_TP}=4")
 
 
 def test_a_model_that_drafts_is_cut_as_the_policy_is() -> None:

@@ -281,6 +281,13 @@ SERVED_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_a_teacher_without_a_model_is_named(tmp_path: Path, run_config: MakeConfig) -> None:
+    policy = model_folder(tmp_path / "policy")
+    given = {"teacher_config": {}, "rl_config.adv_estimator": "teacher"}
+    (found,) = refused(run_config(policy, overrides(tmp_path) | given))
+    assert found.startswith("teacher_config.load is missing: name a model folder, or a server")
+
+
 def test_what_a_served_teacher_cannot_have_is_refused_by_key(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:

@@ -1,0 +1,83 @@
+"""The two halves of a run with separate rollout: each on its own devices, with its own rules."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.halves import on_its_own_devices
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+
+MakeConfig = Callable[..., RunConfig]
+APART = {
+    "rl_config.use_integrated_worker": False,
+    "rl_config.actor_resource.num_npus": 2,
+    "rl_config.rollout_resource.num_npus": 6,
+    "generate_config.infer_tensor_parallel_size": 3,
+}
+STORED = {"rl_config.debug": "train_only", "rl_config.debug_rollouts": "rollouts"}
+ROLLS_OUT = {
+    "rl_config.debug": "rollout_only",
+    "megatron_training.keep_rollouts": 10,
+    "megatron_training.save_interval": 0,
+}
+JOB = {
+    "spool_config.job": "train",
+    "spool_config.folder": "spool",
+    "megatron_training.save_interval": 1,
+}
+TRAINS = pytest.mark.parametrize("half", [STORED, JOB], ids=["stored", "job"])
+
+
+def half_of(run_config: MakeConfig, overrides: dict[str, Any]) -> RunConfig:
+    config = on_its_own_devices(run_config(Path("model"), overrides))
+    assert [str(each) for each in findings(config)] == []
+    return config
+
+
+@TRAINS
+def test_the_half_that_trains_keeps_the_devices_of_its_roles(
+    half: dict[str, Any], run_config: MakeConfig
+) -> None:
+    spread = {
+        "rl_config.adv_estimator": "gae",
+        "critic_config.load": "critic",
+        "rl_config.critic_resource.first_npu": 2,
+    }
+    config = half_of(run_config, APART | half | spread)
+    assert (config.world_size, config.devices) == (4, 4)
+    assert config.role_devices("actor") == range(2)
+    assert config.role_devices("critic") == range(2, 4)
+
+
+@TRAINS
+def test_the_half_that_trains_has_no_engine(half: dict[str, Any], run_config: MakeConfig) -> None:
+    servers = {
+        "generate_config.servers": ["http://127.0.0.1:8000", "http://127.0.0.1:8001"],
+        "generate_config.server_token_file": "token",
+    }
+    config = half_of(run_config, APART | half | servers)
+    assert not config.generate_config.is_served
+    shared = {"generate_config.infer_tensor_parallel_size": 3}
+    assert half_of(run_config, shared | STORED).generate_config.infer_tensor_parallel_size == 1
+
+
+def test_the_half_that_generates_trains_nothing_and_starts_at_device_0(
+    run_config: MakeConfig,
+) -> None:
+    """Six devices share no update of 16 sequences, and the actor's offset is that of training."""
+    first = {
+        "rl_config.actor_resource.first_npu": 4,
+        "generate_config.infer_tensor_parallel_size": 1,
+    }
+    config = half_of(run_config, APART | ROLLS_OUT | first)
+    assert (config.world_size, config.rollout_layout.replicas) == (6, 6)
+    assert config.role_devices("actor") == range(6)
+
+
+def test_a_missing_number_of_devices_of_the_rollout_is_named(run_config: MakeConfig) -> None:
+    none = APART | ROLLS_OUT | {"rl_config.rollout_resource.num_npus": None}
+    config = on_its_own_devices(run_config(Path("model"), none))
+    assert "rl_config.rollout_resource.num_npus" in [each.field for each in findings(config)]

@@ -7,9 +7,11 @@ lookup of a host name is bounded by the system's resolver instead.
 
 import socket
 import time
+from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import BufferedReader, RawIOBase
+from threading import Lock
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import (
@@ -21,6 +23,7 @@ from urllib.request import (
     Request,
     build_opener,
 )
+from weakref import WeakSet
 
 _CHUNK_BYTES = 1 << 20
 _MOST_ERROR_BYTES = 300
@@ -35,12 +38,43 @@ class HttpStatusError(OSError):
         self.status = status
 
 
-def timed_opener(*handlers: BaseHandler) -> OpenerDirector:
+class OpenSockets:
+    """Sockets of a client's exchanges. Any thread may end all of them."""
+
+    def __init__(self) -> None:
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._lock = Lock()
+        self.is_closed = False
+
+    def add(self, connection: socket.socket) -> None:
+        """Add a socket before it blocks.
+
+        Raises:
+            OSError: The client is closed.
+        """
+        with self._lock:
+            if self.is_closed:
+                raise OSError("the client is closed")
+            self._sockets.add(connection)
+
+    def close(self) -> None:
+        """End all exchanges, which raise OSError or HTTPException, and refuse further ones."""
+        with self._lock:
+            self.is_closed = True
+            for each in self._sockets:
+                # It may have ended already. `SSLSocket.shutdown` would remove the state of a
+                # connection that another thread reads.
+                with suppress(OSError):
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+def timed_opener(*handlers: BaseHandler, sockets: OpenSockets | None = None) -> OpenerDirector:
     """Return an opener for `exchange` that refuses redirections: no other address gets a token.
 
-    `handlers` replace those of their kind, such as `ProxyHandler({})`, which uses no proxy.
+    `handlers` replace those of their kind, such as `ProxyHandler({})`, which uses no proxy. Its
+    exchanges end when `sockets` are closed.
     """
-    return build_opener(_StayHere(), _TimedHttp(), _TimedHttps(), *handlers)
+    return build_opener(_StayHere(), _TimedHandler(sockets or OpenSockets()), *handlers)
 
 
 def exchange(opener: OpenerDirector, request: Request, *, seconds: float, most_bytes: int) -> bytes:
@@ -89,8 +123,9 @@ class _StayHere(HTTPRedirectHandler):
 class _Timed(HTTPConnection):
     """A connection with one deadline, set by `timeout`, for everything that happens on it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sockets: OpenSockets, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._sockets = sockets
         assert self.timeout is not None, "each request has a time limit"
         self._ends = time.monotonic() + self.timeout
         self.response_class = partial(_TimedResponse, ends=self._ends)  # type: ignore[assignment]
@@ -101,6 +136,8 @@ class _Timed(HTTPConnection):
         """Send before the deadline."""
         if self.sock is None:
             self.connect()
+        # Over TLS it is another socket than the connected one.
+        self._sockets.add(self.sock)
         self.sock.settimeout(_left(self._ends))
         super().send(data)
 
@@ -112,6 +149,7 @@ class _Timed(HTTPConnection):
         ):
             connection = socket.socket(family, kind, protocol)
             try:
+                self._sockets.add(connection)
                 connection.settimeout(_left(self._ends))
                 connection.connect(place)
                 # For later operations, such as the TLS handshake.
@@ -124,7 +162,7 @@ class _Timed(HTTPConnection):
         raise failed or OSError(f"{address[0]} has no address")
 
 
-class _TimedTls(HTTPSConnection, _Timed):
+class _TimedTls(_Timed, HTTPSConnection):
     """The same over TLS: `HTTPSConnection.connect` takes the connection of `_Timed`."""
 
 
@@ -157,14 +195,16 @@ class _Arriving(RawIOBase):
         super().close()
 
 
-class _TimedHttp(HTTPHandler):
+class _TimedHandler(HTTPSHandler, HTTPHandler):
+    def __init__(self, sockets: OpenSockets) -> None:
+        super().__init__()
+        self._sockets = sockets
+
     def http_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(_Timed, req)
+        return self.do_open(partial(_Timed, sockets=self._sockets), req)
 
-
-class _TimedHttps(HTTPSHandler):
     def https_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(_TimedTls, req)
+        return self.do_open(partial(_TimedTls, sockets=self._sockets), req)
 
 
 def _left(ends: float) -> float:

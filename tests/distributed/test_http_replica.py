@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -140,6 +140,14 @@ def all_of(replica: HttpReplica) -> Responses:
     return replica.generate(PROMPTS, SAMPLED, [each.seed for each in REQUESTS])
 
 
+def counted(served: Served, name: str) -> int:
+    """Return a number that the engine counts."""
+    with urlopen(f"{served.url}/metrics", timeout=20) as page:
+        lines = page.read().decode().splitlines()
+    (found,) = [line for line in lines if line.startswith(f"vllm:{name}{{")]
+    return int(float(found.split()[-1]))
+
+
 def advance_for_ever(replica: HttpReplica) -> None:
     while True:
         replica.advance(1, [])
@@ -175,6 +183,21 @@ def test_what_is_taken_back_early_is_the_beginning_of_the_whole_answers(served: 
     assert any(len(part) < len(tokens) for part, tokens in zip(taken, whole, strict=True))
     for part, tokens in zip(taken, whole, strict=True):
         assert part == tokens[: len(part)]
+
+
+def test_the_engine_drops_the_requests_of_a_replica_that_closes(served: Served) -> None:
+    own = served.replica.server
+    assert isinstance(own, VllmServer)
+    closing = replace(served.replica, server=replace(own, client=replace(own.client)), in_flight=[])
+    whole = int(all_of(served.replica).lengths_B.sum())
+    before = counted(served, "generation_tokens_total")
+    closing.begin(REQUESTS, SAMPLED)
+    time.sleep(0.03)
+    closing.close()
+    closing.threads.shutdown()
+    while counted(served, "num_requests_running"):
+        time.sleep(0.05)
+    assert counted(served, "generation_tokens_total") - before < whole
 
 
 def test_single_answers_come_out_while_others_are_drawn(served: Served) -> None:

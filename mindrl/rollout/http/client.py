@@ -2,13 +2,14 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from http.client import HTTPException
 from typing import Any, TypeVar
-from urllib.request import ProxyHandler, Request
+from urllib.request import OpenerDirector, ProxyHandler, Request
 
 from mindrl.errors import AnswerError, WorkerDiedError
-from mindrl.platform.http_exchange import HttpStatusError, exchange, timed_opener
+from mindrl.platform.http_exchange import HttpStatusError, OpenSockets, exchange, timed_opener
 from mindrl.rollout.http.answers import read
 
 _PAUSES_SECONDS = (0.2, 1.0)
@@ -17,9 +18,6 @@ _HEALTH_SECONDS = 5.0
 _BUSY = frozenset({502, 503, 504})
 """Status codes of a proxy whose server is not available."""
 _Form = TypeVar("_Form")
-
-# Servers are addressed directly, even if the environment names a proxy.
-_OPENER = timed_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +32,7 @@ class ServerClient:
     health_path: str = "/health"
     most_bytes: int = 256 << 20
     """Maximum bytes of an answer: a million tokens need less."""
+    sockets: OpenSockets = field(default_factory=OpenSockets, init=False, compare=False, repr=False)
 
     def post(self, path: str, body: Any = None, *, seconds: float, again: bool = False) -> bytes:
         """Return the server's answer; with `again`, try up to three times.
@@ -43,14 +42,15 @@ class ServerClient:
         is late or incomplete, or its status is 502, 503 or 504.
 
         Raises:
-            WorkerDiedError: No try was answered, or the server answered with another status.
+            WorkerDiedError: No try was answered, the server answered with another status, or the
+                client is closed.
         """
         for pause in (*_PAUSES_SECONDS, None) if again else (None,):
             try:
                 return self._once(path, body, seconds, "POST")
             except (OSError, HTTPException) as error:
                 refuses = isinstance(error, HttpStatusError) and error.status not in _BUSY
-                if refuses or pause is None:
+                if refuses or pause is None or self.sockets.is_closed:
                     said = f"{self.name} at {self.url} did not respond to {path}"
                     raise WorkerDiedError(f"{said}: {error}") from error
             time.sleep(pause)
@@ -83,6 +83,15 @@ class ServerClient:
             return False
         return True
 
+    def close(self) -> None:
+        """End open requests in any thread: the server drops them. Further requests fail."""
+        self.sockets.close()
+
+    @cached_property
+    def _opener(self) -> OpenerDirector:
+        # Servers are addressed directly, even if the environment names a proxy.
+        return timed_opener(ProxyHandler({}), sockets=self.sockets)
+
     def _once(self, path: str, body: Any, seconds: float, method: str) -> bytes:
         data = None if body is None else json.dumps(body).encode()
         headers = {
@@ -91,4 +100,4 @@ class ServerClient:
         }
         url = self.url.rstrip("/") + path
         request = Request(url, data, headers, method=method)  # noqa: S310 - checked before
-        return exchange(_OPENER, request, seconds=seconds, most_bytes=self.most_bytes)
+        return exchange(self._opener, request, seconds=seconds, most_bytes=self.most_bytes)

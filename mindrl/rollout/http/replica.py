@@ -73,7 +73,7 @@ class EngineServer(Protocol):
         """Let the server answer open requests with the tokens so far."""
 
     def close(self) -> None:
-        """Stop using the server."""
+        """Stop using the server: open requests of all threads end, and are not repeated."""
 
 
 @dataclass(kw_only=True)
@@ -181,7 +181,7 @@ class HttpReplica:
         return metrics
 
     def close(self) -> None:
-        """Stop sending requests; the server keeps running."""
+        """End open requests and send no others; the server keeps running."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.server.close()
 

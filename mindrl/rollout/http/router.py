@@ -163,5 +163,7 @@ class RoutedServer:
                 self.own.take_back_from(server, names)
 
     def close(self) -> None:
-        """Stop sending requests to the server."""
+        """End open requests, and stop sending requests to the server."""
+        self.routed.close()
+        self.own.close()
         self.router.remove(self.client)

@@ -118,7 +118,8 @@ class SglangServer:
             self._control("/abort_request", {"rid": name})
 
     def close(self) -> None:
-        """Do nothing: the server keeps running."""
+        """End open requests, which the server drops; it keeps running."""
+        self.client.close()
 
     def _leave(self) -> None:
         """Leave the last link, which may already be closed."""

@@ -72,7 +72,8 @@ class VllmServer:
         server.post("/inference/v1/abort_requests", body, seconds=self.control_seconds)
 
     def close(self) -> None:
-        """Do nothing: the server keeps running."""
+        """End open requests, which the server drops; it keeps running."""
+        self.client.close()
 
     def _control(self, path: str, body: Any = None) -> None:
         self.client.post(path, body, seconds=self.control_seconds)

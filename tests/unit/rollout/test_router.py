@@ -71,7 +71,7 @@ def routed(tmp_path: Path) -> Iterator[Routed]:
             replica = replica_at(url)
             own = replica.server
             assert isinstance(own, VllmServer)
-            through = replace(own, client=router.client)
+            through = replace(own, client=replace(router.client))
             replica.server = RoutedServer(own=own, routed=through, router=router)
             replicas.append(replica)
         yield Routed(engines, seen, replicas, router)

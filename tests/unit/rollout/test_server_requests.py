@@ -3,10 +3,14 @@
 The server here speaks vLLM's routes and draws nothing. A real one: tests/distributed.
 """
 
+import socket
 import time
 from collections.abc import Iterator
+from queue import Queue
+from threading import Event
 
 import pytest
+from broken_server import Fault, breaking
 from vllm_like_server import Engine, advance_to_the_end, listening, replica_at
 
 from mindrl.cluster.server_group import ServerGroup
@@ -97,6 +101,29 @@ def test_requests_are_taken_back_with_the_tokens_that_they_have(
     engine.holds = False
     replica.begin(REQUESTS[:1], SAMPLING)
     assert advance_to_the_end(replica, 1) == [0]
+
+
+def test_closing_a_replica_ends_its_open_requests_and_repeats_none() -> None:
+    asked, left = Queue[int](), Queue[bytes]()
+
+    def wait(connection: socket.socket, status: int, over: Event) -> None:
+        del over
+        asked.put(status)
+        left.put(connection.recv(1))
+
+    with breaking(Fault(wait)) as url:
+        replica = replica_at(url)
+        replica.begin(REQUESTS, SAMPLING)
+        assert [asked.get() for _ in REQUESTS] == [200] * 3
+        replica.close()
+        # The server reads the end of each connection, upon which an engine drops the request.
+        assert [left.get() for _ in REQUESTS] == [b""] * 3
+        replica.threads.shutdown()
+        for each in replica.in_flight:
+            assert isinstance(each.answer.exception(), WorkerDiedError)
+        assert asked.empty()
+        with pytest.raises(WorkerDiedError, match="the client is closed"):
+            replica.server.take_back(["another"])
 
 
 def test_an_answer_of_other_weights_is_refused(engine: Engine, replica: HttpReplica) -> None:

@@ -43,6 +43,8 @@ class PoolPlan:
     processes: int
     prints: Path | None = None
     """File for the output of functions; None discards it."""
+    patience_seconds: float = 600.0
+    """Time of failures in a row after which a function is hopeless."""
     is_trial: bool = False
     """Whether a list of wrong length fails for all its responses: a mistake to be reported."""
 

@@ -10,7 +10,7 @@ not import its main module. They are forked from the service.
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -42,6 +42,8 @@ RESPONSES_PER_CALL = 64
 CHUNKS_PER_PROCESS = 4
 """Minimum, if there are enough responses: balance matters more than the cost of a task."""
 LOSSES_ALLOWED = 3
+FAILURES_ALLOWED = 32
+"""Failures in a row after which a function may be hopeless."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,34 @@ class Chunk:
 Scored = list[Outcome] | Failure
 ChunkResult = Scored | None
 """Outcomes of a first part of the chunk, or why its worker failed; None: lost for other reasons."""
+
+
+class FailureStreaks:
+    """Failures of each function since its last score in a batch."""
+
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
+        self._streaks: dict[str, tuple[float, list[Failure]]] = {}
+
+    def add(self, chunk: Chunk, result: ChunkResult) -> None:
+        """Add a result. A failure of several responses does not count: one may have caused it."""
+        if isinstance(result, Failure):
+            result = [result] if len(chunk.indices) == 1 else []
+        for outcome in result or []:
+            if isinstance(outcome, Failure):
+                streak = self._streaks.setdefault(chunk.function, (time.monotonic(), []))
+                streak[1].append(outcome)
+            else:
+                self._streaks.pop(chunk.function, None)
+
+    def hopeless(self) -> dict[str, Failure]:
+        """Return the functions that failed too often and too long, with their first failure."""
+        latest = time.monotonic() - self._patience_seconds
+        return {
+            function: failures[0]
+            for function, (began, failures) in self._streaks.items()
+            if began <= latest and len(failures) >= FAILURES_ALLOWED
+        }
 
 
 class ScoringProcess(ForkProcess):
@@ -106,8 +136,10 @@ class WorkerPool:
 
         A chunk whose worker hung or died is run again one response at a time, so that only the
         responses at fault fail. A response that is late on its own is retried after all others: on
-        a busy machine right answers may be late.
+        a busy machine right answers may be late. If a function becomes hopeless, such as that of a
+        server that hangs, it fails for the remaining responses.
         """
+        streaks = FailureStreaks(self._plan.patience_seconds)
         outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in rows}
         chunks = [
             Chunk(function=function, indices=indices)
@@ -115,12 +147,16 @@ class WorkerPool:
             for indices in self._shares(function, len(responses))
         ]
         while chunks:
-            results = self._run(chunks, rows)
-            chunks = []
+            results = self._run(chunks, rows, streaks)
+            chunks, hopeless = [], streaks.hopeless()
             for chunk, result in results:
                 final, rest = settled(chunk, result)
                 outcomes[chunk.function] |= final
-                chunks += rest
+                if failure := hopeless.get(chunk.function):
+                    left = [index for each in rest for index in each.indices]
+                    outcomes[chunk.function] |= dict.fromkeys(left, failure)
+                else:
+                    chunks += rest
         return {
             function: tuple(by_index[index] for index in range(len(by_index)))
             for function, by_index in outcomes.items()
@@ -141,15 +177,14 @@ class WorkerPool:
         self._pool.join()
 
     def _run(
-        self, chunks: Iterable[Chunk], rows: RowsByFunction
+        self, chunks: Iterable[Chunk], rows: RowsByFunction, streaks: FailureStreaks
     ) -> list[tuple[Chunk, ChunkResult]]:
         """Send every chunk to a worker and wait for all; the order is that of the chunks."""
         if not self._pool.active:
             self._replace()
-        futures = [(chunk, self._schedule(chunk, rows)) for chunk in chunks]
-        longest = max(self._seconds(chunk) for chunk, _ in futures)
-        self._wait([future for _, future in futures], longest + STALL_SECONDS)
-        return [(chunk, self._result(chunk, future)) for chunk, future in futures]
+        futures = {self._schedule(chunk, rows): chunk for chunk in chunks}
+        self._wait(futures, streaks)
+        return [(chunk, self._result(chunk, future)) for future, chunk in futures.items()]
 
     def _start(self) -> ProcessPool:
         pool = ProcessPool(
@@ -194,16 +229,22 @@ class WorkerPool:
             future.set_exception(error)
         return future
 
-    def _wait(self, futures: Iterable[Future[Scored]], stall_seconds: float) -> None:
+    def _wait(self, futures: Mapping[Future[Scored], Chunk], streaks: FailureStreaks) -> None:
         """Wait for all, or until the pool breaks or stalls; then create a new pool.
 
         A worker that dies while it holds pebble's locks (for example out of memory) would block
-        every other worker forever.
+        every other worker forever. Calls of a function that becomes hopeless are cancelled.
         """
         pending = set(futures)
+        stall_seconds = max(self._seconds(chunk) for chunk in futures.values()) + STALL_SECONDS
         deadline = time.monotonic() + stall_seconds
         while pending:
             done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in done:
+                streaks.add(futures[future], self._result(futures[future], future))
+            hopeless = streaks.hopeless()
+            for future in [each for each in pending if futures[each].function in hopeless]:
+                future.cancel()
             if done:
                 deadline = time.monotonic() + stall_seconds
             elif not self._pool.active or time.monotonic() > deadline:
@@ -211,7 +252,7 @@ class WorkerPool:
                 return
 
     def _result(self, chunk: Chunk, future: Future[Scored]) -> ChunkResult:
-        if not future.done():
+        if not future.done() or future.cancelled():
             return None
         match future.exception():
             case None:

@@ -15,7 +15,8 @@ import pytest
 from scorers import scorer_of
 
 from mindrl.errors import RewardError
-from mindrl.rewards.scores import Failure, NamedReward
+from mindrl.rewards.host import RewardService
+from mindrl.rewards.scores import Failure, NamedReward, Outcome, PoolPlan
 from mindrl.rewards.service import Chunk, settled
 from mindrl.rewards.worker import score_rows
 
@@ -262,3 +263,44 @@ def test_a_worker_stops_after_the_answer_that_spends_its_budget() -> None:
     obey = NamedReward(name=OBEY)
     assert score_rows(obey, answers, timeout_seconds=120.0) == [1.0, 2.0, 3.0]
     assert score_rows(obey, answers, timeout_seconds=0.0) == [1.0]
+
+
+def _outcomes(folder: Path, hangs: int, patience_seconds: float) -> tuple[list[Outcome], int]:
+    """Score 96 responses with a judge whose first calls hang; return outcomes and tries."""
+    (tries := folder / "tries").touch()
+    (file := folder / "judge.py").write_text(
+        "import asyncio\n"
+        "async def judge(response, reference):\n"
+        f"    with open({str(tries)!r}, 'a') as file:\n"
+        "        file.write('x')\n"
+        f"        hangs = file.tell() <= {hangs}\n"
+        "    if hangs: await asyncio.sleep(1000)\n"
+        "    return 1.0\n"
+        "judge.concurrency = 32\n"
+    )
+    name = f"{file}:judge"
+    plan = PoolPlan(
+        rewards=(NamedReward(name=name),),
+        timeout_seconds=0.2,
+        processes=1,
+        patience_seconds=patience_seconds,
+    )
+    service = RewardService(plan)
+    try:
+        outcomes = service.score({name: [("a", "72")] * 96})[name]
+    finally:
+        service.kill()
+    return [*outcomes], len(tries.read_text())
+
+
+def test_a_judge_that_hangs_for_all_is_not_tried_again_for_each(tmp_path: Path) -> None:
+    outcomes, tries = _outcomes(tmp_path, hangs=1000, patience_seconds=0.0)
+    late = {each.kind if isinstance(each, Failure) else each for each in outcomes}
+    assert (late, len(outcomes)) == ({"timeout"}, 96)
+    # At most the first try of each; otherwise each is tried again, alone.
+    assert 64 <= tries <= 96
+
+
+def test_a_judge_that_hangs_at_first_scores_all_within_its_patience(tmp_path: Path) -> None:
+    outcomes, tries = _outcomes(tmp_path, hangs=64, patience_seconds=600.0)
+    assert (outcomes, tries) == ([1.0] * 96, 160)

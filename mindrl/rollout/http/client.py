@@ -65,7 +65,14 @@ class ServerClient:
             AnswerError: The answer has another form.
             WorkerDiedError: As in `post`.
         """
-        text = self.post(path, body, seconds=seconds, again=again)
+        return self.parsed(form, path, self.post(path, body, seconds=seconds, again=again))
+
+    def parsed(self, form: type[_Form], path: str, text: bytes) -> _Form:
+        """Parse an answer.
+
+        Raises:
+            AnswerError: It has another form.
+        """
         try:
             return read(form, text)
         except ValueError as error:

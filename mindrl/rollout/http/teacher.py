@@ -8,7 +8,8 @@ Shapes: B sequences, T positions, K candidates.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import replace
+from dataclasses import field, replace
+from threading import Lock
 from typing import Annotated, NamedTuple
 
 import torch
@@ -41,6 +42,9 @@ class ServedTeacher:
     """Which tokens it returns besides the sampled ones. None for no others."""
     seconds: float
     """Longest wait for the answer to one sequence."""
+    parsing: Lock = field(default_factory=Lock, init=False, compare=False, repr=False)
+    """Held while an answer is parsed: until it is in the batch's tensors it takes kilobytes a
+    token."""
 
     def __call__(self, sequences: Sequences) -> Logprobs:
         """Return the log-probs of each sequence, with entropies of 0.
@@ -50,32 +54,24 @@ class ServedTeacher:
             WorkerDiedError: The server does not answer in time, or refuses a sequence.
         """
         assert sequences.image_numbers_BI is None, "validated: a served teacher reads no pictures"
-        shape, mask_BT = sequences.tokens_BT.shape, sequences.response_mask_BT
+        shape = sequences.tokens_BT.shape
         number = self.candidates.number if self.candidates else 0
-        logprobs_BT, likely_BTK = torch.zeros(shape), torch.zeros(*shape, number)
-        ids_BTK = torch.zeros(*shape, number, dtype=torch.int64)
+        found = Logprobs(
+            logprobs_BT=torch.zeros(shape),
+            entropy_BT=torch.zeros(shape),
+            candidates_BTK=torch.zeros(*shape, number, dtype=torch.int64) if number else None,
+            candidate_logprobs_BTK=torch.zeros(*shape, number) if number else None,
+        )
         threads = ThreadPoolExecutor(_OPEN_REQUESTS, thread_name_prefix="teacher")
         try:
             rows = range(len(sequences))
-            asked = {threads.submit(self._read, sequences, row): row for row in rows}
-            for answer in as_completed(asked):
-                # Results take kilobytes a token: drop each with its future.
-                row, found = asked.pop(answer), answer.result()
-                here_T = mask_BT[row]
-                logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in found])
-                if number:
-                    ids_BTK[row, here_T] = torch.tensor([each.likely for each in found])
-                    likely_BTK[row, here_T] = torch.tensor([each.likely_logprobs for each in found])
-                del answer, found
+            asked = [threads.submit(self._read, sequences, row, found) for row in rows]
+            for each in as_completed(asked):
+                each.result()
                 tick()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
-        return Logprobs(
-            logprobs_BT=logprobs_BT,
-            entropy_BT=torch.zeros(shape),
-            candidates_BTK=ids_BTK if number else None,
-            candidate_logprobs_BTK=likely_BTK if number else None,
-        )
+        return found
 
     def decoded(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens.
@@ -89,20 +85,31 @@ class ServedTeacher:
             _Decoded, _DETOKENIZE, body, seconds=self.seconds, again=True
         ).prompt
 
-    def _read(self, sequences: Sequences, row: int) -> "list[_Found]":
-        """Return the server's log-probs at each position that needs them, in order."""
+    def _read(self, sequences: Sequences, row: int, found: Logprobs) -> None:
+        """Write the server's log-probs of a sequence into the row of a batch."""
         length = int(sequences.lengths_B[row])
         token_ids: list[int] = sequences.tokens_BT[row, :length].tolist()
         number = self.candidates.number if self.candidates else 0
         body = {"prompt": token_ids, "max_tokens": 1, "prompt_logprobs": number}
         most = max(self.client.most_bytes, _MOST_OF_SCORE * length * (number + 1))
         client = replace(self.client, most_bytes=most)
-        reply = client.request(_Reply, _COMPLETIONS, body, seconds=self.seconds, again=True)
-        (choice,) = reply.choices
+        text = client.post(_COMPLETIONS, body, seconds=self.seconds, again=True)
+        here_T = sequences.response_mask_BT[row]
+        with self.parsing:
+            scores = self._scores(text, token_ids, torch.nonzero(here_T)[:, 0].tolist())
+            found.logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in scores])
+            if found.candidates_BTK is not None and found.candidate_logprobs_BTK is not None:
+                ids_NK = torch.tensor([each.likely for each in scores])
+                likely_NK = torch.tensor([each.likely_logprobs for each in scores])
+                found.candidates_BTK[row, here_T] = ids_NK
+                found.candidate_logprobs_BTK[row, here_T] = likely_NK
+
+    def _scores(self, text: bytes, token_ids: list[int], places: list[int]) -> "list[_Found]":
+        """Parse an answer; return the log-probs at each place."""
+        (choice,) = self.client.parsed(_Reply, _COMPLETIONS, text).choices
         given = choice.prompt_logprobs
-        if len(given) != length:
-            raise self._garbage(f"{len(given)} log-probs of {length} tokens")
-        places: list[int] = torch.nonzero(sequences.response_mask_BT[row])[:, 0].tolist()
+        if len(given) != len(token_ids):
+            raise self._garbage(f"{len(given)} log-probs of {len(token_ids)} tokens")
         return [self._found(given[place], token_ids[place], place) for place in places]
 
     def _found(self, given: "dict[str, ScoredToken] | None", token: int, place: int) -> "_Found":

@@ -1,10 +1,12 @@
 """A teacher on a server: its log-probs at the right places, and answers that are refused."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from mindrl.config.teacher import Candidates
 from mindrl.errors import AnswerError, ConfigError, WorkerDiedError
 from mindrl.launch.served_teacher import served_teacher
 from mindrl.preflight.run_shardings import unordered_shardings
+from mindrl.rollout.http import client as client_module
+from mindrl.rollout.http.answers import read
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.http.teacher import ServedTeacher
 
@@ -106,6 +110,25 @@ def test_the_limit_of_an_answer_grows_with_its_tokens_and_candidates() -> None:
         teacher = teacher_at(url, 3)
         small = replace(teacher, client=replace(teacher.client, most_bytes=1))
         assert small(BATCH).logprobs_BT.equal(teacher(BATCH).logprobs_BT)
+
+
+def test_one_answer_at_a_time_is_parsed_because_each_takes_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsing, alone = Lock(), list[bool]()
+
+    def parse(form: type[Any], text: bytes) -> Any:
+        alone.append(is_first := parsing.acquire(blocking=False))
+        # Time for the other answers to arrive.
+        time.sleep(0.02)
+        if is_first:
+            parsing.release()
+        return read(form, text)
+
+    monkeypatch.setattr(client_module, "read", parse)
+    with listening(Teaching()) as url:
+        teacher_at(url, 3)(BATCH.rows(torch.tensor([0, 1] * 4)))
+    assert alone == [True] * 8
 
 
 def test_the_text_of_tokens_is_that_of_the_server() -> None:

@@ -62,15 +62,19 @@ class ServedTeacher:
             candidates_BTK=torch.zeros(*shape, number, dtype=torch.int64) if number else None,
             candidate_logprobs_BTK=torch.zeros(*shape, number) if number else None,
         )
+        most = max(self.client.most_bytes, _MOST_OF_SCORE * shape[1] * (number + 1))
+        reader = replace(self, client=replace(self.client, most_bytes=most))
         threads = ThreadPoolExecutor(_OPEN_REQUESTS, thread_name_prefix="teacher")
         try:
             rows = range(len(sequences))
-            asked = [threads.submit(self._read, sequences, row, found) for row in rows]
+            asked = [threads.submit(reader._read, sequences, row, found) for row in rows]
             for each in as_completed(asked):
                 each.result()
                 tick()
         finally:
+            # After a failure, other requests are still open.
             threads.shutdown(wait=False, cancel_futures=True)
+            reader.client.close()
         return found
 
     def decoded(self, token_ids: Sequence[int]) -> str:
@@ -91,9 +95,7 @@ class ServedTeacher:
         token_ids: list[int] = sequences.tokens_BT[row, :length].tolist()
         number = self.candidates.number if self.candidates else 0
         body = {"prompt": token_ids, "max_tokens": 1, "prompt_logprobs": number}
-        most = max(self.client.most_bytes, _MOST_OF_SCORE * length * (number + 1))
-        client = replace(self.client, most_bytes=most)
-        text = client.post(_COMPLETIONS, body, seconds=self.seconds, again=True)
+        text = self.client.post(_COMPLETIONS, body, seconds=self.seconds, again=True)
         here_T = sequences.response_mask_BT[row]
         with self.parsing:
             scores = self._scores(text, token_ids, torch.nonzero(here_T)[:, 0].tolist())

@@ -1,12 +1,14 @@
 """A teacher on a server: its log-probs at the right places, and answers that are refused."""
 
 import math
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Lock
+from queue import Queue
+from threading import Barrier, Event, Lock
 from typing import Any
 
 import pytest
@@ -165,6 +167,22 @@ def test_a_server_that_stalls_is_named_after_its_time() -> None:
         f"the teacher at {url} did not respond to /v1/completions: timed out: no complete response "
         "within 0.2 s"
     )
+
+
+def test_a_refused_sequence_ends_the_open_requests_of_the_others() -> None:
+    both, left = Barrier(2), Queue[bytes]()
+
+    def answer(connection: socket.socket, status: int, over: Event) -> None:
+        del status, over
+        if both.wait(20) == 0:
+            connection.sendall(b"HTTP/1.1 400 Said\r\nContent-Length: 0\r\n\r\n")
+        else:
+            left.put(connection.recv(1))
+
+    with breaking(Fault(answer)) as url:
+        with pytest.raises(WorkerDiedError, match="HTTP 400"):
+            teacher_at(url)(BATCH)
+        assert left.get(timeout=10) == b""
 
 
 @dataclass

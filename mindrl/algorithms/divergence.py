@@ -4,10 +4,10 @@ The other tokens count as one, so that both distributions sum to 1. The divergen
 of the whole vocabulary, equals it if the candidates are the vocabulary, and is 0 only if both
 models agree on each candidate.
 
-Shapes: B sequences, T positions, K candidates.
+Shapes: B sequences, T positions, N response positions of this rank, K candidates.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,20 +22,20 @@ DIVERGENCE = "teacher_divergence"
 """Name of the term among the metrics of an update."""
 
 
-def divergence(form: DivergenceForm, logprobs_BTK: Tensor, teacher_BTK: Tensor) -> Tensor:
-    """Return the divergence at each position, [B, T], in nats.
+def divergence(form: DivergenceForm, logprobs_NK: Tensor, teacher_NK: Tensor) -> Tensor:
+    """Return the divergence at each position, [N], in nats.
 
     With q of the policy and p of the teacher, `reverse` is KL(q || p) and `forward` KL(p || q).
     """
-    ours, theirs = _with_rest(logprobs_BTK), _with_rest(teacher_BTK)
+    ours, theirs = _with_rest(logprobs_NK), _with_rest(teacher_NK)
     first, other = (ours, theirs) if form == "reverse" else (theirs, ours)
     return (first.exp() * (first - other)).sum(dim=-1)
 
 
-def _with_rest(logprobs_BTK: Tensor) -> Tensor:
+def _with_rest(logprobs_NK: Tensor) -> Tensor:
     """Append the log-prob of all tokens that are no candidates."""
-    total_BT1 = logprobs_BTK.logsumexp(dim=-1, keepdim=True).clamp(max=-_SMALLEST_REST)
-    return torch.cat([logprobs_BTK, (-torch.expm1(total_BT1)).log()], dim=-1)
+    total_N1 = logprobs_NK.logsumexp(dim=-1, keepdim=True).clamp(max=-_SMALLEST_REST)
+    return torch.cat([logprobs_NK, (-torch.expm1(total_N1)).log()], dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +52,13 @@ class TaughtLoss:
 
     def __call__(self, inputs: LossInputs[Any]) -> LossTerms:
         """Return own_coef * own + coef * sum(weights * divergence); ignores values of weight 0."""
-        alone = self.own(replace(inputs, outputs=inputs.outputs[:2]))
-        unused_BT1 = (inputs.weights_BT == 0)[..., None]
-        logprobs_BTK = torch.stack(inputs.outputs[2:], dim=-1).masked_fill(unused_BT1, 0.0)
-        teacher_BTK = inputs.batch.candidate_logprobs_BTK.masked_fill(unused_BT1, 0.0)
-        found_BT = divergence(self.form, logprobs_BTK, teacher_BTK)
-        sums = weighted_sums({DIVERGENCE: found_BT}, inputs.weights_BT)
+        alone, weights_BT, likely = self.own(inputs), inputs.weights_BT, inputs.likely
+        assert likely is not None, "a teacher returns its most probable tokens"
+        unused_N1 = (weights_BT.flatten()[likely.places_N] == 0)[:, None]
+        logprobs_NK = likely.ours_NK.masked_fill(unused_N1, 0.0)
+        teacher_NK = likely.theirs_NK.masked_fill(unused_N1, 0.0)
+        found_N = divergence(self.form, logprobs_NK, teacher_NK)
+        found_BT = found_N.new_zeros(weights_BT.numel()).scatter(0, likely.places_N, found_N)
+        sums = weighted_sums({DIVERGENCE: found_BT.view(weights_BT.shape)}, weights_BT)
         loss = self.own_coef * alone.loss + self.coef * sums[DIVERGENCE]
         return LossTerms.of(loss, alone.metrics | sums)

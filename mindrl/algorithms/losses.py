@@ -3,7 +3,7 @@
 A loss is a function from `LossInputs` to `LossTerms`: `PolicyLoss`, `ValueLoss`, `answer_loss`. Its
 options are bound to it before the run. Every loss is a weighted sum over tokens.
 
-Shapes: B sequences, T positions.
+Shapes: B sequences, T positions, N response positions of this rank, K likely tokens at each.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,6 +25,18 @@ def of_one_rank(values_B: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LikelyLogprobs:
+    """Log-probs of a teacher's most probable tokens, in nats, contiguous, without padding."""
+
+    ours_NK: Tensor
+    """Of the model, with gradient."""
+    theirs_NK: Tensor
+    """Of the teacher."""
+    places_N: Tensor
+    """int64; index of each position in the flattened [B, T]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossInputs(Generic[BatchT]):
     """A micro-batch after the forward pass, on the device."""
 
@@ -36,15 +48,22 @@ class LossInputs(Generic[BatchT]):
     weights_BT: Tensor
     """float32; `token_weights_BT` of this rank's tokens, 0 for those of other ranks."""
     total: Total = of_one_rank
+    likely: LikelyLogprobs | None = None
+    """Of a teacher's most probable tokens. None if the loss uses none."""
 
     @classmethod
     def of(
-        cls, outputs: tuple[Tensor, ...], batch: BatchT, own_BT: Tensor, total: Total = of_one_rank
+        cls,
+        outputs: tuple[Tensor, ...],
+        batch: BatchT,
+        own_BT: Tensor,
+        total: Total = of_one_rank,
+        likely: LikelyLogprobs | None = None,
     ) -> Self:
         """Create inputs from a micro-batch on the host; `own_BT` is 1 for tokens of this rank."""
         there = batch.to(own_BT.device)
         weights_BT = there.token_weights_BT * own_BT
-        return cls(outputs=outputs, batch=there, weights_BT=weights_BT, total=total)
+        return cls(outputs=outputs, batch=there, weights_BT=weights_BT, total=total, likely=likely)
 
     def used(self, name: str, values_BT: Tensor) -> Tensor:
         """Return values that are 0 for tokens without weight, as `used` does."""

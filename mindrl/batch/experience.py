@@ -1,6 +1,6 @@
 """Rollouts with the inputs of an update, and the sequences of one optimizer step.
 
-Shapes: B sequences, T positions, K candidates.
+Shapes: B sequences, T positions.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,6 @@ class Experience(Rollouts):
     old_logprobs_BT: Tensor | None
     advantages_BT: Tensor
     ref_logprobs_BT: Tensor | None
-    candidate_logprobs_BTK: Tensor | None = None
-    """float32; as of `WeightedSequences`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +38,6 @@ class WeightedSequences(Sequences):
 
     token_weights_BT: Tensor
     """float32; 0 outside the response; sums to 1 over the whole update."""
-    candidate_logprobs_BTK: Tensor | None = None
-    """float32; log-probs of a teacher of the candidates, its most probable tokens. None without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ contains tokens of its environment; the response mask leaves them out.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -195,7 +195,7 @@ class Rollouts(Sequences):
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Concatenate batches; group indices continue from one batch to the next."""
         longest = max(part.tokens_BT.size(1) for part in parts)
-        columns = {}
+        columns: dict[str, Any] = {}
         assert all(part.ages_BT is None for part in parts), "of one step"
         assert all(part.conversation_B is None for part in parts), "of one sequence each"
         for name in (field.name for field in fields(cls) if field.name != "ages_BT"):

@@ -1,6 +1,6 @@
 """Sequences, and the outputs of models for them.
 
-Shapes: B sequences, T positions, K candidates. Log-probs at position t are those of the token at t,
+Shapes: B sequences, T positions. Log-probs at position t are those of the token at t,
 and the value at t is the expected return before the token at t is chosen.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from mindrl.batch.likely_tokens import LikelyTokens
 from mindrl.batch.packing import Compact
 from mindrl.batch.prompts import PlacedImage
 
@@ -32,8 +33,8 @@ class Sequences(Compact):
     token at least, so `rows` cuts none off. None without pictures."""
     image_starts_BI: Tensor | None = None
     """int64; position of the first token of each picture."""
-    candidates_BTK: Tensor | None = None
-    """int64; other tokens whose log-probs are computed at the same positions. None without."""
+    likely: LikelyTokens | None = None
+    """Most probable tokens of a teacher, whose log-probs an update computes too. None without."""
     route_keys_B: Tensor | None = None
     """int64; names under which workers keep the experts of each sequence's tokens. None without
     router replay."""
@@ -58,7 +59,8 @@ class Sequences(Compact):
             column = column[index]
             return column[:, :longest].contiguous() if column.dim() > 1 else column
 
-        return self._changed(chosen)
+        likely = None if self.likely is None else self.likely.rows(index)
+        return replace(self._changed(chosen), likely=likely)
 
     def with_images(self, images: Sequence[Sequence[PlacedImage]]) -> Self:
         """Set the pictures of each sequence."""
@@ -95,10 +97,10 @@ class Sequences(Compact):
         ]
 
     def to(self, device: torch.device) -> Self:
-        """Copy all columns to a device."""
+        """Copy all columns to a device, except those of likely tokens."""
         return self._changed(lambda column: column.to(device))
 
-    def into(self, stage: type[StageT], **columns: Tensor | None) -> StageT:
+    def into(self, stage: type[StageT], **columns: Tensor | LikelyTokens | None) -> StageT:
         """Create a batch of another stage from the columns that both have, and new ones."""
         own = {field.name for field in fields(self)}
         shared = own & {field.name for field in fields(stage)} - columns.keys()
@@ -106,10 +108,12 @@ class Sequences(Compact):
         return stage(**values)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Change each column that is not None."""
+        """Change each tensor."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        there = {name: column for name, column in columns.items() if column is not None}
-        return replace(self, **{name: change(column) for name, column in there.items()})
+        changed: dict[str, Any] = {
+            name: change(each) for name, each in columns.items() if isinstance(each, Tensor)
+        }
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,17 +124,8 @@ class Logprobs(Compact):
     """float32, nats."""
     entropy_BT: Tensor
     """float32, nats, of the distribution from which the token was sampled."""
-    candidates_BTK: Tensor | None = None
-    """int64; the most probable tokens at each position. None for a model that returns none."""
-    candidate_logprobs_BTK: Tensor | None = None
-    """float32, nats; their log-probs."""
-
-    def candidates(self) -> dict[str, Tensor | None]:
-        """Return the most probable tokens as columns of a batch that trains on them."""
-        return {
-            "candidates_BTK": self.candidates_BTK,
-            "candidate_logprobs_BTK": self.candidate_logprobs_BTK,
-        }
+    likely: LikelyTokens | None = None
+    """The most probable tokens. None for a model that returns none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,13 +18,12 @@ from mindrl.training.layer_copies import LayerCopies
 
 _LOGITS_COPIES = 1.25
 """float32 logits, plus the exponentials of a part of them at a time."""
-_READ_BYTES = 16
-"""Bytes of a teacher's token at a position: number and log-prob in float32, once in the pack and
-once in its rows."""
-_LEARNED_BYTES = 24 + 48
-"""The same in an update: its number in int64, in the rows, in the pack and as a target; and
-twelve float32 tensors between the logits and the divergence, which are kept for the backward pass.
-"""
+_READ_BYTES, _JOINED_BYTES = 12, 8
+"""Bytes of a teacher's token at a position: number in int64 and log-prob in float32; and the number
+again at the positions of all context-parallel ranks, on its way to the host."""
+_LEARNED_BYTES = 16 + 56
+"""The same in an update: its number in int64, as it arrives and as a target; and at most fourteen
+float32 tensors between the logits and the divergence, and of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,8 @@ class Passes:
 
 def forward_estimate(model: ModelDescription, passes: Passes) -> int:
     """Estimate the bytes of a forward pass without gradients: one layer and the hidden states."""
-    candidates = passes.tokens_of_rank * passes.candidates * _READ_BYTES
-    return _layer(model, passes) + _hidden(model, passes) + candidates
+    position = passes.tokens_of_rank * _READ_BYTES + passes.tokens * _JOINED_BYTES
+    return _layer(model, passes) + _hidden(model, passes) + passes.candidates * position
 
 
 def update_estimate(model: ModelDescription, passes: Passes) -> int:

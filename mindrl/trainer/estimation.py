@@ -12,6 +12,7 @@ from torch import Tensor
 from mindrl.algorithms.estimators import Estimator, RatedResponses, estimated
 from mindrl.algorithms.kl import KlKind, kl_estimate
 from mindrl.batch.experience import Experience, ValuedExperience
+from mindrl.batch.likely_tokens import LikelyTokens
 from mindrl.batch.rollouts import Rollouts
 from mindrl.batch.route_keys import with_content_keys
 from mindrl.batch.sequences import Logprobs
@@ -97,11 +98,11 @@ class Estimation:
             metrics["reward/baseline"] = baseline_B.mean().item()
         if kl_BT is not None:
             metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
-        columns: dict[str, Tensor | None] = {
+        columns: dict[str, Tensor | LikelyTokens | None] = {
             "old_logprobs_BT": passes.policy_BT,
             "advantages_BT": advantages_BT,
             "ref_logprobs_BT": passes.reference_BT,
-            **({} if passes.teacher is None else passes.teacher.candidates()),
+            "likely": None if passes.teacher is None else passes.teacher.likely,
         }
         if passes.values_BT is None:
             return rollouts.into(Experience, **columns), metrics

@@ -24,8 +24,8 @@ from mindrl.batch.segments import Conversations
 from mindrl.config.rl import RLConfig
 
 MinibatchT = TypeVar("MinibatchT", bound=WeightedSequences)
-_UNTAUGHT = {"candidates_BTK": None, "candidate_logprobs_BTK": None}
-"""Columns of a teacher, removed for the critic."""
+_UNTAUGHT = {"likely": None}
+"""Tokens of a teacher, removed for the critic."""
 
 
 class MinibatchDealer:

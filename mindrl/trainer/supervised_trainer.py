@@ -100,7 +100,7 @@ class SupervisedTrainer(AnswerTrainer):
             numbers = torch.tensor([teacher.number(each.source) for each in prompts])
             sequences = replace(sequences, teacher_B=numbers)
         found = self.workers.compute_teacher_log_prob(sequences)
-        return minibatch.into(WeightedSequences, **found.candidates())
+        return replace(minibatch, likely=found.likely)
 
     def _update(self, minibatch: WeightedSequences) -> Metrics:
         return self.workers.update(minibatch).metrics

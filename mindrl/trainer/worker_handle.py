@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
+from mindrl.batch.likely_tokens import LikelyTokens
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequence_trees import sequence_trees
@@ -367,18 +368,20 @@ def _joined_columns(
     count: int | None = None,
 ) -> AnswerT:
     """Join the results of parts of a batch of `shape`, [B, T]; keep its first `count` rows."""
-    columns: dict[str, Tensor] = {}
+    columns: dict[str, Any] = {}
     for name in (column.name for column in fields(kind)):
         found = [getattr(part, name) for part in parts]
-        if found[0] is not None:
+        if isinstance(found[0], LikelyTokens):
+            order = torch.cat([*dealt]).argsort()[:count]
+            columns[name] = LikelyTokens.joined(found).rows(order)
+        elif found[0] is not None:
             columns[name] = _joined(found, dealt, shape)[:count]
     return kind(**columns)
 
 
 def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:
-    """Join parts of a batch of `shape`, [B], [B, T] or [B, T, K]; T may differ; 0 elsewhere."""
-    size = (*shape[: parts[0].dim()], *parts[0].shape[2:])
-    joined = torch.zeros(size, dtype=parts[0].dtype)
+    """Join parts of a batch of `shape`, [B] or [B, T]; T may differ; 0 elsewhere."""
+    joined = torch.zeros(shape[: parts[0].dim()], dtype=parts[0].dtype)
     for part, rows in zip(parts, dealt, strict=True):
         if part.dim() > 1:
             joined[rows, : part.size(1)] = part

@@ -98,8 +98,8 @@ class TrainingEngine(Protocol):
 
         Returns:
             float32 [B, T], or [B, T + 1] with `at_end`, on the host: log-probs and entropies of a
-            vocabulary, or values; with candidates or most probable tokens further ones, as of
-            `HeadReader.read`. 0 at other positions. None on ranks without the head.
+            vocabulary, or values; 0 at other positions. A teacher with candidates adds ids and
+            log-probs of `LikelyTokens`, [K, R] each. None on ranks without the head.
         """
 
     def train_step(

@@ -159,10 +159,10 @@ class Pack(Generic[Batch]):
     """Indices of the S tokens that directly precede a response token."""
     targets_N: Tensor
     """The response token that each of these tokens predicts."""
-    candidates_NK: Tensor | None
-    """Other tokens at the same places. None without any."""
     places_N: Tensor
     """Index of each target in the flattened [B, T] of `source`."""
+    numbers_N: Tensor
+    """Index of each target among the response tokens of `source`, on the host."""
     place_S: Tensor
     """Index of each token in it, on the host; -1 for padding."""
     is_idle: bool = False
@@ -189,7 +189,7 @@ class Pack(Generic[Batch]):
         ends, firsts = branches(slots, source.response_mask_BT)
         branch, end_N = torch.nonzero(ends[:, None] == place_S, as_tuple=True)
         places_N = torch.cat([place_S[predicting_N] + 1, firsts[branch]])
-        packing, candidates = _packing(starts, device), source.candidates_BTK
+        packing = _packing(starts, device)
         return cls(
             source=source,
             tokens_1S=(tokens[place_S.clamp(min=0)] * inside_S)[None].to(device),
@@ -199,10 +199,8 @@ class Pack(Generic[Batch]):
             attending=Attending.of(packing, gathered, rules, shared),
             predicting_N=torch.cat([predicting_N, end_N]).to(device),
             targets_N=tokens[places_N].to(device),
-            candidates_NK=None
-            if candidates is None
-            else candidates.flatten(0, 1)[places_N].to(device),
             places_N=places_N.to(device),
+            numbers_N=source.response_mask_BT.flatten().cumsum(0)[places_N] - 1,
             place_S=place_S,
         )
 

@@ -29,7 +29,7 @@ from mindrl.training.engine import Adapters, Batch, StatePart
 from mindrl.training.first_weights import first_factors, first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
-from mindrl.training.reading import HeadReader, Reader, UpdatePass
+from mindrl.training.reading import ForwardPass, HeadReader, Reader, UpdatePass
 from mindrl.training.routes import RecordedRoutes, RouteGroups, RouteStore, SampledRoutes
 from mindrl.training.rows import cut_by_rows, read_after_last, without_targets
 from mindrl.training.settings import EngineSettings
@@ -181,23 +181,20 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
     ) -> tuple[Tensor, ...] | None:
         """Return the head's output for each response token: see `TrainingEngine`."""
         routes = None if sequences.route_keys_B is None else self.routes
-
-        def read(pack: Pack[Sequences], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
-            return torch.stack(self._reading.read(pack, hidden_1SH, weight))
-
         with self.active():
             if routes is not None:
                 sequences = routes.before_read(sequences)
             rows_of, parts = self._cut(sequences, micro_batching)
             if at_end:
                 parts = [read_after_last(part) for part in parts]
-            packs = self.packs(parts)
-            found = self._run_forward(packs, read)
+            packs, reading = self.packs(parts), ForwardPass(self._reading)
+            found = self._run_forward(packs, reading.outputs_of)
             if routes is not None:
                 routes.after_read(packs[: len(parts)])
             if not found:
                 return None
-            return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
+            each = self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
+            return (*each, *reading.joined(rows_of))
 
     def train_step(
         self,

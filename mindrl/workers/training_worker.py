@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.algorithms.losses import Loss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, PolicyUpdate, WeightedSequences
+from mindrl.batch.likely_tokens import LikelyTokens
 from mindrl.batch.parcels import Parcel
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.commits import SavedFiles, verify_share
@@ -298,13 +298,13 @@ class TrainingWorker:
         if read is None:
             return None
         self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
-        ids, logprobs = read[2 : len(read) // 2 + 1], read[len(read) // 2 + 1 :]
-        return Logprobs(
-            logprobs_BT=read[0],
-            entropy_BT=read[1],
-            candidates_BTK=torch.stack(ids, dim=-1).long() if ids else None,
-            candidate_logprobs_BTK=torch.stack(logprobs, dim=-1) if ids else None,
-        )
+        logprobs_BT, entropy_BT, *found = read
+        if not found:
+            return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+        ids_KR, logprobs_KR = found
+        counts_B = sequences.response_mask_BT.sum(dim=1)
+        likely = LikelyTokens(ids_KR=ids_KR, logprobs_KR=logprobs_KR, counts_B=counts_B)
+        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT, likely=likely)
 
     def _values(self, role: Role, phase: Phase, what: str, sequences: Sequences) -> Values | None:
         read = self._read(role, phase, sequences)

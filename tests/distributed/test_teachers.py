@@ -123,10 +123,11 @@ def test_each_row_is_read_by_the_teacher_of_its_source_and_one_is_on_the_device(
     expected_BT, most_BTK = by_hand(teachers, given)
     # float32 log-probs of networks with random weights, in another order of additions.
     torch.testing.assert_close(read.logprobs_BT, expected_BT, atol=2e-5, rtol=0)
-    assert read.candidate_logprobs_BTK is not None
+    assert read.likely is not None
     mask_BT = given.response_mask_BT
-    found_BTK = read.candidate_logprobs_BTK[mask_BT]
-    torch.testing.assert_close(found_BTK, most_BTK[mask_BT], atol=2e-5, rtol=0)
+    assert read.likely.counts_B.equal(mask_BT.sum(dim=1))
+    found_RK = read.likely.logprobs_KR.T
+    torch.testing.assert_close(found_RK, most_BTK[mask_BT], atol=2e-5, rtol=0)
     assert torch.equal(read.logprobs_BT, again.logprobs_BT)
     assert (own.logprobs_BT - expected_BT)[mask_BT].abs().mean() > 0.5
 

@@ -86,10 +86,9 @@ def test_its_log_probs_are_those_of_the_model(number: int, address: str, tiny_mo
         found.logprobs_BT[:, 1:][mask_BT], after_BT[mask_BT], rtol=1e-4, atol=1e-4
     )
     if number:
-        assert found.candidate_logprobs_BTK is not None
+        assert found.likely is not None
         best_NK = scores_BTV[mask_BT].topk(number).values
-        likely_NK = found.candidate_logprobs_BTK[:, 1:][mask_BT]
-        torch.testing.assert_close(likely_NK, best_NK, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.likely.logprobs_KR.T, best_NK, rtol=1e-4, atol=1e-4)
 
 
 def test_a_run_starts_at_no_distance_from_itself_as_its_teacher(

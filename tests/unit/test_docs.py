@@ -14,7 +14,7 @@ import yaml
 from recorded_device import manager
 
 from mindrl.algorithms.divergence import TaughtLoss
-from mindrl.algorithms.losses import LossInputs
+from mindrl.algorithms.losses import LikelyLogprobs, LossInputs
 from mindrl.algorithms.policy_loss import PolicyLoss
 from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.algorithms.value_loss import ValueLoss
@@ -178,15 +178,17 @@ def loss_metrics() -> set[str]:
     more = dict.fromkeys(names, one_BT)
     terms = loss(
         LossInputs.of(
-            (-one_BT, one_BT, -one_BT),
+            (-one_BT, one_BT),
             Minibatch(
                 old_logprobs_BT=-one_BT,
                 advantages_BT=one_BT,
                 ref_logprobs_BT=-one_BT,
-                candidate_logprobs_BTK=-one_BT[..., None],
                 **more,
             ),
             one_BT,
+            likely=LikelyLogprobs(
+                ours_NK=-one_BT, theirs_NK=-one_BT, places_N=torch.zeros(1, dtype=torch.int64)
+            ),
         )
     )
     valued = CriticMinibatch(old_values_BT=one_BT, returns_BT=one_BT, **more)

@@ -2,7 +2,7 @@
 
 Written for the completions route of vLLM 0.32. The prompt's log-probs are those of temperature 1.
 
-Shapes: B sequences, T positions, K candidates.
+Shapes: B sequences, T positions, R response positions of all sequences, K candidates.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from mindrl.batch.likely_tokens import LikelyTokens
 from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.config.teacher import Candidates
 from mindrl.errors import AnswerError
@@ -54,13 +55,17 @@ class ServedTeacher:
             WorkerDiedError: The server does not answer in time, or refuses a sequence.
         """
         assert sequences.image_numbers_BI is None, "validated: a served teacher reads no pictures"
-        shape = sequences.tokens_BT.shape
-        number = self.candidates.number if self.candidates else 0
+        shape, counts_B = sequences.tokens_BT.shape, sequences.response_mask_BT.sum(dim=1)
+        number, total = self.candidates.number if self.candidates else 0, int(counts_B.sum())
+        likely = LikelyTokens(
+            ids_KR=torch.zeros(number, total, dtype=torch.int64),
+            logprobs_KR=torch.zeros(number, total),
+            counts_B=counts_B,
+        )
         found = Logprobs(
             logprobs_BT=torch.zeros(shape),
             entropy_BT=torch.zeros(shape),
-            candidates_BTK=torch.zeros(*shape, number, dtype=torch.int64) if number else None,
-            candidate_logprobs_BTK=torch.zeros(*shape, number) if number else None,
+            likely=likely if number else None,
         )
         most = max(self.client.most_bytes, _MOST_OF_SCORE * shape[1] * (number + 1))
         reader = replace(self, client=replace(self.client, most_bytes=most))
@@ -100,11 +105,11 @@ class ServedTeacher:
         with self.parsing:
             scores = self._scores(text, token_ids, torch.nonzero(here_T)[:, 0].tolist())
             found.logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in scores])
-            if found.candidates_BTK is not None and found.candidate_logprobs_BTK is not None:
-                ids_NK = torch.tensor([each.likely for each in scores])
-                likely_NK = torch.tensor([each.likely_logprobs for each in scores])
-                found.candidates_BTK[row, here_T] = ids_NK
-                found.candidate_logprobs_BTK[row, here_T] = likely_NK
+            if (likely := found.likely) is not None:
+                start = int(likely.counts_B[:row].sum())
+                for place, each in enumerate(scores, start):
+                    likely.ids_KR[:, place] = torch.tensor(each.likely)
+                    likely.logprobs_KR[:, place] = torch.tensor(each.likely_logprobs)
 
     def _scores(self, text: bytes, token_ids: list[int], places: list[int]) -> "list[_Found]":
         """Parse an answer; return the log-probs at each place."""

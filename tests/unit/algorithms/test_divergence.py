@@ -3,7 +3,6 @@
 Shapes: B sequences, T positions, V tokens of the vocabulary, K candidates.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +12,7 @@ from torch.nn.functional import kl_div
 
 from mindrl.algorithms.answer_loss import answer_loss
 from mindrl.algorithms.divergence import TaughtLoss, divergence
-from mindrl.algorithms.losses import LossInputs
+from mindrl.algorithms.losses import LikelyLogprobs, LossInputs
 from mindrl.batch.experience import WeightedSequences
 
 B, T, V = 2, 3, 12
@@ -80,11 +79,16 @@ def test_the_loss_adds_both_terms_by_their_coefficients_and_ignores_unweighted_t
         lengths_B=torch.full((B,), T),
         response_mask_BT=~unused,
         token_weights_BT=weights_BT,
-        candidate_logprobs_BTK=theirs_BTV,
     )
-    answer_BT = torch.full((B, T), -1.5)
-    outputs = (answer_BT, torch.zeros(B, T), *ours_BTV.unbind(dim=-1))
-    inputs = LossInputs.of(outputs, batch, torch.ones(B, T))
+    # In another order than in the rows, and without a position that is in no response.
+    places_N = torch.tensor([5, 2, 1, 4])
+    likely = LikelyLogprobs(
+        ours_NK=ours_BTV.flatten(0, 1)[places_N],
+        theirs_NK=theirs_BTV.flatten(0, 1)[places_N],
+        places_N=places_N,
+    )
+    outputs = (torch.full((B, T), -1.5), torch.zeros(B, T))
+    inputs = LossInputs.of(outputs, batch, torch.ones(B, T), likely=likely)
     loss = TaughtLoss(own=answer_loss, own_coef=0.25, form="forward", coef=2.0)
     found = loss(inputs)
     each_BT = divergence("forward", ours_BTV, theirs_BTV).masked_fill(unused, 0.0)
@@ -92,5 +96,4 @@ def test_the_loss_adds_both_terms_by_their_coefficients_and_ignores_unweighted_t
     assert found.metrics["teacher_divergence"].item() == pytest.approx(expected, rel=1e-6)
     assert found.metrics["answer_loss"].item() == pytest.approx(1.5, rel=1e-6)
     assert found.loss.item() == pytest.approx(0.25 * 1.5 + 2 * expected, rel=1e-6)
-    alone = replace(inputs, outputs=outputs[:2])
-    assert found.metrics["entropy"] == answer_loss(alone).metrics["entropy"]
+    assert found.metrics["entropy"] == answer_loss(inputs).metrics["entropy"]

@@ -107,13 +107,14 @@ def test_logits_of_a_chunk_are_float32_and_a_quarter_more() -> None:
 def test_a_teachers_likely_tokens_count_in_its_pass_and_more_in_an_update() -> None:
     likely = replace(PASSES, candidates=64)
     more = forward_estimate(llama(), likely) - forward_estimate(llama(), PASSES)
-    # Number and log-prob, packed and in rows: four float32.
-    assert more == 4096 * 64 * 4 * 4
+    # Number in int64 and log-prob in float32, and the number once more on its way to the host.
+    assert more == 4096 * 64 * (8 + 4 + 8)
     more = update_estimate(llama(), likely) - update_estimate(llama(), PASSES)
-    # The number three times in int64, and twelve float32.
-    assert more == 4096 * 64 * (3 * 8 + 12 * 4)
+    # The number twice in int64, and fourteen float32.
+    assert more == 4096 * 64 * (2 * 8 + 14 * 4)
     halved = replace(likely, layout=TrainLayout(cp=2))
     without = replace(halved, candidates=0)
+    # The third is for the tokens of both ranks.
     assert forward_estimate(llama(), halved) - forward_estimate(llama(), without) == (
-        2048 * 64 * 4 * 4
+        2048 * 64 * (8 + 4) + 4096 * 64 * 8
     )

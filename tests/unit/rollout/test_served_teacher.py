@@ -94,17 +94,16 @@ def test_each_response_token_gets_its_log_prob_after_the_tokens_before_it(number
     rows = [BATCH.tokens_BT[row, : BATCH.lengths_B[row]].tolist() for row in range(2)]
     assert sorted(each["prompt"] for each in engine.asked) == sorted(rows)
     assert {each["prompt_logprobs"] for each in engine.asked} == {number}
-    for row, place in BATCH.response_mask_BT.nonzero().tolist():
+    for at, (row, place) in enumerate(BATCH.response_mask_BT.nonzero().tolist()):
         scores = distribution(rows[row][place - 1]).float()
         assert found.logprobs_BT[row, place] == pytest.approx(scores[rows[row][place]].item())
         if number:
-            ids_BTK, logprobs_BTK = found.candidates_BTK, found.candidate_logprobs_BTK
-            assert ids_BTK is not None
-            assert logprobs_BTK is not None
-            torch.testing.assert_close(logprobs_BTK[row, place], scores[ids_BTK[row, place]])
-            torch.testing.assert_close(logprobs_BTK[row, place], scores.topk(number).values)
+            assert found.likely is not None
+            logprobs_K = found.likely.logprobs_KR[:, at]
+            torch.testing.assert_close(logprobs_K, scores[found.likely.ids_KR[:, at]])
+            torch.testing.assert_close(logprobs_K, scores.topk(number).values)
     assert not found.logprobs_BT[~BATCH.response_mask_BT].any()
-    assert (found.candidates_BTK is None) == (number == 0)
+    assert (found.likely is None) == (number == 0)
 
 
 def test_the_limit_of_an_answer_grows_with_its_tokens_and_candidates() -> None:

@@ -1,6 +1,6 @@
 """Training state of a model besides its weights: gradients, optimizer and schedule.
 
-The optimizer works on plain tensors that share the storages of the DTensors: one call for all.
+The optimizer works on plain tensors that share the storages of the DTensors.
 """
 
 import math
@@ -50,6 +50,10 @@ class Learning:
             lr=learning.lr,
             betas=learning.adam_betas,
             eps=learning.adam_eps,
+            # Torch's default on devices makes the roots of all second moments at the same time: as
+            # many bytes as the weights, which the memory plan lacks. Those of one tensor after
+            # another take less than the gathered weights and gradients of a pass.
+            foreach=False,
         )
         # A worker's memory is planned before the first step and must not change afterwards.
         for leaf in self.leaves.values():

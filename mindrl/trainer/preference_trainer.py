@@ -3,7 +3,7 @@
 Shapes: B sequences, T positions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,20 +54,17 @@ class PreferenceTrainer(AnswerTrainer):
         if (file := self.section.reference_file) is not None:
             self.reference = ReferenceLogprobs(config, Path(file), self._read_reference)
 
-    def run(self, check_interrupt: Callable[[], None] = lambda: None) -> None:
-        """Compute the reference's log-probs that its file lacks; then as `TrainingLoop.run`.
-
-        Raises as `TrainingLoop.run`.
-        """
+    def _run(self) -> None:
+        """Compute the reference's log-probs that its file lacks; then run the steps."""
         if self.reference is not None:
             sets = [self.data.train, *self.held_out().values()]
-            self.reference.complete(
-                sequences_of(answers_of(rows)) for each in sets for rows in self._cut(each.prompts)
-            )
+            cuts = (rows for each in sets for rows in self._cut(each.prompts))
+            batches = (sequences_of(answers_of(rows)) for rows in cuts)
+            self.reference.complete(batches, self.check_interrupt)
             # Their cost belongs to no step.
             self.timer.flush()
             self.workers.flush_metrics()
-        super().run(check_interrupt)
+        super()._run()
 
     def _cut(self, rows: Sequence[Prompt]) -> Iterator[Sequence[Prompt]]:
         """Yield the rows of each update; a lone last row joins the rows before it.

@@ -6,6 +6,7 @@ Shapes: B sequences, T positions, N answers of the file.
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from zipfile import BadZipFile
 
@@ -23,6 +24,8 @@ from mindrl.observability.output_files import output_errors, replace_file
 
 _KEY = "preference_config.reference_file"
 _DELETE = "delete it to compute the log-probs again, or name another file"
+_SAVE_SECONDS = 60.0
+"""Seconds between two writes of the file: a kill loses no more work, and one batch."""
 
 
 class ReferenceLogprobs:
@@ -39,26 +42,36 @@ class ReferenceLogprobs:
         model = fingerprint(Path(config.model_path("ref")))
         self.model = f"{model} in {'bf16' if config.megatron_training.bf16 else 'float32'}"
         self.sums: dict[bytes, float] = {}
+        self.stored = 0
+        """Number of sums in the file."""
         with output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             self._load()
 
-    def complete(self, batches: Iterable[Sequences]) -> int:
-        """Compute the sums that are missing, and write the file; return their number."""
-        before = len(self.sums)
-        for batch in batches:
-            digests = digests_of(batch)
-            if any(digest not in self.sums for digest in digests):
-                found = self.read(batch).tolist()
-                self.sums = dict(zip(digests, found, strict=True)) | self.sums
-        if added := len(self.sums) - before:
-            digests_NX = np.frombuffer(b"".join(self.sums), dtype=np.uint8).reshape(-1, 16)
-            sums_N = np.array([*self.sums.values()], dtype=np.float64)
-            file = io.BytesIO()
-            np.savez(file, model=np.array(self.model), digests=digests_NX, sums=sums_N)
-            replace_file(self.path, file.getvalue())
-        return added
+    def complete(
+        self, batches: Iterable[Sequences], check_interrupt: Callable[[], None] = lambda: None
+    ) -> int:
+        """Compute the sums that are missing, and write the file; return their number.
+
+        `check_interrupt` is called before each batch, and may raise. The file is also written
+        meanwhile, and if an error ends the work; the next call computes only what it lacks.
+        """
+        before, saved_at = len(self.sums), monotonic()
+        try:
+            for batch in batches:
+                check_interrupt()
+                digests = digests_of(batch)
+                if all(digest in self.sums for digest in digests):
+                    continue
+                for digest, found in zip(digests, self.read(batch).tolist(), strict=True):
+                    self.sums.setdefault(digest, found)
+                if monotonic() - saved_at >= _SAVE_SECONDS:
+                    self._save()
+                    saved_at = monotonic()
+        finally:
+            self._save()
+        return len(self.sums) - before
 
     def of(self, batch: Sequences) -> Tensor:
         """Return the sums of a batch, float64 [B]; computed if the file lacks one of them."""
@@ -66,6 +79,17 @@ class ReferenceLogprobs:
         if any(each is None for each in found):
             return self.read(batch)
         return torch.tensor(found, dtype=torch.float64)
+
+    def _save(self) -> None:
+        """Write the file, if it lacks sums."""
+        if len(self.sums) == self.stored:
+            return
+        digests_NX = np.frombuffer(b"".join(self.sums), dtype=np.uint8).reshape(-1, 16)
+        sums_N = np.array([*self.sums.values()], dtype=np.float64)
+        file = io.BytesIO()
+        np.savez(file, model=np.array(self.model), digests=digests_NX, sums=sums_N)
+        replace_file(self.path, file.getvalue())
+        self.stored = len(self.sums)
 
     def _load(self) -> None:
         try:
@@ -83,6 +107,7 @@ class ReferenceLogprobs:
             )
         digests = (row.tobytes() for row in digests_NX)
         self.sums = dict(zip(digests, sums_N.tolist(), strict=True))
+        self.stored = len(self.sums)
 
 
 def digests_of(batch: Sequences) -> list[bytes]:

@@ -143,6 +143,22 @@ def test_a_lone_held_out_row_is_compared_with_the_rows_before_it(tmp_path: Path)
     assert trainer.evaluate(1) == pytest.approx(1 / 3)
 
 
+def test_a_run_can_be_stopped_while_it_fills_the_file_of_its_reference(tmp_path: Path) -> None:
+    given, stopped, again = (
+        chosen(reference_file=str(tmp_path / "reference.npz")),
+        JudgingRoles(),
+        JudgingRoles(),
+    )
+    log = run_log(tmp_path, 3)
+    # Two batches of two pairs: the run stops before the second.
+    with pytest.raises(StopRequestedError):
+        PreferenceTrainer(given, data((), PAIRS), stopped, log).run(asked_at(1))
+    assert stopped.calls == ["reference log-probs"]
+    assert log.summary.steps == 0
+    PreferenceTrainer(given, data((), PAIRS), again, log).run()
+    assert again.calls.count("reference log-probs") == 1
+
+
 def test_a_run_that_is_stopped_goes_on_with_the_rows_that_come_next(tmp_path: Path) -> None:
     straight, first, second = JudgingRoles(), JudgingRoles(), JudgingRoles()
     for folder in ("straight", "begun", "on"):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
-from mindrl.errors import DataError
+from mindrl.errors import DataError, StopRequestedError
+from mindrl.trainer import reference_logprobs
 from mindrl.trainer.reference_logprobs import ReferenceLogprobs
 
 BATCH = Sequences(
@@ -57,6 +58,40 @@ def test_each_answer_is_read_once_and_a_later_run_reads_the_file(
     other = replace(BATCH, tokens_BT=BATCH.tokens_BT + 1)
     assert torch.equal(again.of(other), Reference()(other))
     assert later.count == 3
+
+
+def test_a_stop_between_batches_keeps_what_was_read_and_a_later_run_reads_the_rest(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    path, rows = tmp_path / "reference.npz", [BATCH.rows(torch.tensor([row])) for row in range(3)]
+    checks = iter([None, None, StopRequestedError("stopped by SIGTERM")])
+
+    def check_interrupt() -> None:
+        if (error := next(checks)) is not None:
+            raise error
+
+    first, later = Reference(), Reference()
+    with pytest.raises(StopRequestedError):
+        ReferenceLogprobs(config, path, first).complete(rows, check_interrupt)
+    assert first.count == 2
+    assert ReferenceLogprobs(config, path, later).complete(rows) == 1
+    assert later.count == 1
+
+
+def test_a_kill_loses_only_what_was_read_since_the_file_was_last_written(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_logprobs, "_SAVE_SECONDS", 0.0)
+    path, found = tmp_path / "reference.npz", []
+
+    def read(batch: Sequences) -> Tensor:
+        # What a run finds that starts after a kill at this moment.
+        found.append(len(ReferenceLogprobs(config, path, Reference()).sums))
+        return Reference()(batch)
+
+    rows = [BATCH.rows(torch.tensor([row])) for row in range(3)]
+    ReferenceLogprobs(config, path, read).complete(rows)
+    assert found == [0, 1, 2]
 
 
 def test_a_file_of_another_model_or_without_its_end_is_refused(

@@ -1,12 +1,17 @@
 """What the tests of predicted memory call in prepared processes; see forked_workers.run."""
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from archon_probe import build as archon_build
 from torch import Tensor
+from torch.optim import optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from training_messages import Case, Course
 from training_probe import build, join, share
 from value_probe import value_model
@@ -97,3 +102,37 @@ def _kept_bytes(case: Case, course: Course) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model.train_step(share(case, minibatch), course.micro_batching, course.loss)
     return storage_bytes(kept)
+
+
+class _Temporaries(TorchDispatchMode):
+    """The most bytes of tensors made by operations that exist at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, operation: Any, _: Any, given: Any = (), named: Any = None) -> Any:
+        made = operation(*given, **(named or {}))
+        old = {each.data_ptr() for each in tree_leaves((given, named)) if isinstance(each, Tensor)}
+        for each in tree_leaves(made):
+            if isinstance(each, Tensor) and each.data_ptr() not in old:
+                self.alive[id(each)] = each.nbytes
+                weakref.finalize(each, self.alive.pop, id(each))
+        self.most = max(self.most, sum(self.alive.values()))
+        return made
+
+
+def step_bytes(case: Case, course: Course) -> tuple[int, int, int]:
+    """Take an optimizer step as torch would on a device.
+
+    Returns the bytes of all float32 weights, of the largest one, and the most that the step makes.
+    """
+    optimizer._get_foreach_kernels_supported_devices = lambda: ["cpu"]
+    model = build(case, course.optimizer)
+    assert model.learning is not None
+    groups = model.learning.optimizer.param_groups
+    sizes = [each.nbytes for group in groups for each in group["params"]]
+    with _Temporaries() as made:
+        assert model.learning.step([torch.zeros(())])["skipped"] == 0.0
+    return sum(sizes), max(sizes), made.most

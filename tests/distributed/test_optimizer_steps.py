@@ -106,3 +106,12 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_and_leaves_
         assert plain.metrics[0] != plain.metrics[1]
         for name, tensor in plain.weights.items():
             assert torch.equal(skipping.weights[name], tensor), name
+
+
+def test_a_step_makes_room_for_a_few_tensors_at_a_time_on_a_device_too(
+    forked_workers: ForkedWorkers, random_model: Callable[[bool], Path]
+) -> None:
+    case = Case(folder=str(random_model(False)))
+    ((whole, largest, most),) = forked_workers.run("memory_probe:step_bytes", case, course([], {}))
+    # Roots of second moments, before and after their division, and small tensors.
+    assert most < 4 * largest < whole

@@ -181,7 +181,8 @@ class TrainingState:
     def _allocate_moments(self) -> None:
         """Allocate Adam's moments as zeros; otherwise its first step would allocate them.
 
-        A worker's memory is planned before the first step and must not change afterwards.
+        A worker's memory is planned before the first step and must not change afterwards: steps of
+        torch's Adam are taken tensor by tensor.
         """
         for part in self._optimizers():
             part.init_state_fn(part.optimizer, part.config)
@@ -190,6 +191,9 @@ class TrainingState:
                 # group.
                 for state in part.optimizer.state.values():
                     state.setdefault("step", torch.tensor(0.0))
+                # On devices torch would make the roots of all second moments at the same time.
+                for group in part.optimizer.param_groups:
+                    group["foreach"] = False
 
 
 def _schedule(

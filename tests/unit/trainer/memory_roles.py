@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
+from mindrl.batch.likely_tokens import LikelyTokens
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
@@ -117,6 +118,18 @@ class MemoryRoles:
     def compute_ref_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("reference log-probs")
         return self._scored(sequences, -3.0)
+
+    def compute_teacher_log_prob(self, sequences: Sequences) -> Logprobs:
+        """Agree with the policy, and find two tokens at each position, if the run asks for any."""
+        self.calls.append("teacher log-probs")
+        found, counts_B = (
+            self._scored(sequences, ROLLOUT_LOGPROB),
+            sequences.response_mask_BT.sum(1),
+        )
+        ids_KR = torch.arange(2)[:, None].repeat(1, int(counts_B.sum()))
+        logprobs_KR = torch.full(ids_KR.shape, ROLLOUT_LOGPROB)
+        likely = LikelyTokens(ids_KR=ids_KR, logprobs_KR=logprobs_KR, counts_B=counts_B)
+        return replace(found, likely=likely)
 
     def update(self, minibatch: Minibatch) -> PolicyUpdate:
         """Return the log-probs of a forward pass, for updates that compute them."""

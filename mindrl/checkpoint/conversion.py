@@ -80,7 +80,10 @@ def convert(conversion: Conversion, advance: Advance) -> None:
             )
             _write(model, table, read, advance)
             return
-        folder = stack.enter_context(new_folder(conversion.source, target, dtype=sharding.dtype))
+        held = {placement.tensor for _, _, placement in sharding.placements()}
+        folder = stack.enter_context(
+            new_folder(conversion.source, target, dtype=sharding.dtype, held=held)
+        )
         names = rank_files(sharding)
         for rank in writing_ranks(sharding):
             table = sharding.table(rank)

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,12 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mindrl.checkpoint.carried_files import SAME_TOKENIZER, RunTokenizer, carry_files
 from mindrl.checkpoint.files import INDEX_FILE, file_header
 from mindrl.checkpoint.kept_tensors import carry_kept, names_of
 from mindrl.checkpoint.stored_names import FLAT, StoredNames
 from mindrl.errors import ModelError, OutputError
-from mindrl.models.config_file import VOCABULARY_FILES
-from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
+from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
 from mindrl.observability.progress import tick
@@ -31,22 +31,6 @@ HeadScope = Literal["token", "sequence"]
 """What a value head scores: each token, or a sequence at its last token."""
 EXPORT_FILE = "mindrl_export.json"
 """Metadata of an export."""
-_CARRIED_FILES = (
-    *VOCABULARY_FILES,
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    # Code of the model's author, which config.json names.
-    "*.py",
-)
-"""Files besides weights and sizes that a reader of the folder needs: tokenizer, image processor."""
 
 
 @contextmanager
@@ -55,13 +39,15 @@ def new_folder(
     target: Path,
     *,
     dtype: DType,
-    head: Head = "vocabulary",
-    scores: HeadScope = "token",
+    held: Collection[str],
+    scores: HeadScope | None = None,
+    tokenizer: RunTokenizer = SAME_TOKENIZER,
 ) -> Iterator[Path]:
     """Create a temporary folder for weights next to the target, and rename it afterwards.
 
     Adds the config, the tokenizer and the tensors outside the model of `source`, the folder that
-    the model came from. Replaces an older target; an error leaves nothing new.
+    the model came from. `held` are the model's logical tensors, and `scores` is what its value
+    head scores; None for another head. Replaces an older target; an error leaves nothing new.
 
     Raises:
         OutputError: The folder cannot be created.
@@ -71,8 +57,9 @@ def new_folder(
             building.mkdir(parents=True)
         yield building
         with writing(target):
-            _carry_over(Path(source), building, dtype, head, scores)
-            if (index := carry_kept(Path(source), building)) is not None:
+            _write_config(Path(source), building, dtype, scores)
+            carry_files(Path(source), building, tokenizer)
+            if (index := carry_kept(Path(source), building, held)) is not None:
                 write_json(building / INDEX_FILE, index)
             _take_place(building, target)
 
@@ -102,13 +89,13 @@ def keep_folder(folder: Path, target: Path) -> None:
         raise OutputError(f"cannot keep {folder} as {target}: {error}") from error
 
 
-def _carry_over(source: Path, building: Path, dtype: DType, head: Head, scores: HeadScope) -> None:
+def _write_config(source: Path, building: Path, dtype: DType, scores: HeadScope | None) -> None:
     values = json.loads(read_regular_text(source / "config.json"))
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
     for part in (values, values.get("text_config")):
         if part is not None:
             part["torch_dtype" if "torch_dtype" in part else "dtype"] = dtype
-    if head == "value":
+    if scores is not None:
         # In transformers' format: one number per token or sequence, without a bias.
         names, kind = values.get("architectures") or [], f"For{scores.title()}Classification"
         values |= {
@@ -119,9 +106,6 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head, scores: 
         if scores == "token":
             values["token_classification_bias"] = False
     write_json(building / "config.json", values)
-    for file in (file for name in _CARRIED_FILES for file in source.glob(name)):
-        if file.is_file():
-            shutil.copyfile(file, building / file.name)
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
@@ -271,10 +255,10 @@ def exported_model(
     Raises:
         OutputError: The folder cannot be created.
     """
-    head: Head = "value" if scores and VALUE_HEAD in table else "vocabulary"
     names = names_of(source)
     tables = file_tables(table, dtype, shard_bytes, names)
-    with new_folder(source, target, dtype=dtype, head=head, scores=scores or "token") as building:
+    scored = scores if VALUE_HEAD in table else None
+    with new_folder(source, target, dtype=dtype, held=table.keys(), scores=scored) as building:
         model = ExportedModel(target, new_files(building, tables, dtype, names))
         yield model
         model.check_complete()

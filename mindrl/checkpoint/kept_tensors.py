@@ -1,12 +1,12 @@
 """Tensors of a folder that are no part of the model: a run copies them into its exports.
 
-The folders of `models/nested_text.py` have them: a vision tower, and layers that draft tokens.
-Their bytes stay as they are, in a file of their own. Imports no torch.
+Such are layers that draft tokens (multi-token prediction), and the vision towers of
+`models/nested_text.py`. Their bytes stay as they are, in a file of their own. Imports no torch.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -14,6 +14,7 @@ from mindrl.checkpoint.files import INDEX_FILE, header_bytes, read_index
 from mindrl.checkpoint.rank_files import LAYOUT_FILE
 from mindrl.checkpoint.stored_names import FLAT, StoredNames, names_in
 from mindrl.errors import ModelError
+from mindrl.models.decoder import HEAD, VALUE_HEAD
 from mindrl.models.placement import Shape
 from mindrl.observability.progress import tick
 from mindrl.observability.regular_files import open_regular
@@ -51,8 +52,18 @@ def names_of(folder: str) -> StoredNames:
     return names_in(folder, () if (path / LAYOUT_FILE).exists() else _stored(path))
 
 
-def carry_kept(source: Path, building: Path) -> dict[str, object] | None:
+def kept_names(names: StoredNames, stored: Iterable[str], held: Collection[str]) -> set[str]:
+    """Return the stored tensors that are no part of a model; `held` are its logical ones.
+
+    Heads are left out: a model that has lost its head, or ties it, has no use for an older one.
+    """
+    return {*stored} - names.grouped(held).keys() - {HEAD, VALUE_HEAD}
+
+
+def carry_kept(source: Path, building: Path, held: Collection[str]) -> dict[str, object] | None:
     """Copy the tensors that are no part of the model into a folder of exported files.
+
+    `held` are the model's logical tensors.
 
     Returns:
         The folder's index with them; None if the index needs no change.
@@ -61,11 +72,8 @@ def carry_kept(source: Path, building: Path) -> dict[str, object] | None:
         ModelError: A file is unreadable.
         OSError: A file cannot be written.
     """
-    names = names_of(str(source))
-    if names == FLAT:
-        return None
-    stored = _stored(source).items()
-    kept = {name: each for name, each in stored if not any(names.logical(name, each.shape))}
+    stored = _stored(source)
+    kept = {name: stored[name] for name in kept_names(names_of(str(source)), stored, held)}
     if not kept:
         return None
     # The wider dtype first, so that each tensor is aligned to its element size.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from mindrl.algorithms.objectives import objective_of
+from mindrl.checkpoint.carried_files import RunTokenizer
 from mindrl.config.backends import ROLLOUT_BACKEND, TrainingBackend
 from mindrl.config.layout_keys import Role
 from mindrl.config.model_folders import further_models
@@ -203,6 +204,7 @@ class _Parts:
                 timeout_seconds=config.generate_config.reshard_timeout_seconds,
                 name=f"export {role}",
                 scores="token" if role == "critic" else "sequence",
+                tokenizer=RunTokenizer.of(config.megatron_training),
             ),
         )
 

@@ -14,7 +14,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from mindrl.allocation.meaning import layout_string, parse_training
 from mindrl.checkpoint.files import check_shapes, head_in, open_tensors, shapes_in
+from mindrl.checkpoint.kept_tensors import kept_names
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
+from mindrl.checkpoint.stored_names import FLAT
 from mindrl.config.backends import training_backend_of
 from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
@@ -154,7 +156,8 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
         check_shapes(folder, found, wanted)
         first = next(iter(wanted))
         stored = str(files[first].get_slice(first).get_dtype())
-        left_out = tuple(sorted(found.keys() - wanted.keys()))
+        others = found.keys() - wanted.keys()
+        left_out = tuple(sorted(others - kept_names(FLAT, others, wanted)))
         dtype = _STORED.get(stored)
         return _Source(sharding=None, dtype=dtype, head=head, left_out=left_out)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mindrl.checkpoint.adapter_export import ExportedAdapters
 from mindrl.checkpoint.adapter_folder import adapter_config
+from mindrl.checkpoint.carried_files import SAME_TOKENIZER, RunTokenizer
 from mindrl.checkpoint.export import (
     EXPORT_FILE,
     SHARD_BYTES,
@@ -56,11 +57,22 @@ class WeightExport:
     """Name of these weights, the same on all ranks and unique."""
     scores: HeadScope = "token"
     """What a value head scores; unused for a vocabulary."""
+    tokenizer: RunTokenizer = SAME_TOKENIZER
     shard_bytes: int = SHARD_BYTES
     """Maximum bytes of a file."""
     exports: int = 0
     route: WeightRoute | None = None
     """Route of the last export."""
+
+    def __post_init__(self) -> None:
+        """Check the tokenizer on the rank that copies it, long before the first export.
+
+        Raises:
+            ModelError: A file of it is missing on this node.
+        """
+        with self.model.active():
+            if dist.get_rank() == 0:
+                self.tokenizer.check()
 
     def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
         """Write the weights to a Hugging Face folder, by the ranks that share it with rank 0.
@@ -114,9 +126,15 @@ class WeightExport:
         if dist.get_rank() > 0:
             yield incomplete(target)
             return
-        head, scores = self.model.head, self.scores
+        model = self.model
         with new_folder(
-            self.model.folder, target, dtype=self.dtype, head=head, scores=scores
+            model.folder,
+            target,
+            dtype=self.dtype,
+            # With the head of the vocabulary, which a critic has lost.
+            held=logical_shapes(model.description).keys(),
+            scores=self.scores if model.head == "value" else None,
+            tokenizer=self.tokenizer,
         ) as building:
             yield building
 

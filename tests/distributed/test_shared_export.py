@@ -1,6 +1,7 @@
 """An export whose files are written by several ranks: the folder is that of one process."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import pytest
 import torch
 from forked_workers import ForkedWorkers
 from reshard_messages import SHARD_BYTES, Way
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from mindrl.checkpoint.export import exported_model
+from mindrl.config.run import RunConfig
+from mindrl.launch.parts import worker_handle
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.description import read_description
 from mindrl.models.sharding import full_sharding
+from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
 MakeModel = Callable[..., Path]
@@ -66,6 +70,44 @@ def test_ranks_write_their_files_and_the_folder_is_that_of_one_process_to_the_bi
     assert apart == [([*FILES[:3]], ""), ([*FILES[3:]], ""), ([], ""), ([], "")]
     assert contents(tmp_path / "apart") == contents(target)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_exports_its_tokenizer_and_the_layers_that_it_does_not_train(
+    forked_workers: ForkedWorkers,
+    random_model_of: MakeModel,
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    source, tokenizer, target = (tmp_path / name for name in ("source", "tokenizer", "model"))
+    shutil.copytree(random_model_of("qwen3"), source)
+    tensors = load_file(source / "model.safetensors")
+    drafts = {"mtp.fc.weight": torch.ones(2, 3)}
+    save_file(tensors | drafts, source / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.mkdir()
+    for name in ("tokenizer.json", "own.jinja"):
+        (tokenizer / name).write_text(name, "utf-8")
+    keys = {
+        "actor_config.backend": "archon:d2",
+        "rl_config.actor_resource.num_npus": 2,
+        "megatron_training.tokenizer_name_or_path": str(tokenizer),
+        "megatron_training.chat_template": str(tokenizer / "own.jinja"),
+        "sft_config": {},
+    }
+    plan = unordered_shardings(run_config(source, keys)).ordered.plan
+    group = forked_workers.start(plan)
+    worker_handle(group, plan).export("actor", target, {})
+    group.stop()
+    found = contents(target)
+    assert found["tokenizer.json"] == b"tokenizer.json"
+    assert found["chat_template.jinja"] == b"own.jinja"
+    assert load_file(target / "model.safetensors").keys() == tensors.keys()
+    kept = load_file(target / "model-kept.safetensors")
+    assert kept.keys() == drafts.keys()
+    assert torch.equal(kept["mtp.fc.weight"], drafts["mtp.fc.weight"])
+
+    (tokenizer / "own.jinja").unlink()
+    with pytest.raises(AssertionError, match=r"chat_template=.*own\.jinja: no such file"):
+        forked_workers.start(plan)
 
 
 def test_a_rank_that_cannot_write_ends_the_export_on_all_ranks_and_nothing_is_left(

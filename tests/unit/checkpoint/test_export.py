@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from mindrl.checkpoint.any_family import read_any_description
-from mindrl.checkpoint.export import EXPORT_FILE, exported_model, keep_folder, write_json
+from mindrl.checkpoint.carried_files import RunTokenizer
+from mindrl.checkpoint.export import (
+    EXPORT_FILE,
+    exported_model,
+    keep_folder,
+    new_folder,
+    write_json,
+)
 from mindrl.checkpoint.files import INDEX_FILE
-from mindrl.errors import OutputError
+from mindrl.errors import ModelError, OutputError
 from mindrl.models.decoder import DType
 from mindrl.models.description import read_description
 from mindrl.models.sharding import full_sharding
@@ -93,6 +100,71 @@ def test_any_vocabulary_and_the_code_of_the_author_come_along(
         (source / name).write_text(name)
     export(source, tmp_path / "new", [*load_file(source / "model.safetensors")], 1 << 30)
     assert [(tmp_path / "new" / name).read_text() for name in names] == [*names]
+
+
+def add_layers_that_draft(folder: Path) -> dict[str, torch.Tensor]:
+    """Add a fifth layer and a tensor named as in Qwen3-Next to a model of four; return them."""
+    whole = load_file(folder / "model.safetensors")
+    drafts = {
+        name.replace(".3.", ".4."): each.bfloat16() + 1
+        for name, each in whole.items()
+        if name.startswith("model.layers.3.")
+    } | {"mtp.fc.weight": torch.ones(2, 3)}
+    save_file(whole | drafts, folder / "model.safetensors", metadata={"format": "pt"})
+    return drafts
+
+
+def test_layers_that_draft_tokens_come_along_to_the_bit_and_an_unused_head_does_not(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(random_model_of("qwen3"), source)
+    names = [*load_file(source / "model.safetensors")]
+    drafts = add_layers_that_draft(source)
+    values = json.loads((source / "config.json").read_text("utf-8"))
+    write_json(source / "config.json", values | {"tie_word_embeddings": True})
+    names.remove("lm_head.weight")
+    export(source, tmp_path / "new", names, 1 << 30)
+    assert load_file(tmp_path / "new" / "model.safetensors").keys() == {*names}
+    kept = load_file(tmp_path / "new" / "model-kept.safetensors")
+    assert kept.keys() == drafts.keys()
+    for name, each in drafts.items():
+        assert each.dtype == kept[name].dtype
+        assert torch.equal(each, kept[name])
+    index = json.loads((tmp_path / "new" / INDEX_FILE).read_text("utf-8"))["weight_map"]
+    assert index.keys() == {*names, *drafts}
+    assert read_description(str(tmp_path / "new")) == read_description(str(source))
+
+
+def test_an_export_has_the_tokenizer_and_the_chat_template_of_its_run(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source, tokenizer, target = (tmp_path / name for name in ("source", "tokenizer", "new"))
+    shutil.copytree(random_model_of("qwen3"), source)
+    for name in ("vocab.json", "chat_template.json", "generation_config.json", "modeling_own.py"):
+        (source / name).write_text("{}", "utf-8")
+    build_vision_tokenizer().save_pretrained(tokenizer)
+    (tokenizer / "modeling_own.py").write_text("of another model", "utf-8")
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}!", "utf-8")
+    run = RunTokenizer(folder=str(tokenizer), chat_template=str(template))
+    with new_folder(str(source), target, dtype="float32", held=(), tokenizer=run):
+        pass
+    found = AutoTokenizer.from_pretrained(target)
+    assert found.get_vocab() == build_vision_tokenizer().get_vocab()
+    chat = [{"role": "user", "content": "2+2"}]
+    assert found.apply_chat_template(chat, tokenize=False) == "2+2!"
+    # The model's own: neither a second vocabulary, nor the template that processors read first.
+    assert not {"vocab.json", "chat_template.json"} & contents(target).keys()
+    for name in ("modeling_own.py", "generation_config.json"):
+        assert contents(target)[name] == b"{}"
+    template.unlink()
+    again = new_folder(str(source), target, dtype="float32", held=(), tokenizer=run)
+    with pytest.raises(OutputError, match=r"chat_template=.*template\.jinja: no such file"), again:
+        pass
+    shutil.rmtree(tokenizer)
+    with pytest.raises(ModelError, match=r"tokenizer_name_or_path=.*: no such folder"):
+        run.check()
 
 
 def test_an_export_that_fails_leaves_nothing_behind(

@@ -47,7 +47,7 @@ def exported(source: Path, target: Path, *, changed: bool = True, dtype: DType =
 
 def carry(source: Path, target: Path) -> None:
     """Make a new folder with what the export of another carries over."""
-    with new_folder(str(source), target, dtype="float32"):
+    with new_folder(str(source), target, dtype="float32", held=()):
         pass
 
 

@@ -71,13 +71,21 @@ class EngineRounds:
     """Indices of completed requests."""
     first: list[int] = field(init=False)
     """Index of the request that each one follows, directly or not; its own if it follows none."""
+    replica_of: dict[int, int] = field(default_factory=dict, init=False)
+    """Replica of each request that was assigned to one."""
+    open: list[int] = field(init=False)
+    """Number of open requests of each replica."""
 
     def __post_init__(self) -> None:
         """Assign the requests to the replicas."""
         whole, most = self.assigned, 2 * self.rows
         self.first = [*range(len(self.requests))]
         self.waiting = deque(sorted(place for share in whole for place in share[most:]))
-        self.shares = [[*share[:most]] for share in whole]
+        self.shares: list[list[int]] = [[] for _ in whole]
+        self.open = [0 for _ in whole]
+        for replica, share in enumerate(whole):
+            for place in share[:most]:
+                self._give(replica, place)
 
     def run(
         self,
@@ -97,7 +105,7 @@ class EngineRounds:
         running: dict[int, Pending] = {}
         limit = () if next_turns is None else (1,)
         while True:
-            for replica, count in enumerate(self._counts()):
+            for replica, count in enumerate(self.open):
                 if count and replica not in running:
                     running[replica] = self._begin(replica, more[replica], limit)
                     more[replica] = []
@@ -115,6 +123,12 @@ class EngineRounds:
             for places, added in zip(more, self._refill(), strict=True):
                 places.extend(added)
             self._assign(after, more)
+
+    def _give(self, replica: int, place: int) -> None:
+        """Assign a request to a replica."""
+        self.shares[replica].append(place)
+        self.replica_of[place] = replica
+        self.open[replica] += 1
 
     def _begin(self, replica: int, more: Sequence[int], limit: tuple[int, ...]) -> Pending:
         """Start a round of a replica, with further requests."""
@@ -145,7 +159,7 @@ class EngineRounds:
         """Add requests to the replicas that they belong to, and to those to be sent."""
         for follow in after:
             replica = self._replica_for(follow.place)
-            self.shares[replica].append(len(self.requests))
+            self._give(replica, len(self.requests))
             more[replica].append(len(self.requests))
             self.first.append(
                 self.first[follow.place] if follow.place is not None else len(self.first)
@@ -161,6 +175,7 @@ class EngineRounds:
             share[place]: Completed(*drawn, is_finished)
             for place, drawn, is_finished in zip(places, responses.each(), ended, strict=True)
         }
+        self.open[replica] -= sum(place not in self.whole for place in new)
         self.whole |= new.keys()
         return new
 
@@ -174,20 +189,12 @@ class EngineRounds:
     def _refill(self) -> list[list[int]]:
         """Assign waiting requests to the least loaded replicas; return those of each."""
         more: list[list[int]] = [[] for _ in self.shares]
-        counts = self._counts()
-        while self.waiting and min(counts) < 2 * self.rows:
-            replica, place = counts.index(min(counts)), self.waiting.popleft()
+        while self.waiting and (least := min(self.open)) < 2 * self.rows:
+            replica, place = self.open.index(least), self.waiting.popleft()
             more[replica].append(place)
-            self.shares[replica].append(place)
-            counts[replica] += 1
+            self._give(replica, place)
         return more
-
-    def _counts(self) -> list[int]:
-        """Return the number of open requests of each replica."""
-        return [sum(place not in self.whole for place in share) for share in self.shares]
 
     def _replica_for(self, place: int | None) -> int:
         """Return the replica that has the prefix in its cache, or the least loaded."""
-        if place is None:
-            return min(range(len(self.shares)), key=self._counts().__getitem__)
-        return next(at for at, share in enumerate(self.shares) if place in share)
+        return self.open.index(min(self.open)) if place is None else self.replica_of[place]

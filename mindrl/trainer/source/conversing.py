@@ -30,6 +30,13 @@ class Conversing:
     """Index of the last request of each response."""
     engaged: set[ResponseNumber] = field(default_factory=set, init=False)
     """Responses with an open request."""
+    ready: list[ResponseNumber] = field(init=False)
+    """Responses that need tokens and had no request at the last look, the oldest first."""
+
+    def __post_init__(self) -> None:
+        """Look at all responses once; later only at those that have changed."""
+        self.pool.take_changed()
+        self.ready = self.pool.incomplete()
 
     def first(self) -> list[Request]:
         """Wait for environments to begin; return the requests of those that have begun."""
@@ -50,7 +57,7 @@ class Conversing:
         """Return whether no turn is open or can begin."""
         turns = self.pool.turns
         assert turns is not None, "conversations have environments"
-        return not (self.engaged or turns.waiting or self.pool.incomplete())
+        return not (self.engaged or turns.waiting or self._ready())
 
     def end(self, responses: Responses) -> None:
         """Keep the tokens of unfinished turns, and wait for all environments."""
@@ -78,7 +85,11 @@ class Conversing:
             turns.idle_seconds += time.perf_counter() - began
 
     def _ready(self) -> list[ResponseNumber]:
-        return [row for row in self.pool.incomplete() if row not in self.engaged]
+        known = sorted({*self.ready, *self.pool.take_changed()})
+        self.ready = [
+            row for row in known if row not in self.engaged and self.pool.needs_tokens(row)
+        ]
+        return self.ready
 
     def _requests(self) -> list[FollowUp]:
         found = []

@@ -56,10 +56,12 @@ class GroupPool:
         """Replace all groups and the position by those of a state."""
         self.next_prompt = state.next_prompt
         self.groups = dict(enumerate(state.groups))
+        self._complete: dict[OpenGroup, bool] = {}
         if self.turns is not None:
             self.turns.forget()
             for row in self.incomplete():
                 self._begin(row)
+        self._changed = {*self.incomplete()}
         self._numbers = count(len(state.groups))
         self._started_in, self._started = 0, list[int]()
 
@@ -78,7 +80,9 @@ class GroupPool:
                 prompt=index, start_step=step, sequences=tuple(sequences)
             )
             for response in range(self.samples):
-                self._begin(ResponseNumber(group, response))
+                row = ResponseNumber(group, response)
+                self._begin(row)
+                self._changed.add(row)
         self.next_prompt += number
         self._started = every
 
@@ -115,9 +119,25 @@ class GroupPool:
         )
         return [row for row in rows if row not in waiting]
 
+    def take_changed(self) -> set[ResponseNumber]:
+        """Return the responses that began, or got tokens or an answer, since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def needs_tokens(self, row: ResponseNumber) -> bool:
+        """Return whether a response is open, and its next tokens come from the policy."""
+        if row.group not in self.groups or (self.turns is not None and row in self.turns.waiting):
+            return False
+        return not self._sequence(row).is_complete(self.longest)
+
     def complete_groups(self) -> list[bool]:
         """Return for each group whether it can be trained on."""
-        return [not group.incomplete(self.longest) for group in self.groups.values()]
+        known = self._complete
+        self._complete = {
+            group: known[group] if group in known else not group.incomplete(self.longest)
+            for group in self.groups.values()
+        }
+        return [*self._complete.values()]
 
     def request(self, row: ResponseNumber) -> Request:
         """Return the request for the rest of a response."""
@@ -146,6 +166,7 @@ class GroupPool:
         self.groups[row.group] = group.with_more(
             row.response, sampled, step=step, finished=finished
         )
+        self._changed.add(row)
         if self.turns is not None:
             turns, prompt = self.turns, self.prompt(row.group)
             self._replace(row, turns.drawn(row, self._sequence(row), prompt))
@@ -166,6 +187,7 @@ class GroupPool:
     def _replace(self, row: ResponseNumber, sequence: OpenSequence) -> None:
         group = self.groups[row.group]
         self.groups[row.group] = group.with_sequence(row.response, sequence)
+        self._changed.add(row)
 
     def _seed(self, row: ResponseNumber, drawn: int = 0) -> int:
         """Return the seed of a response, or of its continuation at a position."""
@@ -182,7 +204,11 @@ class GroupPool:
     def take(self, indices: Sequence[int]) -> list[OpenGroup]:
         """Remove and return the groups at these indices."""
         numbers = [*self.groups]
-        return [self.groups.pop(numbers[index]) for index in indices]
+        taken = [self.groups.pop(numbers[index]) for index in indices]
+        self._changed = {row for row in self._changed if row.group in self.groups}
+        for group in taken:
+            self._complete.pop(group, None)
+        return taken
 
     def prompts_of(self, groups: Sequence[OpenGroup]) -> list[Prompt]:
         """Return the prompt of each group."""

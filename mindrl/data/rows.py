@@ -2,17 +2,15 @@
 
 import csv
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.exceptions import DatasetGenerationError
+from datasets.table import table_cast
 
 from mindrl.config.data_rules import SUFFIXES
 from mindrl.config.finding import did_you_mean
@@ -21,6 +19,8 @@ from mindrl.errors import DataError
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_FIELD = 1 << 30
 """Maximum length of a CSV field in characters."""
+_PARQUET_ROWS = 256
+"""Rows of a Parquet file that are read at a time; rows with pictures have megabytes."""
 
 
 class Row(NamedTuple):
@@ -145,18 +145,22 @@ def _records(file: Path, records: Any) -> Iterator[Row]:
 
 
 def _read_parquet(file: Path) -> Iterator[Row]:
-    # The cache of `datasets` is keyed by name and time stamp; a fresh one cannot be stale.
-    with tempfile.TemporaryDirectory() as cache, _no_progress_bars():
-        try:
-            table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
-        except (DatasetGenerationError, ValueError, NotImplementedError) as error:
-            cause = error.__cause__ or error
-            raise DataError(f"data file {file}: not a Parquet file ({cause})") from error
-    for name, feature in table.features.items():
-        if (plain := _undecoded(feature)) != feature:
-            table = table.cast_column(name, plain)
-    for index, values in enumerate(table):
-        yield Row(f"{file}, row {index} counted from 0", values)
+    try:
+        for index, values in enumerate(chain.from_iterable(_parquet_tables(file))):
+            yield Row(f"{file}, row {index} counted from 0", values)
+    except (ValueError, NotImplementedError) as error:
+        raise DataError(f"data file {file}: not a Parquet file ({error})") from error
+
+
+def _parquet_tables(file: Path) -> Iterator[datasets.Dataset]:
+    """Yield a few rows at a time; `Dataset.from_parquet` would first copy the file to a disk."""
+    with pq.ParquetFile(file) as opened:
+        schema = opened.schema_arrow
+        features = datasets.Features(_undecoded(datasets.Features.from_arrow_schema(schema)))
+        for batch in opened.iter_batches(_PARQUET_ROWS):
+            table = table_cast(pa.Table.from_batches([batch], schema), features.arrow_schema)
+            # A given fingerprint spares a hash of the table.
+            yield datasets.Dataset(table, fingerprint=file.name)
 
 
 def _undecoded(feature: Any) -> Any:
@@ -177,17 +181,6 @@ _READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
     ".parquet": _read_parquet,
     ".csv": _read_csv,
 }
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    were_on = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if were_on:
-            datasets.enable_progress_bars()
 
 
 def column_of(row: Row, column: str, field: str) -> tuple[str, Any]:

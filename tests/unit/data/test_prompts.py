@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.data.prompts import PromptSet, load_prompts
+from mindrl.data.rows import read_rows
 from mindrl.errors import DataError
 
 QUESTION = {"role": "user", "content": "12+35=?"}
@@ -129,6 +131,21 @@ def test_a_parquet_file_that_changes_within_a_second_is_read_anew(
     for answer in ("47", "48"):
         datasets.Dataset.from_list([ROW | {"answer": answer}]).to_parquet(path)
         assert read(path, tokenizer).prompts[0].answer == answer
+
+
+def test_reading_parquet_writes_no_copy_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = tmp_path / "train.parquet", tmp_path / "temporary"
+    folder.mkdir()
+    rows = [{"answer": str(number)} for number in range(600)]
+    datasets.Dataset.from_list(rows).to_parquet(path, batch_size=250)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    changed = folder.stat().st_mtime_ns
+    found = [*read_rows(str(path))]
+    assert folder.stat().st_mtime_ns == changed
+    assert [row.values for row in found] == rows
+    assert found[-1].place == f"{path}, row 599 counted from 0"
 
 
 def test_reading_parquet_leaves_the_progress_bars_of_others_as_they_were(

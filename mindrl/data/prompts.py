@@ -247,7 +247,7 @@ def _render(
             f"{row.place}: half of a surrogate pair is not valid text ({error})"
         ) from error
     _, prompt = column_of(row, columns.prompt, "megatron_training.prompt_column")
-    given = reading.row_of(row, messages, is_chat=not isinstance(prompt, str))
+    given = reading.row_of(row, messages, images, is_chat=not isinstance(prompt, str))
     if given is not None and tools:
         given = replace(given, tools=tools)
     return _Rendered(place=row.place, text=text, answer=answer, row=given, images=images)

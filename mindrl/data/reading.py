@@ -1,13 +1,14 @@
 """Fields to read from a row besides prompt and answer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mindrl.batch.prompts import ChatMessage, PromptRow
 from mindrl.config.reward_columns import RewardColumns
-from mindrl.data.row_images import RowImages
+from mindrl.data.row_images import KeptImage, RowImages
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
 
@@ -77,15 +78,26 @@ class Reading:
         return _number(row, self.order_column, "data_config.order_column")
 
     def row_of(
-        self, row: Row, messages: Sequence[ChatMessage], *, is_chat: bool
+        self,
+        row: Row,
+        messages: Sequence[ChatMessage],
+        kept: Sequence[KeptImage] = (),
+        *,
+        is_chat: bool,
     ) -> PromptRow | None:
-        """Return the fields of a row that rewards use; None if they use none."""
+        """Return the fields of a row that rewards use; None if they use none.
+
+        The bytes of `kept` pictures stay in their files.
+        """
         asked = self.rewards
         names = row.values.keys() if asked.names is None else asked.names & row.values.keys()
         if not names and not asked.takes_chat:
             return None
+        columns: Mapping[str, Any] = {name: row.values[name] for name in sorted(names)}
+        if self.images is not None and kept:
+            columns = self.images.in_files(columns, kept)
         return PromptRow(
-            columns={name: row.values[name] for name in sorted(names)},
+            columns=columns,
             messages=(*messages,) if asked.takes_chat else (),
             is_chat=is_chat,
         )

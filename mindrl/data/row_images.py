@@ -6,7 +6,7 @@ Inside mindrl a message is text, and `<image>` marks the place of a picture in i
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -101,6 +101,41 @@ def with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": parts}
 
 
+@dataclass(frozen=True)
+class _InFile:
+    """The place of a kept picture's bytes in a column."""
+
+    number: int
+
+
+class KeptColumns(Mapping[str, Any]):
+    """Columns of a row; those with kept pictures are read from their files at each look."""
+
+    def __init__(self, folder: PictureFolder, stored: Mapping[str, Any]) -> None:
+        self.folder, self.stored = folder, stored
+
+    def __getitem__(self, name: str) -> Any:
+        return _with(self.stored[name], _InFile, lambda each: self.folder.content(each.number))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+def _with(value: Any, kind: type | tuple[type, ...], changed: Callable[[Any], Any]) -> Any:
+    """Return a value of a column with its parts of some types changed."""
+    match value:
+        case _ if isinstance(value, kind):
+            return changed(value)
+        case dict():
+            return {name: _with(each, kind, changed) for name, each in value.items()}
+        case list() | tuple():
+            return [_with(each, kind, changed) for each in value]
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowImages:
     """Keeps the pictures of rows, and places their tokens in prompts."""
@@ -192,17 +227,25 @@ class RowImages:
 
     def as_paths(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns of a row with the paths of kept pictures in place of their bytes."""
-        return {name: self._as_path(value) for name, value in columns.items()}
 
-    def _as_path(self, value: Any) -> Any:
-        match value:
-            case bytes():
-                return str(self.folder.file_of(picture_number(value)))
-            case dict():
-                return self.as_paths(value)
-            case list() | tuple():
-                return [*map(self._as_path, value)]
-        return value
+        def path_of(value: bytes | _InFile) -> str:
+            number = picture_number(value) if isinstance(value, bytes) else value.number
+            return str(self.folder.file_of(number))
+
+        stored = columns.stored if isinstance(columns, KeptColumns) else columns
+        return {name: _with(value, (bytes, _InFile), path_of) for name, value in stored.items()}
+
+    def in_files(self, columns: Mapping[str, Any], kept: Sequence[KeptImage]) -> "KeptColumns":
+        """Return columns of a row without the bytes of its kept pictures in memory."""
+        numbers = {each.number for each in kept}
+
+        def stored(content: bytes) -> bytes | _InFile:
+            number = picture_number(content)
+            return _InFile(number) if number in numbers else content
+
+        return KeptColumns(
+            self.folder, {name: _with(value, bytes, stored) for name, value in columns.items()}
+        )
 
     def _kept(self, where: str, row: Row, given: Any) -> KeptImage:
         try:

@@ -66,6 +66,14 @@ class PictureFolder:
         if (known := self._recent.get(number)) is not None:
             self._recent.move_to_end(number)
             return known
+        try:
+            self._remember(number, self._opened(self.content(number)))
+        except ValueError as error:
+            raise DataError(f"picture {self.file_of(number).resolve()}: {error}") from error
+        return self._recent[number]
+
+    def content(self, number: int) -> bytes:
+        """Return an encoded picture; raises as `picture`."""
         file = self.file_of(number)
         try:
             content = file.read_bytes()
@@ -74,11 +82,7 @@ class PictureFolder:
             raise DataError(f"picture {file}: {error.strerror or error}; {need}") from error
         if picture_number(content) != number:
             raise DataError(f"picture {file.resolve()} has changed since its row was read")
-        try:
-            self._remember(number, self._opened(content))
-        except ValueError as error:
-            raise DataError(f"picture {file.resolve()}: {error}") from error
-        return self._recent[number]
+        return content
 
     def file_of(self, number: int) -> Path:
         """Return the file of a picture."""

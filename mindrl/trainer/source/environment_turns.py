@@ -278,8 +278,8 @@ class EnvironmentTurns(ConversationTurns):
 
     def _row(self, prompt: Prompt) -> Mapping[str, object]:
         assert prompt.row is not None, "rows are read for environments"
-        columns = {**prompt.row.columns}
-        return columns if self.images is None else self.images.as_paths(columns)
+        columns = prompt.row.columns
+        return {**columns} if self.images is None else self.images.as_paths(columns)
 
     def _action(self, sequence: OpenSequence, start: int, end: int) -> Action:
         text = self.decode(sequence.tokens_N[start:end].tolist())

@@ -1,10 +1,12 @@
 """Rows with pictures: verl's and TRL's forms, and what is refused."""
 
 import base64
+import gc
 import json
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import datasets
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from mindrl.batch.prompts import Prompt
 from mindrl.config.images import ImageConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.reward_columns import RewardColumns
 from mindrl.config.rl import RLConfig
 from mindrl.data.prompts import load_prompts
 from mindrl.data.reading import Reading
@@ -108,6 +111,43 @@ def test_an_environment_reads_pictures_of_its_row_in_the_files_that_are_kept(
     assert found == {"images": [{"path": None}, "tall.png"], "level": 2}
     assert Path(path) == reader.images.folder.file_of(number)
     assert Path(path).read_bytes() == png(WIDE)
+
+
+def test_rows_for_environments_and_rewards_do_not_hold_the_bytes_of_their_pictures(
+    reader: Reader,
+) -> None:
+    row = asked("<image>?", images=[{"bytes": png(WIDE), "path": None}], other=[b"no picture"])
+    path = reader.folder / "train.parquet"
+    datasets.Dataset.from_list([row]).to_parquet(path)
+    every = RewardColumns(names=None, takes_chat=True)
+    reading = Reading(images=reader.images, rewards=every)
+    (prompt,) = load_prompts(str(path), TRAINING, RL, reader.tokenizer, reading).prompts
+    assert prompt.row is not None
+    columns, kept = prompt.row.columns, reader.images.folder.file_of(prompt.images[0].number)
+    assert not held(png(WIDE), prompt)
+    assert held(b"no picture", prompt)
+    assert dict(columns) == row
+    assert columns.get("images") == row["images"]
+    as_paths = reader.images.as_paths(columns)
+    assert as_paths["images"] == [{"bytes": str(kept), "path": None}]
+    assert as_paths["messages"] == row["messages"]
+    kept.write_bytes(png(TALL))
+    assert columns["answer"] == "1"
+    with pytest.raises(DataError, match="has changed since its row was read"):
+        columns.get("images")
+
+
+def held(content: bytes, prompt: Prompt) -> bool:
+    """Return whether bytes are in memory that a prompt refers to."""
+    found, left = set[int](), [prompt]
+    while left:
+        each: Any = left.pop()
+        if each == content:
+            return True
+        if id(each) not in found and not isinstance(each, (type, ModuleType, FunctionType)):
+            found.add(id(each))
+            left += gc.get_referents(each)
+    return False
 
 
 def test_all_forms_of_a_picture_are_the_same_picture(reader: Reader) -> None:

@@ -106,9 +106,9 @@ class AgentHost:
         logprobs: Sequence[float],
         step: int,
         ending: str,
-    ) -> None:
-        """Answer a call; ignored if its conversation has ended."""
-        self.sessions.reply(
+    ) -> bool:
+        """Answer a call; return whether the agent still waits for the answer."""
+        return self.sessions.reply(
             key,
             call_number,
             lambda call: sampled_call(call, token_ids, logprobs, step, ending),

@@ -40,6 +40,7 @@ class PendingCall(NamedTuple):
 @dataclass(eq=False)
 class _OpenCall:
     pending: PendingCall
+    is_awaited: Callable[[], bool]
     arrived: Event = field(default_factory=Event)
     answer: Call | None = None
     """None if the session ended before an answer."""
@@ -57,7 +58,7 @@ class Session:
     turns: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Token ids up to the end of each chat answer, by the fingerprint of its messages."""
     recorded: dict[int, Call] = field(default_factory=dict)
-    """Answered calls, by number."""
+    """Answered calls, by number, without answers whose client had gone."""
     open: dict[int, _OpenCall] = field(default_factory=dict)
     started: int = 0
     """Number of calls."""
@@ -117,10 +118,9 @@ class Sessions:
         *,
         is_awaited: Callable[[], bool],
     ) -> tuple[int, Call]:
-        """Wait for the policy's answer; record and return it, with the number of the call.
+        """Wait for the policy's answer; return it, with the number of the call.
 
-        An answer is not recorded if its client has gone, which `is_awaited` finds: the agent never
-        saw it.
+        `is_awaited` returns whether the client is still connected; any thread may call it.
 
         Raises:
             RefusedError: The session has ended, or has too many calls.
@@ -134,16 +134,13 @@ class Sessions:
             number, overlaps = session.started, bool(session.open)
             pending = PendingCall(session.key, number, prompt_ids, max_tokens, overlaps)
             session.started += 1
-            waiting = session.open[pending.call_number] = _OpenCall(pending)
+            waiting = session.open[pending.call_number] = _OpenCall(pending, is_awaited)
             self._pending.append(pending)
             self.changed.notify_all()
         waiting.arrived.wait()
-        awaited = is_awaited()
         with self.changed:
             if waiting.answer is None or session.has_ended:
                 raise _ended()
-            if awaited:
-                session.recorded[pending.call_number] = waiting.answer
             return pending.call_number, waiting.answer
 
     def take(self, owner: str) -> list[PendingCall]:
@@ -153,14 +150,20 @@ class Sessions:
             self._pending = [each for each in self._pending if each.key.owner != owner]
             return found
 
-    def reply(self, key: Key, call_number: int, sampled: Callable[[PendingCall], Call]) -> None:
-        """Give a call its answer; a call of an ended session is ignored."""
+    def reply(self, key: Key, call_number: int, sampled: Callable[[PendingCall], Call]) -> bool:
+        """Record the answer to a call, and send it; return whether its client waits for it.
+
+        If not, or if the session has ended, the agent never sees the answer: it is not recorded.
+        """
         with self.changed:
             session = self._by_key.get(key)
-            waiting = None if session is None else session.open.pop(call_number, None)
-            if waiting is not None:
-                waiting.answer = sampled(waiting.pending)
-                waiting.arrived.set()
+            if session is None or (waiting := session.open.pop(call_number, None)) is None:
+                return False
+            waiting.answer = sampled(waiting.pending)
+            if is_awaited := waiting.is_awaited():
+                session.recorded[call_number] = waiting.answer
+            waiting.arrived.set()
+            return is_awaited
 
     def end(self, key: Key) -> tuple[Call, ...]:
         """End a session and refuse its open calls; return its answered calls."""

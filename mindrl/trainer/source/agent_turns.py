@@ -104,9 +104,10 @@ class AgentTurns(ConversationTurns):
         text = self.decode(sequence.tokens_N[start:].tolist())
         calls = len(TOOL_FORMATS[self.config.tool_format](text))
         turn = Turn(start=start, end=length, calls=calls)
-        sequence = replace(sequence, conversation=conversation.with_turn(turn, length, None))
-        self._reply(row, sequence, turn, is_cut=not sequence.finished)
-        return self._next(row, sequence)
+        answered = replace(sequence, conversation=conversation.with_turn(turn, length, None))
+        if not self._reply(row, answered, turn, is_cut=not sequence.finished):
+            answered = self._without_call(sequence)
+        return self._next(row, answered)
 
     def is_answering(self) -> bool:
         """Return whether an agent works, or can begin."""
@@ -243,16 +244,42 @@ class AgentTurns(ConversationTurns):
         if not agent.left:
             return sequence
         (at, *_) = [at for at in agent.left if conversation.turns[at].start == same[0]]
-        agent.left.remove(at)
         turn = conversation.turns[at]
-        last = int(sequence.tokens_N[turn.end - 1])
-        self._reply(row, sequence, turn, is_cut=last != self.template.end)
+        if self._reply(row, sequence, turn, is_cut=self._is_cut(sequence, turn)):
+            agent.left.remove(at)
         return self._next(row, sequence)
 
-    def _reply(self, row: ResponseKey, sequence: OpenSequence, turn: Turn, *, is_cut: bool) -> None:
+    def _is_cut(self, sequence: OpenSequence, turn: Turn) -> bool:
+        return int(sequence.tokens_N[turn.end - 1]) != self.template.end
+
+    def _without_call(self, sequence: OpenSequence) -> OpenSequence:
+        """Return a conversation as it was before its last call, which is not a turn yet."""
+        conversation = dialogue_of(sequence)
+        if not conversation.turns:
+            none = Dialogue(is_parallel=conversation.is_parallel)
+            return OpenSequence.started(sequence.sample, none)
+        last = replace(conversation.turns[-1], role=None, messages=())
+        kept = slice(last.end)
+        conversation = replace(
+            conversation,
+            turns=(*conversation.turns[:-1], last),
+            restarts=tuple(each for each in conversation.restarts if each.start < last.end),
+            next_start=last.end,
+        )
+        return replace(
+            sequence,
+            tokens_N=sequence.tokens_N[kept],
+            logprobs_N=sequence.logprobs_N[kept],
+            steps_N=sequence.steps_N[kept],
+            finished=not self._is_cut(sequence, last),
+            conversation=conversation,
+        )
+
+    def _reply(self, row: ResponseKey, sequence: OpenSequence, turn: Turn, *, is_cut: bool) -> bool:
+        """Send the answer to the pending call; return whether the agent waits for it."""
         agent, chosen = self._agents[row], slice(turn.start, turn.end)
         assert agent.pending is not None, "it has called"
-        self.host.reply(
+        is_awaited = self.host.reply(
             agent.pending.key,
             agent.pending.call_number,
             sequence.tokens_N[chosen].tolist(),
@@ -261,11 +288,12 @@ class AgentTurns(ConversationTurns):
             "length" if is_cut else "stop",
         )
         agent.pending, agent.since = None, time.monotonic()
+        return is_awaited
 
     def _ended(self, row: ResponseKey, sequence: OpenSequence, ending: AgentEnding) -> OpenSequence:
         """End a conversation with its agent; the reward belongs to the last turn."""
         conversation = dialogue_of(sequence)
-        error = ending.error or ("" if conversation.turns else "an agent ended without a call")
+        error = ending.error or ("" if conversation.turns else "an agent ended without an answer")
         if not error and self._agents[row].left:
             error = "an agent made fewer calls when the run was resumed"
         if error:

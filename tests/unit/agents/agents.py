@@ -7,9 +7,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -28,6 +30,25 @@ def plain(base_url: str, api_key: str, row: dict[str, Any], model: str = "policy
     messages = [{"role": "user", "content": row["question"]}]
     for _ in range(2):
         said = post(base_url, api_key, messages, model)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+    return float(len(said))
+
+
+def impatient(base_url: str, api_key: str, row: dict[str, Any]) -> float:
+    """Ask two turns as `plain`, each a second time after a client that did not wait."""
+    address, path = urllib.parse.urlsplit(base_url), "/chat/completions"
+    messages = [{"role": "user", "content": row["question"]}]
+    for _ in range(2):
+        content = json.dumps({"messages": messages})
+        head = f"POST {address.path}{path} HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\n"
+        whole = f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode()
+        with socket.create_connection((address.hostname, address.port)) as client:
+            # The bytes and the end are sent together; what comes back is not used.
+            client.send(whole, socket.MSG_MORE)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(4096):
+                pass
+        said = post(base_url, api_key, messages)
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
     return float(len(said))
 

@@ -125,6 +125,22 @@ def test_calls_that_continue_a_conversation_are_turns_of_one_sequence(
     assert (sequence.logprobs_N == -0.5).equal(talk.written(len(sequence.tokens_N)))
 
 
+def test_answers_whose_client_has_gone_leave_no_trace_in_a_conversation(
+    make_turns: MakeTurns,
+) -> None:
+    straight = held(make_turns("plain"), begun(), "ab", "cde")
+    halfway = held(make_turns("impatient"), begun(), "lost", "ab")
+    asked, later = prompt(), make_turns("impatient")
+    later.begin(ROW, halfway, asked, 7)
+    resumed = heard(later, halfway, asked)
+    for text in ("gone", "cde"):
+        resumed = written(later, resumed, text, asked)
+    for other in (held(make_turns("impatient"), begun(), "lost", "ab", "gone", "cde"), resumed):
+        assert other.tokens_N.equal(straight.tokens_N)
+        assert other.logprobs_N.equal(straight.logprobs_N)
+        assert other.conversation == straight.conversation
+
+
 def test_calls_at_the_same_time_are_answered_one_by_one_in_segments_of_their_own(
     make_turns: MakeTurns,
 ) -> None:

@@ -28,7 +28,8 @@ def saved_tokens(config: RunConfig) -> float:
 
 def asks_for_shared_prompts(config: RunConfig, role: Role) -> bool:
     """Return whether a role is to share prompts: as configured, else if it pays."""
-    if why_not(config, role):
+    # A reward model reads only the end of a sequence, so no token of it predicts a response.
+    if role == "reward" or why_not(config, role):
         return False
     asked = config.rl_config.share_prompts
     return saved_tokens(config) >= _LEAST_SAVING if asked is None else asked

@@ -1,4 +1,4 @@
-"""How a process ended, and whether the kernel killed processes because memory ran out."""
+"""When a process started, how it ended, and whether the kernel killed some for lack of memory."""
 
 import os
 import signal

@@ -184,7 +184,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         with self.active():
             if routes is not None:
                 sequences = routes.before_read(sequences)
-            rows_of, parts = self._cut(sequences, micro_batching)
+            rows_of, parts = self._cut(sequences, micro_batching, shares_prompts=not at_end)
             if at_end:
                 parts = [read_after_last(part) for part in parts]
             packs, reading = self.packs(parts), ForwardPass(self._reading)
@@ -252,10 +252,14 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         return [replace(pack, routes=self.routes.of_pack(pack)) for pack in packs]
 
     def _cut(
-        self, sequences: Batch, micro_batching: MicroBatching
+        self, sequences: Batch, micro_batching: MicroBatching, *, shares_prompts: bool = True
     ) -> tuple[list[list[int]], list[Batch]]:
-        """Return the rows of each micro-batch, and the micro-batches."""
-        return cut_by_rows(sequences, micro_batching, shares_prompts=self.settings.shares_prompts)
+        """Return the rows of each micro-batch, and the micro-batches.
+
+        Sequences that are only read after their ends share no prompt.
+        """
+        shares_prompts = shares_prompts and self.settings.shares_prompts
+        return cut_by_rows(sequences, micro_batching, shares_prompts=shares_prompts)
 
     @abstractmethod
     def local_tensors(self) -> dict[str, Tensor]:

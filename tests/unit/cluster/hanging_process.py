@@ -12,10 +12,9 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
-
 from mindrl.observability.logs import redirect_output, stacks_on_signal
 from mindrl.observability.progress import PROGRESS, tick
+from mindrl.platform.endings import start_ticks
 
 
 def gets_on() -> None:
@@ -83,8 +82,8 @@ def _join(rank: int) -> None:
 
 if __name__ == "__main__":
     stacks_on_signal()
-    page, this = PROGRESS.share(), psutil.Process()
+    page = PROGRESS.share()
     PROGRESS.begin()
-    print(this.pid, this.create_time(), page, flush=True)
+    print(os.getpid(), start_ticks(os.getpid()), page, flush=True)
     redirect_output(Path(sys.argv[2]))
     globals()[sys.argv[1]]()

@@ -12,6 +12,7 @@ import pytest
 
 from mindrl.cluster.group_watch import GroupWatch, Hang, Vigil
 from mindrl.cluster.node_watch import NodeWatch, ProcessKey
+from mindrl.platform.endings import start_ticks
 
 LIMIT = "for 1 s (rl_config.heartbeat_timeout_seconds)"
 Start = Callable[..., GroupWatch]
@@ -30,8 +31,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             processes.append(process)
             assert process.stdout is not None
-            pid, created, page = process.stdout.readline().split()
-            keys[rank] = ProcessKey(int(pid), float(created), int(page))
+            keys[rank] = ProcessKey(*map(int, process.stdout.readline().split()))
         watch = object.__new__(GroupWatch)
         watch.here, watch.others = NodeWatch(keys), []
         watch.timeout_seconds, watch.interval_seconds = 1, 0.2
@@ -160,8 +160,10 @@ def test_stacks_of_every_kind_of_hang_are_in_the_log_and_then_it_is_ended_with_i
 def test_a_process_that_has_the_number_of_one_that_is_gone_is_left_alone(start: Start) -> None:
     watch = start("gets_on")
     (process,) = watch.here.processes.values()
-    key = ProcessKey(process.pid, process.create_time() - 60, 3)
-    other = NodeWatch({0: key, 1: ProcessKey(process.pid, process.create_time(), 999)})
+    ticks = start_ticks(process.pid)
+    assert ticks is not None
+    key = ProcessKey(process.pid, ticks - 1, 3)
+    other = NodeWatch({0: key, 1: ProcessKey(process.pid, ticks, 999)})
     assert other.look() == {}
     other.end()
     assert process.is_running()

@@ -138,7 +138,7 @@ def test_the_signal_that_ended_a_worker_is_on_record(
         time.sleep(0.01)
     pid = int(prefork._endings.read_text().split()[0])
     worker = Identity(
-        process=ProcessKey(pid, 0.0, 0), node="n", node_id="n", device=None, address=None
+        process=ProcessKey(pid, 0, 0), node="n", node_id="n", device=None, address=None
     )
     assert death_of(0, worker, prefork, None) == "died: its process was killed by SIGKILL"
     assert death_of(0, None, prefork, None) == "died: its process is gone"

@@ -28,7 +28,7 @@ EIGHT_ON_TWO_NODES = [(node, device) for node in "ab" for device in "0123"]
 def identities(places: list[tuple[str, str | None]]) -> list[Identity]:
     return [
         Identity(
-            process=ProcessKey(rank, 0.0, 0),
+            process=ProcessKey(rank, 0, 0),
             node=f"host-{node}",
             node_id=node,
             device=device,

@@ -114,6 +114,8 @@ class TextGame:
 
     def step(self, action: Action) -> EnvironmentAnswer:
         """Make a move; the observation is the next message of the user."""
+        if action.is_over:
+            return EnvironmentAnswer(done=True)
         found = self.made.step(action.text)
         if not isinstance(found, tuple) or len(found) not in {3, 5}:
             raise TypeError(

@@ -31,6 +31,8 @@ class Action:
     calls: tuple[ToolCall, ...] = ()
     is_last: bool = False
     """Whether the run ends the conversation after this turn."""
+    is_over: bool = False
+    """Whether it is no turn: a limit has ended the conversation, which has no reward yet."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -40,7 +42,7 @@ class Action:
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Restore it."""
         calls = tuple(ToolCall(**each) for each in values["calls"])
-        return cls(text=values["text"], calls=calls, is_last=values["is_last"])
+        return cls(**{**values, "calls": calls})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,12 +48,15 @@ class EnvironmentTurns(ConversationTurns):
     """Store of the environments' pictures. None for a text model."""
     failed_in_turn: dict[ResponseKey, Failed] = field(default_factory=dict, init=False)
     """Failures of environments while the policy has the turn, by conversation."""
+    ended: dict[ResponseKey, OpenSequence] = field(default_factory=dict, init=False)
+    """Conversations that a limit has ended, and that wait for their reward."""
 
     def forget(self) -> None:
         """End all environments."""
         self.host.end_all(self.owner)
         self.waiting.clear()
         self.failed_in_turn.clear()
+        self.ended.clear()
 
     def begin(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt, seed: int) -> None:
         """Start the environment of a conversation, or restore it with its earlier turns.
@@ -71,8 +74,9 @@ class EnvironmentTurns(ConversationTurns):
             for turn in conversation.turns
         ]
         self.host.begin(key, seed, self._row(prompt), past)
-        if sequence.finished and len(sequence.tokens_N) > conversation.next_start:
-            # The turn had no answer when the run was saved.
+        is_cut = self.tokens_left(row, sequence) <= 0
+        if len(sequence.tokens_N) > conversation.next_start and (sequence.finished or is_cut):
+            # The turn had no answer, or the conversation no reward, when the run was saved.
             self.drawn(row, sequence, prompt)
 
     def drawn(self, row: ResponseKey, sequence: OpenSequence, prompt: Prompt) -> OpenSequence:
@@ -91,8 +95,8 @@ class EnvironmentTurns(ConversationTurns):
         is_turn = length - conversation.next_start == self.config.max_turn_tokens
         ending: ConversationEnding = "turn_tokens" if is_turn else "tokens"
         turn = Turn(start=conversation.next_start, end=length)
-        self.host.end(Key(self.owner, *row))
-        return replace(sequence, conversation=conversation.with_turn(turn, length, ending))
+        ended = replace(sequence, conversation=conversation.with_turn(turn, length, ending))
+        return self._without_reward(row, sequence, ended)
 
     def is_answering(self) -> bool:
         """Return whether any environment computes an answer, or can begin."""
@@ -122,9 +126,12 @@ class EnvironmentTurns(ConversationTurns):
         answer: Opening | EnvironmentAnswer | Failed,
     ) -> OpenSequence:
         """Add an environment's answer; the policy has the next turn unless the answer is final."""
+        ended = self.ended.pop(row, None)
         try:
             if isinstance(answer, Opening):
                 return replace(sequence, conversation=self._opened(sequence, prompt, answer))
+            if isinstance(answer, EnvironmentAnswer) and ended is not None:
+                return self._with_reward(row, ended, answer.reward)
             if isinstance(answer, EnvironmentAnswer):
                 return self._with_turn(row, sequence, prompt, answer)
             reason = answer.reason
@@ -194,10 +201,31 @@ class EnvironmentTurns(ConversationTurns):
         ended = conversation.with_turn(turn, length, ending)
         if ending is None:
             given, ended = self._continued(sequence, ended, prompt, answer.messages)
-        if ended.ending is not None:
-            self.host.end(Key(self.owner, *row))
         more = with_given(sequence, given, finished=ended.ending in {"done", "turns"})
-        return replace(more, conversation=ended)
+        more = replace(more, conversation=ended)
+        if ended.ending is None:
+            return more
+        if answer.done or len(ended.turns) == self.config.max_turns:
+            return self._with_reward(row, more, 0.0)
+        return self._without_reward(row, sequence, more)
+
+    def _without_reward(
+        self, row: ResponseKey, sequence: OpenSequence, ended: OpenSequence
+    ) -> OpenSequence:
+        """Ask for the reward of a conversation that a limit has ended; it stays open until then."""
+        self.ended[row] = ended
+        self.host.act(Key(self.owner, *row), Action(text="", is_over=True))
+        self.waiting.add(row)
+        return sequence
+
+    def _with_reward(self, row: ResponseKey, ended: OpenSequence, reward: float) -> OpenSequence:
+        """End the environment of a conversation; its last turn gets a reward in addition."""
+        self.host.end(Key(self.owner, *row))
+        conversation = dialogue_of(ended)
+        last = conversation.turns[-1]
+        last = replace(last, reward=last.reward + reward)
+        turns = (*conversation.turns[:-1], last)
+        return replace(ended, conversation=replace(conversation, turns=turns))
 
     def _ending(
         self, sequence: OpenSequence, answer: EnvironmentAnswer

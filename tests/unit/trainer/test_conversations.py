@@ -163,6 +163,38 @@ def test_the_last_turn_has_the_reward_also_if_it_calls_a_tool(make_pool: MakePoo
     assert (conversation.ending, conversation.turns[0].reward) == ("turns", 1.0)
 
 
+CLICK = '{"name": "click", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("keys", "texts", "ending"),
+    [
+        ({"max_turn_tokens": 30}, (CLICK, "2" * 30), "turn_tokens"),
+        ({}, (CLICK, "2" * 100), "tokens"),
+        ({}, (CLICK, " " * 5 + CLICK), "tokens"),
+    ],
+    ids=["turn is cut", "conversation is cut", "no place for the result"],
+)
+def test_a_conversation_that_a_limit_ends_has_its_reward_also_if_it_is_resumed_then(
+    keys: dict[str, int], texts: tuple[str, ...], ending: str, make_pool: MakePool
+) -> None:
+    of_clicks = {"environment": f"{GAMES}:Clicks", "tool_format": "plain_json", **keys}
+    pool, later = begun(make_pool(**of_clicks)), make_pool(**of_clicks)
+    write(pool, 0, texts[0])
+    row, _ = pool.incomplete()
+    tokens = [*ids(texts[1]), END][: LONGEST - pool.request(row).drawn]
+    drawn = torch.tensor(tokens), torch.zeros(len(tokens))
+    pool.extend(row, drawn, step=1, finished=tokens[-1] == END)
+    state = PoolState(next_prompt=1, groups=tuple(pool.groups.values()))
+    later.load(PoolState.of_json(json.loads(json.dumps(state.to_json()))))
+    for each in (pool, later):
+        listen(each)
+        talk = next(iter(each.groups.values())).sequences[0].conversation
+        assert talk is not None
+        clicks = sum(text.count("click") for text in texts)
+        assert (talk.ending, [turn.reward for turn in talk.turns]) == (ending, [0.0, clicks])
+
+
 def test_a_failed_conversation_is_not_trained_on_and_too_many_end_the_run(
     make_pool: MakePool,
 ) -> None:

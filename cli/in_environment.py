@@ -17,7 +17,7 @@ def start(name: str) -> None:
     """Run `mindrl NAME` with the arguments of this process, and exit."""
     if not (find_spec("mindrl") and find_spec("hydra")):
         _enter()
-    import_module("mindrl.programs.early_signals").end_at_sigterm()
+    import_module("mindrl.programs.early_signals").handle_early_signals()
     sys.exit(import_module("mindrl.programs.entry").start(name))
 
 

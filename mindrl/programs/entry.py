@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 
-from mindrl.programs.early_signals import end_at_sigterm
+from mindrl.programs.early_signals import handle_early_signals
 from mindrl.programs.version import version_line
 
 START = "from mindrl.programs.entry import main; main()"
@@ -14,7 +14,7 @@ _HELP = ("-h", "--help")
 
 def main() -> None:
     """Start a program by its name: `mindrl train --config-name NAME [key=value ...]`."""
-    end_at_sigterm()
+    handle_early_signals()
     sys.exit(start())
 
 

@@ -1,4 +1,4 @@
-"""A program that is still being imported ends at SIGTERM as one that runs."""
+"""A program that is still being imported handles signals as one that runs."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
     ],
     ids=["script", "command"],
 )
-def test_sigterm_while_a_program_is_imported_ends_it_with_130(
+def test_sigterm_while_a_program_is_imported_ends_it_with_130_and_sigusr1_does_not(
     command: list[str], tmp_path: Path
 ) -> None:
     given = [*command, "--dry-run", f"hydra.run.dir={tmp_path}"]
@@ -30,6 +30,7 @@ def test_sigterm_while_a_program_is_imported_ends_it_with_130(
     while not caught(status) & SIGTERM_BIT:
         assert process.poll() is None
         time.sleep(0.001)
+    process.send_signal(signal.SIGUSR1)
     process.terminate()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -1,6 +1,8 @@
 """The tools of a run, as the chat template shows them to the policy."""
 
+import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from mindrl.config.environment import EnvironmentConfig
 from mindrl.config.own_functions import named_object
 from mindrl.environments.contract import is_text_game, public_tools, states_tools
 from mindrl.environments.row_tools import DEFAULT, RowTools
+from mindrl.environments.turn import CodeTurn, begin_turn
 from mindrl.errors import ConfigError
 
 _KEY = "environment_config"
@@ -48,8 +51,14 @@ def tool_schemas(config: EnvironmentConfig) -> list[dict[str, Any]]:
 
 
 def _stated(kind: Any, config: EnvironmentConfig) -> list[dict[str, Any]]:
-    try:
+    """Return the schemas that a class states, which knows when the time for it ends."""
+
+    def stated() -> list[dict[str, Any]]:
+        begin_turn(CodeTurn(ends=time.monotonic() + config.start_timeout_seconds))
         return [*kind.tool_schemas(**(config.arguments or {}))]
+
+    try:
+        return copy_context().run(stated)
     except ConfigError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What code tools know about the turn that they answer, and the sandbox of the run.
+"""What code and tools know about the turn that they answer, and the sandbox of the run.
 
 `mindrl.environments.code` is another module: importing it marks a run that executes code.
 """
@@ -13,12 +13,12 @@ from mindrl.platform.sandbox import HOW_TO_ALLOW, Sandbox, find_sandbox
 
 @dataclass(frozen=True, kw_only=True)
 class CodeTurn:
-    """The turn that this process answers."""
+    """The turn that this process answers, or the time in which a class states its tools."""
 
     sandbox: str = "auto"
     """Value of `environment_config.sandbox`."""
     ends: float = math.inf
-    """Monotonic time by which code must have ended."""
+    """Monotonic time by which it must have ended."""
 
 
 _TURN = ContextVar("turn", default=CodeTurn())  # noqa: B039 - it is frozen

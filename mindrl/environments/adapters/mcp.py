@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from mindrl.environments.adapters.foreign import library
+from mindrl.environments.turn import current_turn
 from mindrl.errors import EnvironmentFailedError
 
 mcp = library("mcp", "'mcp>=2'")
 anyio = library("anyio", "anyio")
 _message = library("mcp.shared.message", "'mcp>=2'")
 
-_START_SECONDS = 60.0
 _LINE_BYTES = 1 << 24
 
 
@@ -34,10 +34,15 @@ class McpTools:
 
     @staticmethod
     def tool_schemas(command: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the tools that a server lists."""
+        """Return the tools that a server lists.
+
+        Raises:
+            TimeoutError: It did not list them in time.
+        """
 
         async def listed() -> list[dict[str, Any]]:
-            async with asyncio.timeout(_START_SECONDS), mcp.Client(_server(command)) as client:
+            ends = current_turn().ends
+            async with asyncio.timeout_at(ends), mcp.Client(_server(command)) as client:
                 page = await client.list_tools()
                 tools = [*page.tools]
                 while page.next_cursor is not None:
@@ -45,7 +50,11 @@ class McpTools:
                     tools += page.tools
                 return [_schema(tool) for tool in tools]
 
-        return asyncio.run(listed())
+        try:
+            return asyncio.run(listed())
+        except TimeoutError as error:
+            limit = "environment_config.start_timeout_seconds"
+            raise TimeoutError(f"the server listed no tools within {limit}") from error
 
     def reset(self, **_: Any) -> None:
         """Begin: the server is new."""

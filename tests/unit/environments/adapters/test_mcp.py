@@ -9,10 +9,12 @@ import psutil
 import pytest
 from playing import ADAPTERS, KEY, LIMITS, call, played, schemas, texts
 
+from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.adapters.mcp import McpTools
 from mindrl.environments.host import EnvironmentHost
 from mindrl.environments.messages import EnvironmentAnswer, Failed, Opening
 from mindrl.environments.process import EnvironmentSpec
+from mindrl.environments.tools import tool_schemas
 from mindrl.errors import ConfigError
 
 SERVER = [sys.executable, str(Path(__file__).with_name("counting_server.py"))]
@@ -105,3 +107,13 @@ def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_end
 def test_a_server_that_does_not_start_is_named() -> None:
     with pytest.raises(ConfigError, match=r"environment_config.arguments=.*cannot state its tools"):
         schemas(MCP, {"command": ["no-such-server"]})
+
+
+def test_a_server_has_the_configured_time_to_list_its_tools() -> None:
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    config = EnvironmentConfig(
+        environment=MCP, arguments={"command": silent}, start_timeout_seconds=1
+    )
+    needed = "the server listed no tools within environment_config.start_timeout_seconds"
+    with pytest.raises(ConfigError, match=needed):
+        tool_schemas(config)

@@ -76,6 +76,8 @@ class _Conversation:
     """When its answer was requested, by the machine's clock."""
     has_opened: bool = False
     """Whether the caller knows the opening."""
+    opening: Opening | None = None
+    """With what it began; None if that is not known."""
     frames: Frames | None = None
     pid: int = 0
     replayed: int = -1
@@ -140,14 +142,28 @@ class EnvironmentHost:
             why = (reply or {}).get("error", "the process of the environments did not start")
             raise ConfigError(f"environment_config: {why}")
 
-    def begin(self, key: Key, seed: int, row: Mapping[str, Any], past: Past | None = None) -> None:
+    def begin(
+        self,
+        key: Key,
+        seed: int,
+        row: Mapping[str, Any],
+        past: Past | None = None,
+        opening: Opening | None = None,
+    ) -> None:
         """Begin a conversation; `answers` returns its `Opening`, unless it has a past.
 
-        An empty past means that its `Opening` is known.
+        An empty past means that its `Opening` is known. With `opening` a restored conversation that
+        begins with another text has failed.
         """
         assert key not in self._open, "a conversation begins once"
-        turns, has_opened = [*(past or ())], past is not None
-        found = _Conversation(key=key, seed=seed, row=row, past=turns, has_opened=has_opened)
+        found = _Conversation(
+            key=key,
+            seed=seed,
+            row=row,
+            past=[*(past or ())],
+            has_opened=past is not None,
+            opening=opening,
+        )
         self._open[key] = found
         self._waiting.append(found)
 
@@ -285,9 +301,15 @@ class EnvironmentHost:
         place, past = conversation.replayed, conversation.past
         conversation.replayed += 1
         if place < 0:
+            opening = Opening.of_json(values)
+            if conversation.opening is not None and conversation.opening.text != opening.text:
+                why = "it began otherwise when it was replayed"
+                yield conversation.key, Failed(reason=why)
+                return
+            conversation.opening = opening
             if not conversation.has_opened:
                 conversation.has_opened = True
-                yield conversation.key, Opening.of_json(values)
+                yield conversation.key, opening
         else:
             answer = EnvironmentAnswer.of_json(values)
             if place < len(past):

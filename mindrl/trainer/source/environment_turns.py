@@ -73,7 +73,8 @@ class EnvironmentTurns(ConversationTurns):
             (self._action(sequence, turn.start, turn.end), turn.answer)
             for turn in conversation.turns
         ]
-        self.host.begin(key, seed, self._row(prompt), past)
+        opening = Opening(text=conversation.opening)
+        self.host.begin(key, seed, self._row(prompt), past, opening)
         is_cut = self.tokens_left(row, sequence) <= 0
         if len(sequence.tokens_N) > conversation.next_start and (sequence.finished or is_cut):
             # The turn had no answer, or the conversation no reward, when the run was saved.

@@ -38,6 +38,10 @@ class Guess:
 
     def reset(self, **row: object) -> str:
         self.number, self.turns = random.randrange(100), 0
+        if "moody" in row:
+            again = Path(self.marker).exists()
+            Path(self.marker).touch()
+            return "again" if again else "first"
         return f"guess {row.get('low', 0)} to 99"
 
     def step(self, text: str) -> tuple[str, float, bool]:

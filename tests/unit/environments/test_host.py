@@ -140,6 +140,19 @@ def test_a_conversation_that_cannot_be_repeated_has_failed(start: Start) -> None
     assert answered(later, KEY, "1") == Failed(reason=why)
 
 
+def test_a_conversation_that_begins_otherwise_when_it_is_repeated_has_failed(start: Start) -> None:
+    host, later, row = start(), start(), {"moody": True}
+    failed = Failed(reason="it began otherwise when it was replayed")
+    host.begin(KEY, 7, row)
+    assert host.answers("training", 60.0) == [(KEY, Opening(text="first"))]
+    # Its process ends in the first turn.
+    assert answered(host, KEY, "crash") == failed
+    later.begin(KEY, 7, row, [], Opening(text="first"))
+    assert later.answers("training", 60.0) == [(KEY, failed)]
+    later.begin(OTHER, 7, row, [], Opening(text="again"))
+    assert isinstance(answered(later, OTHER, "1"), EnvironmentAnswer)
+
+
 def test_more_conversations_than_processes_wait_for_their_turn(start: Start) -> None:
     host = start(processes=2)
     keys = [Key("training", 0, at) for at in range(5)]

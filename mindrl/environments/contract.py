@@ -133,8 +133,10 @@ class TextGame:
 
 def public_tools(kind: type) -> list[str]:
     """Return the names of the methods of a class that are tools."""
-    functions = inspect.getmembers(kind, inspect.isfunction)
-    return [name for name, _ in functions if not name.startswith("_") and name not in _OF_CLASS]
+    found = inspect.getmembers(
+        kind, lambda each: inspect.isfunction(each) or inspect.ismethod(each)
+    )
+    return [name for name, _ in found if not name.startswith("_") and name not in _OF_CLASS]
 
 
 def states_tools(kind: type) -> bool:

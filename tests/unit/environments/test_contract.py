@@ -12,7 +12,7 @@ from PIL import Image
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.content_blocks import read_blocks
-from mindrl.environments.contract import environment_of
+from mindrl.environments.contract import environment_of, public_tools
 from mindrl.environments.messages import (
     Action,
     EnvironmentAnswer,
@@ -42,6 +42,25 @@ def test_methods_and_functions_are_tools_and_the_reward_is_asked_at_the_end() ->
     # The run may end a conversation after a turn with calls.
     last = environment.step(replace(both, is_last=True))
     assert last == EnvironmentAnswer(messages=tuple(results), reward=1.0)
+
+
+def test_methods_of_the_class_are_tools_and_those_of_a_builtin_base_are_not() -> None:
+    class Constants(Calculator, dict[str, int]):
+        @classmethod
+        def eleven(cls) -> int:
+            return 11
+
+        @staticmethod
+        def twelve() -> int:
+            return 12
+
+    assert public_tools(Constants) == ["add", "eleven", "twelve"]
+    environment = environment_of(Constants, [], {})
+    environment.reset({})
+    assert [environment.step(call(each)).messages[0].text for each in ("eleven", "twelve")] == [
+        "11",
+        "12",
+    ]
 
 
 def test_the_reward_may_be_asked_asynchronously() -> None:

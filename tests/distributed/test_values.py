@@ -306,6 +306,23 @@ def test_equal_sequences_have_the_reward_of_each(
     torch.testing.assert_close(rewards.rewards_B, one.rewards_B[rows], atol=2e-5, rtol=0)
 
 
+def test_packs_that_are_read_after_their_ends_keep_to_the_budget(
+    alone: dict[str, Judged], valued: Callable[..., str], forked_workers: ForkedWorkers
+) -> None:
+    folder, batch = valued("qwen2", AutoModelForSequenceClassification), sequences()
+    rows = torch.arange(len(batch)).repeat_interleave(4)
+    case = Case(folder=folder, settings={"shares_prompts": True})
+    budget = MicroBatching(sequences=1, tokens=2 * max(LENGTHS))
+    asked = (case, batch.rows(rows), budget)
+    ((rewards_B, sizes),) = forked_workers.run("value_probe:scored_packs", *asked)
+    # No token is shared.
+    assert sum(sizes) == 4 * sum(LENGTHS)
+    assert max(sizes) <= 2 * max(LENGTHS)
+    one = alone["of sequences"].rewards
+    assert one is not None
+    torch.testing.assert_close(rewards_B, one.rewards_B[rows], atol=2e-5, rtol=0)
+
+
 def test_an_exported_critic_is_a_token_classifier_with_the_weights_of_the_ranks(
     cases: list[tuple[str, Case]], two_ranks: tuple[list[list[Judged]], Path]
 ) -> None:

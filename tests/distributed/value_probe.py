@@ -1,6 +1,6 @@
 """What the tests of value heads call in prepared processes; see forked_workers.run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 import archon_probe
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from training_messages import Case
 from training_probe import copied, join, known, logprobs, policy, settings, share
 from transfer_probe import Shards, prepared
@@ -22,6 +23,8 @@ from mindrl.models.sharding import full_sharding
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.parallel import ParallelGroups
+from mindrl.training.packs import Pack
+from mindrl.training.reading import Reader
 
 CUT = MicroBatching(sequences=3)
 
@@ -56,6 +59,23 @@ def _judged(trial: ValueTrial, sequences: Sequences) -> Judged:
     if trial.export_to is not None:
         export(model, Path(trial.export_to))
     return Judged(values=values, rewards=rewards, head=head, metrics=metrics, weights=copied(model))
+
+
+def scored_packs(
+    case: Case, sequences: Sequences, micro_batching: MicroBatching
+) -> tuple[Tensor, list[int]]:
+    """Return the rewards of a sole rank, and the tokens of each pack that it read for them."""
+    model, sizes = value_model(case, join(case.layout)), list[int]()
+    run = model._run_forward
+
+    def noted(packs: Sequence[Pack[Any]], read: Reader) -> list[Tensor]:
+        sizes.extend(pack.tokens_1S.size(1) for pack in packs)
+        return run(packs, read)
+
+    model._run_forward = noted  # type: ignore[method-assign]
+    read = model.forward(sequences, micro_batching, at_end=True)
+    assert read is not None
+    return read[0].sum(dim=1), sizes
 
 
 def value_model(

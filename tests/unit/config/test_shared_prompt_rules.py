@@ -57,6 +57,12 @@ def test_by_default_prompts_are_shared_where_that_saves_a_sixth_of_the_tokens(
         )
 
 
+@pytest.mark.parametrize("asked", [None, True])
+def test_a_reward_model_shares_no_prompt(asked: bool | None, run_config: MakeConfig) -> None:
+    values = {SAMPLES: 8, PROMPT: 32, ANSWER: 16, KEY: asked, "reward_config.load": "judge"}
+    assert not asks_for_shared_prompts(run_config(Path("model"), values), "reward")
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

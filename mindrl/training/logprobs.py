@@ -138,9 +138,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_NH, targets_NK, entropy_N, log_total_N = ctx.saved_tensors
         weight_VH = _real(ctx.weight, ctx.vocabulary)
         grad_NH = torch.empty_like(hidden_NH)
-        # Megatron's own buffer, or one of the weight's shape.
+        # Megatron's own buffer, or one of the weight's shape; none for a frozen weight.
         buffer: Tensor | None = getattr(ctx.weight, "main_grad", None)
-        total = torch.zeros_like(ctx.weight, dtype=_wide(weight_VH)) if buffer is None else buffer
+        total = buffer
+        if buffer is None and ctx.needs_input_grad[1]:
+            total = torch.zeros_like(ctx.weight, dtype=_wide(weight_VH))
         columns_5N = (targets_NK, entropy_N, log_total_N, grad_logprob_KN.T, grad_entropy_N)
         for rows in _slices(len(targets_NK), ctx.vocabulary.chunk_tokens):
             hidden_CH = hidden_NH[rows]
@@ -150,9 +152,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 ctx.vocabulary,
             ).to(weight_VH.dtype)
             grad_NH[rows] = grad_CV @ weight_VH
-            _add_product(_real(total, ctx.vocabulary), grad_CV, hidden_CH, ctx.vocabulary)
+            if total is not None:
+                _add_product(_real(total, ctx.vocabulary), grad_CV, hidden_CH, ctx.vocabulary)
             del grad_CV
-        return grad_NH, total.to(weight_VH.dtype) if buffer is None else None, None, None
+        returned = total.to(weight_VH.dtype) if total is not None and buffer is None else None
+        return grad_NH, returned, None, None
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:

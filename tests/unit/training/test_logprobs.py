@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.utils.flop_counter import FlopCounterMode
 
 from mindrl.config.teacher import Candidates
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs, most_probable
@@ -280,6 +281,24 @@ def test_the_weights_gradient_is_added_to_main_grad_and_nowhere_else(
     # the twin is rounded to the weight's type at last, eight binary digits of bfloat16.
     rtol = 2**-8 if dtype is torch.bfloat16 else 0.0
     torch.testing.assert_close(added_VH, twin_VH.grad.float(), rtol=rtol, atol=2e-6)
+
+
+def test_a_frozen_weight_costs_no_gradient_and_changes_no_other(vocabulary: Make) -> None:
+    hidden_NH, weight_VH, targets_N = example(dtype=torch.bfloat16)
+    found, products = [], []
+    for is_trained in (True, False):
+        leaf_NH = hidden_NH.clone().requires_grad_()
+        both = chunked_logprobs(
+            leaf_NH, weight_VH.requires_grad_(is_trained), targets_N, vocabulary()
+        )
+        with FlopCounterMode(display=False) as counter:
+            (both[0].sum() - both[1].sum()).backward()
+        assert leaf_NH.grad is not None
+        found.append(leaf_NH.grad)
+        products.append(counter.get_total_flops() / (2 * N * V * H))
+    assert torch.equal(*found)
+    # Logits again, gradient of the hidden states, and gradient of the weight if it is trained.
+    assert products == [3, 2]
 
 
 def test_hidden_states_that_are_wider_than_the_weight_get_a_gradient_of_their_own_type(

@@ -18,7 +18,7 @@ from mindrl.platform.device import has_fused_layers
 from mindrl.training.megatron.balance import balance_sequences
 from mindrl.training.megatron.modules import FusedRMSNorm, HeadInput, RMSNorm, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
-from mindrl.training.megatron.rotary import place_rotary, scale_rotary
+from mindrl.training.megatron.rotary import keep_no_angles, place_rotary, scale_rotary
 from mindrl.training.megatron.traced_timers import TracedTimers
 from mindrl.training.settings import EngineSettings
 
@@ -152,6 +152,7 @@ def _build_chunk(
     scale_rotary(network, model)
     if model.mla is None:
         place_rotary(network)
+    keep_no_angles(network)
     if config.moe_router_load_balancing_type == "seq_aux_loss":
         balance_sequences(network)
     if hasattr(network, "output_layer"):

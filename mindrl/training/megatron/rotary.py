@@ -1,9 +1,11 @@
 """Rotary angles that Megatron-core cannot be configured for."""
 
 from collections.abc import Mapping
+from functools import _lru_cache_wrapper, partial
 from typing import Any
 
-from torch import Tensor
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch import Tensor, nn
 
 from mindrl.models.description import ModelDescription
 from mindrl.training.rotary import inverse_frequencies
@@ -36,3 +38,16 @@ def place_rotary(network: Any) -> None:
 
     network.register_forward_pre_hook(remember, with_kwargs=True)
     network.rotary_pos_emb.register_forward_hook(chosen)
+
+
+def keep_no_angles(network: nn.Module) -> None:
+    """Make a network compute its angles in each pass.
+
+    Megatron keeps the last 32 tables of a process, float32 [positions, width], on the device while
+    other roles need its memory; packs of other lengths need other tables. MindSpeed keeps none.
+    """
+    for module in network.modules():
+        if isinstance(module, RotaryEmbedding):
+            forward = type(module).forward
+            if isinstance(forward, _lru_cache_wrapper):
+                module.forward = partial(forward.__wrapped__, module)

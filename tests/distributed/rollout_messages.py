@@ -62,4 +62,5 @@ class Life:
     """To the first question, behind all that."""
     in_rounds: list[Responses]
     """To the first question in rounds of engine steps: without a break, and taken back each time;
-    to the sampled one without a break, and with three that come in the second round."""
+    to the sampled one without a break, and with three that come in the second round; to the last
+    three with five that come in the second round, when the others are complete."""

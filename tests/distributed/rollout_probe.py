@@ -43,12 +43,13 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     seen["awake"] = device_bytes(engine)
     answers = [ask(engine, question) for question in questions]
     seen["used"] = device_bytes(engine)
-    greedy, sampled = questions[0], questions[4]
+    greedy, sampled, *unseeded = (questions[place] for place in (0, 4, -3, -2, -1))
     rounds = [
         in_rounds(engine, greedy, steps=5),
         in_rounds(engine, greedy, steps=5, breaks=True),
         in_rounds(engine, sampled, steps=5),
         in_rounds(engine, sampled, steps=5, late=3),
+        *(in_rounds(engine, question, steps=12, late=5) for question in unseeded),
     ]
     engine.offload()
     seen["asleep"] = device_bytes(engine)

@@ -66,6 +66,11 @@ QUESTIONS = {
         sampling=replace(SAMPLED, section=replace(SAMPLED.section, min_p=1.0)),
         seeds=SEEDS,
     ),
+    "unseeded twice": Question(prompts=2 * PROMPTS, sampling=UNSEEDED, seeds=2 * SEEDS),
+    "unseeded twice again": Question(prompts=2 * PROMPTS, sampling=UNSEEDED, seeds=2 * SEEDS),
+    "unseeded twice later": Question(
+        prompts=2 * PROMPTS, sampling=UNSEEDED, seeds=(21, *SEEDS[1:], *SEEDS)
+    ),
 }
 
 
@@ -191,7 +196,7 @@ def test_sampled_answers_in_rounds_are_those_of_one_call_to_the_bit_also_of_what
 ) -> None:
     life, _, _ = engine
     expected = answers(life, "sampled")
-    for found in life.in_rounds[2:]:
+    for found in life.in_rounds[2:4]:
         assert tokens(found) == tokens(expected)
         assert found.logprobs_N.tolist() == expected.logprobs_N.tolist()
 
@@ -297,6 +302,16 @@ def test_without_seeds_of_their_own_the_answers_of_a_call_follow_from_its_first_
     # Equal prompts are drawn apart, and another call draws otherwise.
     assert first[0] != first[4]
     assert tokens(answers(life, "unseeded later")) != first
+
+
+def test_without_seeds_of_their_own_rounds_draw_other_numbers_and_follow_from_the_first_seed(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    first, again, later = map(tokens, engine[0].in_rounds[4:])
+    assert first == again
+    # The second round has the prompts of the first.
+    assert all(one != other for one, other in zip(first[:5], first[5:], strict=True))
+    assert all(one != other for one, other in zip(first, later, strict=True))
 
 
 def test_no_prompts_have_no_answers(engine: tuple[Life, Path, Path]) -> None:

@@ -278,7 +278,7 @@ class VllmEngine:
         assert self._rounds is not None, "generation has started"
         self._must_be_awake()
         self._rounds.add(more)
-        with _own_random_state(self.seed), PROGRESS.steady():
+        with _own_random_state(self._rounds.next_seed()), PROGRESS.steady():
             return self._rounds.advance(steps, until)
 
     def answers(self, places: Sequence[int]) -> Responses:

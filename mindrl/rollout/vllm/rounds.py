@@ -1,5 +1,6 @@
 """Responses sampled in rounds of engine steps, which may stop before they are complete."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,9 +44,13 @@ class Rounds:
         self.finished: list[bool] = []
         self.open: dict[str, int] = {}
         """Index of each incomplete request, by its name in the engine."""
+        self._seeds = random.Random()
 
     def add(self, requests: Sequence[Request]) -> None:
         """Add requests to the engine after the existing ones."""
+        if requests and not self.drawn:
+            # All ranks of a replica have the same first request; no other replica has it.
+            self._seeds.seed(requests[0].seed)
         for request in requests:
             place = len(self.drawn)
             values = vllm_parameters(self.sampling, request.seed, drawn=request.drawn)
@@ -65,6 +70,10 @@ class Rounds:
                 self.given[name] = request
             self.drawn.append(([], []))
             self.finished.append(False)
+
+    def next_seed(self) -> int:
+        """Return a seed for the next round, derived from the seed of the first request."""
+        return self._seeds.getrandbits(63)
 
     def advance(self, steps: int, until: int | None = None) -> list[int]:
         """Run steps of the engine; return the indices of requests that were completed.

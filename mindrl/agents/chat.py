@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindrl.agents.sessions import RefusedError
+from mindrl.environments.bounded_json import bounded_json
 from mindrl.environments.tool_calls import TOOL_FORMATS
 
 Body = Mapping[str, Any]
@@ -181,7 +182,7 @@ def _calls(given: Any, where: str) -> list[dict[str, Any]]:
 def _one_call(given: Any) -> dict[str, Any]:
     function = given["function"]
     arguments = function.get("arguments")
-    values = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+    values = bounded_json(arguments or "{}") if isinstance(arguments, str | None) else arguments
     made = {"name": str(function["name"]), "arguments": values}
     return {"id": str(given.get("id", "")), "type": "function", "function": made}
 

@@ -20,6 +20,7 @@ from mindrl.agents.answers import error_body
 from mindrl.agents.record import training_trace
 from mindrl.agents.routes import AgentRoutes, in_form, parameters_of
 from mindrl.agents.sessions import RefusedError, Session
+from mindrl.environments.bounded_json import bounded_json
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(content, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        body = bounded_json(content, _no_constant)
+    except ValueError as error:
         raise RefusedError(400, f"the body must be JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedError(400, "the body must be a JSON object")

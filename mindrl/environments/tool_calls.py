@@ -1,9 +1,9 @@
 """Read the tool calls that a policy wrote, in the form of its family."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 
+from mindrl.environments.bounded_json import bounded_json
 from mindrl.environments.messages import ToolCall
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
@@ -29,7 +29,7 @@ TOOL_FORMATS: Mapping[str, Callable[[str], tuple[ToolCall, ...]]] = {
 
 def _call(content: str) -> ToolCall:
     try:
-        values = json.loads(content)
+        values = bounded_json(content)
     except ValueError as error:
         return ToolCall(name="", error=f"the call is no JSON: {error}")
     if not isinstance(values, dict) or not isinstance(values.get("name"), str):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindrl.environments.adapters.foreign import as_text, library, row_seed
+from mindrl.environments.bounded_json import bounded_json
 
 websockets = library("websockets.sync.client", "websockets")
 
@@ -66,7 +67,7 @@ class OpenEnv:
 
 def _json_object(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        found = bounded_json(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

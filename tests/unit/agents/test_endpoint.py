@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +29,7 @@ from mindrl.environments.host import Key
 ASKED = {"role": "user", "content": "2+2=?"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 IDS = {"return_token_ids": True}
-Answers = Callable[[str], str]
+DEEP = {"function": {"name": "add", "arguments": "[" * 2000}}
 
 
 class Served:
@@ -304,6 +304,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT_PATH, {"messages": [{**ASKED, "content": [{"type": "image_url"}]}]}, "must be text"),
     (CHAT_PATH, {"messages": [{**ASKED, "content": 5}]}, "must be text"),
     (CHAT_PATH, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls must"),
+    (CHAT_PATH, {"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "tool_calls must"),
     (CHAT_PATH, {"messages": [{**ASKED, "content": "9" * 4000}]}, "at most 4000"),
     ("/v1/completions", {"prompt": [VOCABULARY]}, f"from 0 to {VOCABULARY - 1}"),
     ("/inference/v1/generate", {"token_ids": [1, -1]}, "token_ids must be"),

@@ -165,6 +165,25 @@ def test_calls_are_read_as_families_write_them() -> None:
     assert plain_json("The sum is {3}") == ()
 
 
+@pytest.mark.parametrize("levels", [50, 500, 200_000])
+def test_calls_nested_too_deep_are_errors_that_the_policy_sees(levels: int) -> None:
+    """The object of a call is a level, its arguments are the next."""
+    whole = '{"name": "add", "arguments": {"a": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}}"
+    for found in (tagged_json(f"<tool_call>{whole}"), plain_json(whole)):
+        error = "the call is no JSON: nested more than 50 levels deep"
+        assert found == (ToolCall(name="", error=error),)
+        assert Action.of_json(Action(text=whole, calls=found).to_json()).calls == found
+    (open_call,) = tagged_json("<tool_call>" + "[" * levels)
+    assert open_call.error.startswith("the call is no JSON")
+
+
+def test_a_call_may_be_nested_fifty_levels_deep() -> None:
+    lists = "[" * 48 + "]" * 48
+    (call,) = tagged_json('<tool_call>{"name": "add", "arguments": {"a": ' + lists + "}}")
+    assert call == ToolCall(name="add", arguments={"a": json.loads(lists)})
+    assert Action.of_json(Action(text="", calls=(call,)).to_json()).calls == (call,)
+
+
 def test_schemas_come_from_hints_and_docstrings() -> None:
     config = EnvironmentConfig(environment=f"{GAMES}:Calculator", tools=(f"{GAMES}:divide",))
     add, by = (each["function"] for each in tool_schemas(config))

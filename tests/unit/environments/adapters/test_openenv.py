@@ -49,10 +49,10 @@ def test_each_conversation_has_a_session_that_a_replay_brings_back(url: str) -> 
 
 def test_an_action_may_be_json_and_one_field_of_an_observation_be_shown(url: str) -> None:
     arguments = {"url": url, "observation": "text"}
-    turns = ("3", '{"text', '{"text": "4"}', '{"text": "3"}')
+    turns = ("3", '{"text', "[" * 2000, '{"text": "4"}', '{"text": "3"}')
     opening, answers = played(OPENENV, arguments, turns, {"seed": 3})
     assert opening == "guess 0 to 9"
-    assert texts(answers) == [*["An action is a JSON object."] * 2, "no"]
+    assert texts(answers) == [*["An action is a JSON object."] * 3, "no"]
     assert answers[-1].done
 
 

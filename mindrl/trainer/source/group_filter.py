@@ -126,8 +126,10 @@ class GroupFilter:
         if self.metric == ACCURACY and ACCURACY not in scores.components:
             values = tuple(scores.shares(self.judge))
         elif self.metric is not None:
-            # A function that applies to no response of a group gives it no signal.
-            values = tuple(each or 0.0 for each in scores.components[self.metric])
+            # A function that applies to no response of a group gives it no signal. The batch lacks
+            # its scores if it applies to none of these groups.
+            given = scores.components.get(self.metric, (None,) * len(values))
+            values = tuple(each or 0.0 for each in given)
         # As for the advantages, exactly 0 if all values are equal.
         centred_B = groups_of(torch.tensor(values), group_B).centred_B
         found = {*group_B[centred_B != 0].tolist()}

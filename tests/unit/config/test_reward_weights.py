@@ -1,4 +1,4 @@
-"""Some reward tells responses apart: not all of its weights are 0."""
+"""Some reward tells responses apart: not all of its weights are 0, and a filter knows it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,3 +20,14 @@ def test_rewards_that_all_weigh_nothing_teach_nothing(run_config: Callable[..., 
     model = {"reward_config.load": "model", "reward_config.weight": 1.0}
     assert found(run_config, {names: [0.0, 0.0]} | model) == []
     assert found(run_config, {names: [0.0, 0.0]} | model | {"reward_config.weight": 0.0}) == [names]
+
+
+def test_groups_may_be_judged_by_a_function_of_any_source(
+    run_config: Callable[..., RunConfig],
+) -> None:
+    code = {"data_source": "code", "verifier_function": ["code.py:runs"], "verifier_weight": [1.0]}
+    keys = {"data_config.source_column": "source", "data_config.rewards": [code]}
+    metric = "rl_config.filter_groups_metric"
+    keys |= {"rl_config.filter_groups_enable": True, metric: "code.py:runs"}
+    assert found(run_config, keys) == []
+    assert found(run_config, keys | {metric: "code.py:other"}) == [metric]

@@ -175,6 +175,14 @@ def test_groups_may_be_judged_by_one_function_alone(tmp_path: Path) -> None:
     assert roles.drawn() == [[0, 1]]
 
 
+def test_a_batch_without_a_response_that_the_function_scores_has_no_signal(tmp_path: Path) -> None:
+    """Other sources have other functions."""
+    judge = build(tmp_path, Easy(()), filter_groups_metric="other").source.filter
+    scores = Scores(rewards=(0.0, 1.0), components={"exact": (0.0, 1.0)}, ranges={}, failures=())
+    rewarded = Rewarded(responses=["a", "b"], scores=scores)
+    assert judge.signals(1, rewarded, torch.tensor([0, 0])) == [False]
+
+
 def test_a_group_differs_where_any_of_its_responses_does(tmp_path: Path) -> None:
     """Of the scores 0, 0.5 and 1 the second is the mean: its own advantage is 0."""
 

@@ -259,6 +259,9 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
         for at, most in plan.moments
         if at.move is None and at.phase in estimates
     }
+    if not needs:
+        # Devices with the rollout only.
+        return
     phase = max(needs, key=lambda each: needs[each])
     if plan.capacity_bytes is not None and needs[phase] > plan.capacity_bytes:
         there = plan.capacity_bytes // MIB

@@ -69,3 +69,12 @@ def test_a_derived_kv_cache_never_makes_a_run_too_large(
     config = run_config(folder, overrides(tmp_path) | derived)
     assert surely_fits(config, 64 * MIB)
     assert memory_plan(unordered_shardings(config).ordered, 64 * MIB).peak_bytes <= 64 * MIB
+
+
+def test_devices_with_the_rollout_only_are_judged_without_activations(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    half = {"rl_config.debug": "rollout_only"}
+    kept = {"megatron_training.keep_rollouts": 10, "megatron_training.save_interval": 0}
+    models = unordered_shardings(small_run(tmp_path, run_config, half | kept))
+    assert judged_memory(models, Capacity(device_bytes=64 * MIB)) == ([], [])

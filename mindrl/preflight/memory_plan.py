@@ -340,9 +340,9 @@ def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
     if not config.megatron_training.use_distributed_optimizer:
         staging = plan.regions[Region.STAGING]
         shared = region_bytes(models, staging, distributed_optimizer=True)
-        variants["megatron_training.use_distributed_optimizer=true"] = replace(
-            plan, regions={**plan.regions, **shared}
-        )
+        # The plan may be of one side of the run.
+        there = {name: shared.get(name, old)[: len(old)] for name, old in plan.regions.items()}
+        variants["megatron_training.use_distributed_optimizer=true"] = replace(plan, regions=there)
     smaller = _smaller_kv_cache(config, plan, models.plan.cache_sizes)
     if smaller is not None:
         variants[f"generate_config.kv_cache_mib={smaller // MIB}"] = with_kv_cache(plan, smaller)

@@ -157,6 +157,15 @@ def test_without_roles_that_take_turns_no_key_would_offload_anything() -> None:
     assert offload_keys(models.plan.config) == {}
 
 
+def test_separate_training_is_advised_to_share_its_optimizer() -> None:
+    alone, shares = "rl_config.init_kl_coef=0", "megatron_training.use_distributed_optimizer"
+    models = apart(alone, f"{shares}=false")
+    (advice,) = advice_on(memory_plan(models, 64 * GIB), models)
+    assert advice.setting == f"{shares}=true"
+    shared = memory_plan(apart(alone, advice.setting), 64 * GIB)
+    assert advice.peak_bytes == shared.peak_bytes
+
+
 def test_a_replica_that_does_not_fit_its_devices_is_a_finding() -> None:
     models = apart("generate_config.kv_cache_mib=4096")
     there = Capacity(device_bytes=16 * GIB)

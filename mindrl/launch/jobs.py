@@ -98,6 +98,7 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     commits = Commits(RunFolder(run_dir.resolve()).checkpoints)
     with _part_of(spool, "train", "the train job") as leases:
         spool.agree(agreed(config, read_data(config)))
+        _check_checkpoints(spool, commits)
 
         def source(trainer: PolicyTrainer) -> GeneratedGroups:
             notify = trainer.run_log.warn
@@ -108,7 +109,7 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
                 config,
                 trainer.answering,
                 reader,
-                committed=lambda: max(commits.steps(), default=0),
+                committed=lambda: trainer.checkpoints.committed,
                 warn=notify,
             )
 
@@ -116,6 +117,20 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
         last = config.megatron_training.train_iters
         spool.note(SpoolProgress(gathering=last, confirmed=last, done=True))
         spool.clear()
+
+
+def _check_checkpoints(spool: Spool, commits: Commits) -> None:
+    """Refuse a train job that has lost the checkpoints of a spool's earlier steps.
+
+    A wrong run folder, or a disk that is not mounted, looks like this.
+    """
+    confirmed = spool.progress().confirmed
+    if confirmed and not commits.steps():
+        raise SpoolError(
+            f"{spool.root} is at step {confirmed}, but {commits.root} has no checkpoint to "
+            "continue from: restore the run folder of the train job, or start a new run with "
+            "another spool_config.folder"
+        )
 
 
 def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:

@@ -97,8 +97,9 @@ class RecordReader:
             version: Oldest version of the weights that is needed after it.
         """
         spool = self.spool
-        if step > spool.progress().confirmed:
-            spool.note(replace(spool.progress(), confirmed=step, trained=trained))
+        # It is an earlier step if the train job continues from an older checkpoint.
+        if step != (before := spool.progress()).confirmed:
+            spool.note(replace(before, confirmed=step, trained=trained, done=False))
         spool.requests.forget(trained)
         spool.records.forget(trained)
         spool.weights.forget(version)

@@ -43,6 +43,8 @@ class Checkpoints:
         """Whether the pending checkpoint is committed, but its costs not yet collected."""
         self.newest = 0
         """Step of the last checkpoint that exists or is being written; 0 after a failure."""
+        self.committed = 0
+        """Step of the last checkpoint that was committed or restored."""
         self.best: Best | None = None
         self.nbytes = 0
         """Bytes of a checkpoint; 0 before the first."""
@@ -150,6 +152,7 @@ class Checkpoints:
         record = {**self.record, **state, "step": step, "updates": updates}
         self.commits.commit(step, files, record)
         self.is_committed = True
+        self.committed = step
         self.best, self.nbytes = best, sum(file.nbytes for file in files)
         try:
             self.commits.prune(self.kept(self.commits.steps()))

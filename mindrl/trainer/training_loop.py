@@ -188,7 +188,8 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
 
         The models are already restored.
         """
-        self.first_step, self.checkpoints.newest = step + 1, step
+        self.first_step = step + 1
+        self.checkpoints.newest = self.checkpoints.committed = step
         loaders = self.loaders()
         for part in loaders.keys() & state.keys():
             loaders[part](state[part])

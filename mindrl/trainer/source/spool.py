@@ -163,10 +163,16 @@ class SpoolGeneration(Generation):
             for position in range(each.prompts.first, each.prompts.end)
         }
         if lacking := {*range(pool.first_open, pool.next_prompt)} - there:
+            why = "another run used this spool, or its files were removed"
+            if step < (confirmed := spool.progress().confirmed):
+                why = (
+                    f"the spool keeps only what steps after {confirmed} need; restore the "
+                    f"checkpoint of step {confirmed}, or start a new run with another "
+                    "spool_config.folder"
+                )
             raise SpoolError(
                 f"{spool.requests.root} has no request for prompt {min(lacking)} in the order of "
-                f"the data, which the checkpoint of step {step} needs: another run used this "
-                "spool, or its files were removed"
+                f"the data, which the checkpoint of step {step} needs: {why}"
             )
         oldest = min((each.version for each in self.requests), default=step)
         self.needed = {step: (pool.first_open, oldest)}

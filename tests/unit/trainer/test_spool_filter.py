@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from mindrl.config.spool_rules import spool_findings
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.spool.duties import Duties
-from mindrl.spool.folder import Spool
+from mindrl.spool.folder import Spool, SpoolProgress
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.source.generated import GeneratedGroups
 from mindrl.trainer.spool_rollouts import SpoolRollouts
@@ -100,11 +100,13 @@ class Jobs:
             thread.join()
             self.spool.start()
 
-    def train(self, steps: Sequence[int]) -> "Trained":
+    def train(
+        self, steps: Sequence[int], check_interrupt: Callable[[], object] = nothing
+    ) -> "Trained":
         """Run steps, each with a checkpoint."""
         found = Trained()
         for step in steps:
-            gathered = self.source.next(step, nothing)
+            gathered = self.source.next(step, check_interrupt)
             with gathered.rating as rewarded:
                 found.failures += sum(each.count for each in rewarded().scores.failures)
                 found.rated += rewarded().scores.rated
@@ -216,6 +218,33 @@ def test_a_train_job_that_is_killed_at_any_step_trains_on_the_same_responses(
     # No response was generated twice, unless its prompt was given to the next step.
     if staleness:
         assert jobs.written == whole.written
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_train_job_that_continues_before_a_confirmed_step_trains_on_the_same_responses(
+    done: bool, tmp_path: Path
+) -> None:
+    """Its newest checkpoints are damaged, and without staleness all responses can come again."""
+    keys = {"max_staleness": 0, "prompts_per_record": 1}
+    jobs = Jobs(tmp_path, TWO_OF_FIVE, **keys)
+    with jobs.rollout_job():
+        jobs.train([1, 2])
+        state = json.loads(json.dumps(jobs.source.state(2)))
+        first = jobs.train(range(3, 7))
+    assert jobs.spool.progress().confirmed == 5
+    if done:
+        jobs.spool.note(SpoolProgress(gathering=6, confirmed=6, done=True))
+        jobs.spool.clear()
+    jobs.saved, looks = 2, iter(range(500))
+    jobs.source = jobs.train_job()
+    jobs.source.load_state(2, state)
+    jobs.source.generation.begin(3, nothing)
+    assert (jobs.spool.progress().confirmed, jobs.spool.progress().done) == (2, False)
+    with jobs.rollout_job():
+        again = jobs.train(range(3, 7), check_interrupt=lambda: next(looks))
+    assert again.uids == first.uids
+    for ours, theirs in zip(again.rollouts, first.rollouts, strict=True):
+        assert torch.equal(ours.tokens_BT, theirs.tokens_BT)
 
 
 def test_accuracies_of_a_record_reach_the_train_job(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_name
         for step in (1, 2, 3):
             trainer.recorded_step(step)
         assert [each.step for each in spool.requests.all()] == [1, 1, 2, 3]
-        saved = 3
+        saved, earlier = 3, trainer.source.state(2)
         trainer.recorded_step(4)
     finally:
         spool.send("drain")
@@ -255,6 +255,9 @@ def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_name
     spool.requests.root.mkdir()
     with pytest.raises(SpoolError, match=r"has no request for prompt 6 in the order of the data"):
         again.load_state(3, state)
+    # The group that step 2 left open has old weights: it cannot be generated again.
+    with pytest.raises(SpoolError, match=r"restore the checkpoint of step 3, or start a new run"):
+        again.load_state(2, earlier)
 
 
 def test_what_does_not_go_with_two_jobs_is_named() -> None:

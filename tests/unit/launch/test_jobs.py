@@ -1,0 +1,42 @@
+"""What the jobs of a spool refuse before workers start."""
+
+from pathlib import Path
+
+import pytest
+from bad_inputs import row
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import SpoolError
+from mindrl.launch.jobs import spool_of, train_job
+from mindrl.layouts.layout import RolloutLayout
+from mindrl.platform.device import planned_platform
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.programs.compose import composed_config
+from mindrl.spool.folder import SpoolProgress
+
+
+@pytest.fixture
+def job_config(tokenizer_folder: Path, tmp_path: Path) -> RunConfig:
+    """Return the configuration of a train job on one row."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{row('1+1=?')}\n")
+    return composed_config(
+        "grpo_tiny_cpu",
+        [
+            f"actor_config.load={tokenizer_folder}",
+            f"megatron_training.data_path={rows}",
+            "megatron_training.test_data_path=null",
+            f"spool_config.folder={tmp_path}/spool",
+            "spool_config.job=train",
+        ],
+    )
+
+
+def test_a_train_job_that_has_lost_its_checkpoints_is_refused(
+    job_config: RunConfig, tmp_path: Path
+) -> None:
+    """It would wait for responses that rollout jobs take for used."""
+    plan = RunPlan(config=job_config, models={}, layouts={}, rollout=RolloutLayout())
+    spool_of(job_config).note(SpoolProgress(gathering=5, confirmed=4, trained=8))
+    with pytest.raises(SpoolError, match=r"is at step 4, but .*/run/checkpoints has no checkpoint"):
+        train_job(plan, planned_platform("cpu"), tmp_path / "run")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from mindrl.observability.progress import ProgressPage, Ticks
-from mindrl.platform.endings import OutOfMemoryKills
+from mindrl.platform.endings import OutOfMemoryKills, start_ticks
 
 _DUMP_SECONDS = 1.0
 """A process writes its stacks within milliseconds, unless the machine is overloaded."""
@@ -22,7 +22,8 @@ class ProcessKey(NamedTuple):
     """Identifies a process even if its id is reused, and its page of progress."""
 
     pid: int
-    created: float
+    start_ticks: int | None
+    """Of `platform.endings`."""
     page: int
 
 
@@ -50,7 +51,7 @@ class NodeWatch:
         for rank, key in keys.items():
             with suppress(psutil.NoSuchProcess, FileNotFoundError):
                 process = psutil.Process(key.pid)
-                if process.create_time() == key.created:
+                if start_ticks(key.pid) == key.start_ticks:
                     self.pages[rank] = ProgressPage(key.pid, key.page)
                     self.processes[rank] = process
 

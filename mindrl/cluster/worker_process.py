@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import psutil
 import ray
 from ray.exceptions import ObjectLostError
 
@@ -23,6 +23,7 @@ from mindrl.observability.logs import configure_logging, redirect_output, stacks
 from mindrl.observability.progress import PROGRESS
 from mindrl.observability.trace import TRACE, TracePart, span
 from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
+from mindrl.platform.endings import start_ticks
 from mindrl.platform.environment import take_on
 from mindrl.platform.garbage import no_collection
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
@@ -87,13 +88,13 @@ class WorkerProcess:
 
     def identify(self) -> Identity:
         """Return the location of this process; rank 0 opens the rendezvous port."""
-        node, this = ray.util.get_node_ip_address(), psutil.Process()
+        node, own = ray.util.get_node_ip_address(), os.getpid()
         address = None
         if self.rank == 0:
             self.listener = listen(node)
             address = self.listener.getsockname()[:2]
         return Identity(
-            process=ProcessKey(this.pid, this.create_time(), self.page),
+            process=ProcessKey(own, start_ticks(own), self.page),
             node=node,
             node_id=ray.get_runtime_context().get_node_id(),
             device=self._device(),

@@ -1,11 +1,13 @@
 """Identify a process, so that another one can find out whether it still runs."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import psutil
+
+from mindrl.platform.endings import start_ticks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +17,12 @@ class Holder:
     host: str
     """Host name, PID namespace and boot id of the machine, separated by blanks."""
     pid: int
-    started: float
-    """Seconds since the epoch, by the machine's own clock."""
+    started: float = field(compare=False)
+    """Seconds since the epoch, by the machine's own clock when they were noted."""
     what: str
     """Description of the process for display, such as `the train job`."""
+    start_ticks: int | None = None
+    """Its start in clock ticks since the boot; None in records of older versions."""
 
     def __str__(self) -> str:
         """Return the description, process number and host."""
@@ -29,6 +33,8 @@ class Holder:
         """Whether the process is known to have ended; False for a process on another machine."""
         if not self.is_here:
             return False
+        if self.start_ticks is not None:
+            return start_ticks(self.pid) != self.start_ticks
         try:
             return psutil.Process(self.pid).create_time() != self.started
         except psutil.NoSuchProcess:
@@ -48,7 +54,13 @@ class Holder:
 def this_process(what: str) -> Holder:
     """Return the identity of this process."""
     own = psutil.Process()
-    return Holder(host=this_machine(), pid=own.pid, started=own.create_time(), what=what)
+    return Holder(
+        host=this_machine(),
+        pid=own.pid,
+        started=own.create_time(),
+        what=what,
+        start_ticks=start_ticks(own.pid),
+    )
 
 
 @cache

@@ -15,6 +15,16 @@ _GROUP_FILES = ("memory.events", "memory.oom_control")
 """Names in version 2 and version 1 of control groups."""
 
 
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in the kernel's clock ticks since the boot.
+
+    Steps of the wall clock do not change it, unlike psutil's `create_time`. None if there is no
+    such process.
+    """
+    values = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return int(values[19]) if values else None
+
+
 def ending(code: int) -> str:
     """Return how a process ended, from its exit code in the convention of `subprocess`."""
     if code >= 0:

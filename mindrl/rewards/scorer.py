@@ -326,7 +326,7 @@ def try_rewards(
         first = {(each.function, each.kind): text for each, text in reversed(found)}
         lines = dict.fromkeys(first[each.function, each.kind] for each, _ in found)
         raise ConfigError("\n".join(f"{field}={line}" for line in lines))
-    return [*remarks(outcomes, responses, facts.ranges)]
+    return [*remarks(outcomes, responses, facts)]
 
 
 def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[tuple[Failures, str]]:

@@ -75,6 +75,8 @@ class Ready:
     ranges: Ranges
     fields: Mapping[str, tuple[str, ...]]
     """Fields of each response that a function uses, named as in `RewardSignature.bound`."""
+    places: Mapping[str, str]
+    """File and line by function."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -126,6 +126,7 @@ class WorkerPool:
         self.ready = Ready(
             ranges={name: score_range(each.call) for name, each in loaded.items()},
             fields={name: tuple(field for _, field in each.taken) for name, each in loaded.items()},
+            places={name: each.place for name, each in loaded.items()},
         )
         self._plan = plan
         self._descriptors = (connection_descriptor, keep_prints(plan.prints))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mindrl.observability.units import quoted
 from mindrl.rewards.functions import ScoreRange
-from mindrl.rewards.scores import Failure, Outcome, Outcomes, Ranges
+from mindrl.rewards.scores import Failure, Outcome, Outcomes, Ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +20,15 @@ class Remark:
     """Whether it failed for one of the responses."""
 
 
-def remarks(outcomes: Outcomes, responses: Sequence[str], ranges: Ranges) -> Iterator[Remark]:
+def remarks(outcomes: Outcomes, responses: Sequence[str], facts: Ready) -> Iterator[Remark]:
     """Yield remarks on each function's scores of pairs: a right answer, and an empty response."""
     for function, column in outcomes.items():
+        place = facts.places[function]
         yield from _failed(function, column, responses)
         scores = [each for each in map(_score, column) if each is not None]
-        yield from _outside(function, scores, ranges[function])
+        yield from _outside(function, place, scores, facts.ranges[function])
         if len({*scores}) == 1 and len(scores) == len(column):
-            text = f"scores {scores[0]:g} for both a right answer and an empty response"
+            text = f"scores {scores[0]:g} for both a right answer and an empty response ({place})"
             yield Remark(function=function, text=text, refuses=False)
 
 
@@ -44,14 +45,17 @@ def _failed(function: str, column: Sequence[Outcome], texts: Sequence[str]) -> I
         yield Remark(function=function, text=text, refuses=not texts[at], of_failure=True)
 
 
-def _outside(function: str, scores: Sequence[float], ends: ScoreRange) -> Iterator[Remark]:
+def _outside(
+    function: str, place: str, scores: Sequence[float], ends: ScoreRange
+) -> Iterator[Remark]:
     """Yield a score outside the range, which is 0 to 1 for functions that declare none."""
     outside = [each for each in scores if not ends.lowest <= each <= ends.highest]
     for score in outside[:1]:
         low, high = min(score, ends.lowest), max(score, ends.highest)
         text = (
-            f"scores {score:g}, outside its range of {ends.lowest:g} to {ends.highest:g}; declare "
-            f"the range below the function: its_name.score_range = ({low:g}, {high:g})"
+            f"scores {score:g}, outside its range of {ends.lowest:g} to {ends.highest:g} "
+            f"({place}); declare the range below the function: "
+            f"its_name.score_range = ({low:g}, {high:g})"
         )
         yield Remark(function=function, text=text, refuses=ends != ScoreRange())
 

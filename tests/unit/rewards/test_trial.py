@@ -138,10 +138,16 @@ def test_scores_that_teach_nothing_or_leave_their_range_are_remarked(tmp_path: P
     told = {each.function.rpartition(":")[2]: each for each in found}
     assert [*told] == ["constant", "unbounded", "bounded", "raising"]
     assert [each.refuses for each in told.values()] == [False, False, True, True]
-    assert told["constant"].text == ("scores 0.5 for both a right answer and an empty response")
-    assert "outside its range of 0 to 1; declare" in told["unbounded"].text
+    first, second, third = (
+        f"({file}:{REMARKED.splitlines().index(f'def {name}(response, reference):') + 1})"
+        for name in ("constant", "unbounded", "bounded")
+    )
+    assert told["constant"].text == (
+        f"scores 0.5 for both a right answer and an empty response {first}"
+    )
+    assert f"outside its range of 0 to 1 {second}; declare" in told["unbounded"].text
     assert told["bounded"].text == (
-        "scores 3, outside its range of -1 to 1; declare the range below the function: "
+        f"scores 3, outside its range of -1 to 1 {third}; declare the range below the function: "
         "its_name.score_range = (-1, 3)"
     )
     assert told["raising"].text.startswith(

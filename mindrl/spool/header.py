@@ -37,11 +37,12 @@ def agree(root: Path, ours: Mapping[str, Any]) -> None:
 
 def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable[str]:
     for name in sorted(found.keys() | asked.keys()):
-        if name.startswith(CONTENT) and (name not in found or name not in asked):
+        # A section that is off, another mapping, and another version have other names.
+        has_one = name not in found or name not in asked
+        if has_one and name.startswith(CONTENT):
             continue
-        if name not in found or name not in asked:
-            what = "is unknown to this version" if name in found else "is not in its header"
-            yield f"{name} {what}; another version of mindrl started the spool"
-        elif found[name] != asked[name]:
-            ours, theirs = (json.dumps(each[name]) for each in (asked, found))
+        if has_one or found[name] != asked[name]:
+            ours, theirs = (
+                json.dumps(each[name]) if name in each else "none" for each in (asked, found)
+            )
             yield f"{name} is {ours} here, but the spool was started with {theirs}"

@@ -78,11 +78,27 @@ def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -
     path = tmp_path / "spool.json"
     newer = {**json.loads(unsealed(path)), "format": FORMAT + 1, "prefetch": 3}
     path.write_bytes(sealed(json.dumps(newer).encode()))
-    with pytest.raises(SpoolError, match=r"format is 2 here, .* with 3\nprefetch is unknown"):
+    with pytest.raises(SpoolError, match=r"format is 2 here, .* with 3\nprefetch is none here"):
         found.agree(OURS)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SpoolError, match=r"spool.json is damaged"):
         found.agree(OURS)
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+def test_a_section_that_one_job_alone_has_is_no_other_version(
+    has_first: bool, tmp_path: Path
+) -> None:
+    jobs = [OURS, {**OURS, "environment_config.agent": "agent.py:play"}]
+    first, second = reversed(jobs) if has_first else jobs
+    found = spool(tmp_path)
+    found.agree(first)
+    ours, theirs = ("none", '"agent.py:play"')[:: 1 if has_first else -1]
+    with pytest.raises(SpoolError) as caught:
+        found.agree(second)
+    assert str(caught.value).splitlines()[1:] == [
+        f"environment_config.agent is {ours} here, but the spool was started with {theirs}"
+    ]
 
 
 def test_fingerprints_of_a_spool_are_compared_where_both_jobs_have_them(tmp_path: Path) -> None:

@@ -61,4 +61,4 @@ class TaughtLoss:
         found_BT = found_N.new_zeros(weights_BT.numel()).scatter(0, likely.places_N, found_N)
         sums = weighted_sums({DIVERGENCE: found_BT.view(weights_BT.shape)}, weights_BT)
         loss = self.own_coef * alone.loss + self.coef * sums[DIVERGENCE]
-        return LossTerms.of(loss, alone.metrics | sums)
+        return LossTerms.of(loss, alone.metrics | inputs.means(sums))

@@ -69,6 +69,13 @@ class LossInputs(Generic[BatchT]):
         """Return values that are 0 for tokens without weight, as `used` does."""
         return used(name, values_BT, self.weights_BT)
 
+    def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this micro-batch's part of the mean over the update, given its weighted sums."""
+        whole_B = self.batch.weight_sum_B
+        if whole_B is None:
+            return {**sums}
+        return {name: part / whole_B[0] for name, part in sums.items()}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossTerms:
@@ -77,7 +84,7 @@ class LossTerms:
     loss: Tensor
     """0-dim, with gradient."""
     metrics: dict[str, Tensor]
-    """Detached 0-dim weighted sums: their sum over micro-batches and ranks is the mean."""
+    """Detached 0-dim parts of a mean, or of the loss: their sum over micro-batches and ranks."""
 
     @classmethod
     def of(cls, loss: Tensor, sums: Mapping[str, Tensor]) -> Self:

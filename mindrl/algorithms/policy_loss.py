@@ -75,7 +75,7 @@ class PolicyLoss:
         loss = learned["policy_loss"] - entropy_coef * learned["entropy"]
         if "kl" in learned:
             loss = loss + self.kl_coef * learned["kl"]
-        return LossTerms.of(loss, sums)
+        return LossTerms.of(loss, inputs.means(sums) | {"policy_loss": sums["policy_loss"]})
 
     def _corrected(self, inputs: LossInputs[Minibatch], old_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return the advantages and the token weights of the loss, corrected for the engine."""

@@ -45,4 +45,5 @@ class ValueLoss:
             "value": values_BT,
         }
         sums = weighted_sums(terms_BT, inputs.weights_BT)
-        return LossTerms.of(sums["value_loss"], sums)
+        loss = sums["value_loss"]
+        return LossTerms.of(loss, inputs.means(sums) | {"value_loss": loss})

@@ -38,6 +38,9 @@ class WeightedSequences(Sequences):
 
     token_weights_BT: Tensor
     """float32; 0 outside the response; sums to 1 over the whole update."""
+    weight_sum_B: Tensor | None = None
+    """float32; sum of the weights of the whole update, for each sequence, if it is not 1. None if
+    it is, or if no token has a weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

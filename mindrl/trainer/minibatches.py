@@ -101,15 +101,21 @@ class MinibatchDealer:
         """Yield each optimizer step's rows with token weights, normalised over the whole update."""
         for update, rows in enumerate(dealt):
             part = experience.rows(rows)
-            mask_BT = part.response_mask_BT
-            if self.rl.overlong_filter_enable:
-                mask_BT = mask_BT & part.finished_B[:, None]
-            talks = Conversations(mask_BT, part.conversation_B)
-            weights_BT = mask_BT.float()
-            if mask_BT.any():
-                weights_BT = talks.spread(self.token_weights(talks.mask()))
             columns = self._of_policy(part, update) if stage is Minibatch else _UNTAUGHT
-            yield part.into(stage, token_weights_BT=weights_BT, **columns)
+            yield part.into(stage, **self._weights(part), **columns)
+
+    def _weights(self, part: Experience) -> dict[str, Tensor | None]:
+        """Return the weights of an update's tokens, and their sum if it is not 1."""
+        mask_BT = part.response_mask_BT
+        if self.rl.overlong_filter_enable:
+            mask_BT = mask_BT & part.finished_B[:, None]
+        if not mask_BT.any():
+            return {"token_weights_BT": mask_BT.float()}
+        talks = Conversations(mask_BT, part.conversation_B)
+        weights_BT = talks.spread(self.token_weights(talks.mask()))
+        if self.rl.aggregation != "sequence_sum":
+            return {"token_weights_BT": weights_BT}
+        return {"token_weights_BT": weights_BT, "weight_sum_B": weights_BT.sum().repeat(len(part))}
 
     def _of_policy(self, part: Experience, update: int) -> dict[str, Tensor | None]:
         """Return columns that only some updates of the policy use."""

@@ -259,11 +259,14 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             rows.
         """
         read: list[Tensor] = []
+        learned: list[Metrics] = []
 
         def update(minibatch: Minibatch) -> Metrics:
             found = self.workers.update(minibatch)
             if found.logprobs_BT is not None:
                 read.append(found.logprobs_BT)
+            if minibatch.token_weights_BT.any():
+                learned.append(found.metrics)
             return found.metrics
 
         with self.timer("update"):
@@ -272,7 +275,9 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
         metrics = update_metrics("update", updates)
         if (control := self.minibatches.entropy) is not None and "update/entropy" in metrics:
             metrics["update/entropy_coef"] = control.coef
-            control.observe(metrics["update/entropy"])
+            # Updates without tokens, all of which a filter excluded, have no entropy.
+            if (entropy := update_metrics("update", learned).get("update/entropy")) is not None:
+                control.observe(entropy)
         if not read:
             return metrics, experience.old_logprobs_BT
         first, correction = experience.rows(dealt[0]), self.config.rollout_correction

@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindrl.algorithms.losses import LossInputs
+from mindrl.algorithms.policy_loss import PolicyLoss
+from mindrl.algorithms.token_loss import resolve_token_loss
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch, ValuedExperience
 from mindrl.config.rl import RLConfig
 from mindrl.trainer.minibatches import MinibatchDealer
@@ -74,11 +77,33 @@ def test_responses_that_were_cut_are_as_if_they_were_not_there(aggregation: str)
     assert torch.equal(whole.response_mask_BT, batch.response_mask_BT)
 
 
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_metrics_of_an_update_are_means_over_its_tokens(aggregation: str) -> None:
+    """In two micro-batches of responses of 2, 3 and 4 tokens, at most 10."""
+    rl = RLConfig(mini_batch_size=2, loss_aggregation=aggregation)
+    (whole,) = cut(experience([0, 0, 0, 1, 1, 1]), MinibatchDealer(rl, 0, longest=10))
+    loss = PolicyLoss(tokens=resolve_token_loss(rl), kl_kind="k3", kl_coef=0.0, entropy_coef=1.0)
+    sums = dict.fromkeys(("loss", "policy_loss", "entropy", "ratio"), 0.0)
+    for part in (whole.rows(slice(2)), whole.rows(slice(2, 6))):
+        outputs = (part.old_logprobs_BT, torch.full(part.tokens_BT.shape, 0.5))
+        found = loss(LossInputs.of(outputs, part, torch.ones(part.tokens_BT.shape)))
+        for name, value in (found.metrics | {"loss": found.loss}).items():
+            sums[name] = sums.get(name, 0.0) + value.item()
+    assert (sums["entropy"], sums["ratio"]) == pytest.approx((0.5, 1.0), rel=1e-6)
+    # The loss keeps its weights: 18 tokens of at most 60.
+    weight = 0.3 if aggregation == "sequence_sum" else 1.0
+    policy_loss = -(whole.token_weights_BT * whole.advantages_BT).sum().item()
+    assert sums["policy_loss"] == pytest.approx(policy_loss, rel=1e-6)
+    assert sums["loss"] == pytest.approx(policy_loss - 0.5 * weight, rel=1e-6)
+    assert (whole.weight_sum_B is None) == (aggregation != "sequence_sum")
+
+
 def test_an_update_whose_responses_were_all_cut_has_no_loss() -> None:
     batch = replace(experience([0, 0]), finished_B=torch.zeros(2, dtype=torch.bool))
-    rl = RLConfig(mini_batch_size=1, overlong_filter_enable=True)
+    rl = RLConfig(mini_batch_size=1, overlong_filter_enable=True, loss_aggregation="sequence_sum")
     (whole,) = cut(batch, MinibatchDealer(rl, 0, longest=4))
     assert not whole.token_weights_BT.any()
+    assert whole.weight_sum_B is None
 
 
 def test_without_a_generator_prompts_come_in_order_in_every_epoch() -> None:

@@ -2,13 +2,19 @@
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from memory_roles import MemoryRoles, config, lines
 from test_grpo_trainer import build
 
 from mindrl.batch.experience import Minibatch, PolicyUpdate
+from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Rollouts
 
 
 def test_the_updates_of_the_policy_alone_carry_who_is_picked(tmp_path: Path) -> None:
@@ -49,6 +55,33 @@ def test_updates_carry_the_weight_and_a_resumed_run_goes_on_with_it(tmp_path: Pa
     again.resume(6, state)
     assert again.minibatches.entropy == trainer.minibatches.entropy
     assert "entropy" not in build(tmp_path / "without", MemoryRoles()).state()
+
+
+class Cutting(MemoryRoles):
+    """Cuts the responses to the second prompt of step 2, and all of step 3."""
+
+    def generate_sequences(self, prompts: Sequence[Prompt], *given: Any, **keys: Any) -> Rollouts:
+        found = super().generate_sequences(prompts, *given, **keys)
+        finished = {1: [True] * 4, 2: [True, True, False, False], 3: [False] * 4}[keys["step"]]
+        return replace(found, finished_B=torch.tensor(finished))
+
+    def update(self, minibatch: Minibatch) -> PolicyUpdate:
+        found = super().update(minibatch)
+        found.metrics["entropy"] = 0.4 if minibatch.token_weights_BT.any() else 0.0
+        return found
+
+
+def test_updates_without_tokens_do_not_enter_the_entropy_that_the_target_is_compared_with(
+    tmp_path: Path,
+) -> None:
+    target = {"entropy_target": 0.3, "entropy_delta": 0.1, "entropy_coeff": 0.2}
+    trainer = build(tmp_path, Cutting(), overlong_filter_enable=True, train_iters=3, **target)
+    trainer.run()
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert [step["update/entropy"] for step in steps] == pytest.approx([0.4, 0.2, 0.0])
+    assert [step["update/entropy_coef"] for step in steps] == [0.2, 0.0, 0.0]
+    # 0.2 less 0.1 twice: the third step has no entropy.
+    assert trainer.minibatches.entropy_state() == {"entropy": {"weight": 0.0, "is_below": False}}
 
 
 @pytest.mark.parametrize(

@@ -195,9 +195,9 @@ class RowImages:
         for at, content in enumerate(contents, start=1):
             try:
                 number, size = self.folder.keep(content)
+                found.append(KeptImage(number, self.maker.tokens(size)))
             except ValueError as error:
                 raise DataError(f"picture {at} of its answer: {error}") from error
-            found.append(KeptImage(number, self.maker.tokens(size)))
         return tuple(found)
 
     def placed(
@@ -251,9 +251,9 @@ class RowImages:
         try:
             content, source = _content(row, given)
             number, size = self.folder.keep(content, source)
+            return KeptImage(number, self.maker.tokens(size))
         except (ValueError, OSError) as error:
             raise DataError(f"{where}: {error}") from error
-        return KeptImage(number, self.maker.tokens(size))
 
 
 def image_notes(images: RowImages | None, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Open an encoded picture from an untrusted source, as 8-bit RGB."""
 
+import struct
 import warnings
 from io import BytesIO
 
@@ -56,7 +57,11 @@ def _require_bounds(image: Image.Image, most_pixels: int) -> None:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    turned = ImageOps.exif_transpose(image)
+    try:
+        turned = ImageOps.exif_transpose(image)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, struct.error) as error:
+        # A tag has a value of another type than Pillow writes.
+        raise ValueError(f"broken EXIF data ({error})") from error
     if not turned.has_transparency_data:
         return turned.convert("RGB")
     layer = turned.convert("RGBA")
@@ -69,5 +74,7 @@ def _scaled(image: Image.Image, kept_pixels: int) -> Image.Image:
     if width * height <= kept_pixels:
         return image
     scale = (kept_pixels / (width * height)) ** 0.5
-    size = max(1, int(width * scale)), max(1, int(height * scale))
-    return image.resize(size, Image.Resampling.BICUBIC)
+    width, height = max(1, int(width * scale)), max(1, int(height * scale))
+    # Rounding may shorten the short side more.
+    most = _LONGEST_SIDE * min(width, height)
+    return image.resize((min(width, most), min(height, most)), Image.Resampling.BICUBIC)

@@ -101,6 +101,14 @@ def test_each_mark_becomes_the_tokens_of_its_picture(reader: Reader) -> None:
     assert short == reader.tokenizer.encode(prompt.text, add_special_tokens=False)
 
 
+def test_a_thin_picture_that_is_scaled_down_has_tokens(
+    tmp_path: Path, vision_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    images = Reader(tmp_path, vision_tokenizer, max_pixels=10_000).images
+    (kept,) = images.keep_given([png(Image.new("RGB", (2000, 10)))])
+    assert kept.tokens == images.maker.tokens((1400, 7)) > 0
+
+
 def test_an_environment_reads_pictures_of_its_row_in_the_files_that_are_kept(
     reader: Reader,
 ) -> None:

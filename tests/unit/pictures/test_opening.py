@@ -42,6 +42,15 @@ def bomb() -> bytes:
 
 
 RED = Image.new("RGB", (30, 20), (200, 10, 10))
+
+
+def mistyped(tag: int, kind: int, value: bytes) -> bytes:
+    """Return a JPEG to be turned by 90 degrees, whose other EXIF tag has another type."""
+    entries = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0) + struct.pack(">HHI4s", tag, kind, 4, value)
+    tags = b"MM\0*" + struct.pack(">IH", 8, 2) + entries + bytes(4)
+    return encoded(RED, "JPEG", exif=b"Exif\0\0" + tags)
+
+
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "decompression bomb": (bomb, "exceeds limit|50000 x 50000 pixels"),
     "more pixels than allowed": (lambda: encoded(Image.new("RGB", (101, 100))), "101 x 100 pixels"),
@@ -53,6 +62,8 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: encoded(RED, "GIF", save_all=True, append_images=[Image.new("RGB", (30, 20))]),
         "several frames",
     ),
+    "EXIF resolution of letters": (lambda: mistyped(0x011A, 2, b"72\0\0"), "broken EXIF data"),
+    "EXIF format of letters": (lambda: mistyped(0x0153, 2, b"72\0\0"), "broken EXIF data"),
     "thin": (lambda: encoded(Image.new("RGB", (1, 300))), "1 x 300 pixels"),
     "16 bits": (
         lambda: encoded(Image.fromarray(np.full((20, 30), 40_000, np.uint16))),
@@ -88,6 +99,13 @@ def test_exif_turns_a_picture_and_a_large_one_is_scaled_down() -> None:
     assert opened(encoded(RED, "JPEG", exif=exif)).size == (20, 30)
     assert opened(encoded(RED), kept=150).size == (15, 10)
     assert opened(encoded(RED), kept=600).size == (30, 20)
+
+
+def test_a_picture_that_is_scaled_down_is_not_thinner_than_allowed() -> None:
+    """1,414 x 7.07 pixels would be 202 times as wide as high after rounding."""
+    assert opened(encoded(Image.new("RGB", (2000, 10))), most=20_000).size == (1400, 7)
+    assert opened(encoded(Image.new("RGB", (10, 2000))), most=20_000).size == (7, 1400)
+    assert opened(encoded(Image.new("RGB", (1000, 10))), most=20_000, kept=100).size == (100, 1)
 
 
 def folder(tmp_path: Path, **limits: Any) -> PictureFolder:

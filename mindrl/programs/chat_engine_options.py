@@ -5,7 +5,7 @@ from typing import get_args
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
-from mindrl.models.config_file import read_config
+from mindrl.models.config_file import read_config, text_values
 from mindrl.platform.device import DeviceKind, Platform, choose_platform
 from mindrl.programs.arguments import count
 from mindrl.programs.compose import composed_config
@@ -64,7 +64,7 @@ def chosen_chat_engine(
 
 
 def _longest(model: NamedModel, requested: int | None) -> int:
-    values = read_config(str(model.folder))[1]
+    values = text_values(read_config(str(model.folder))[1])
     most = values.get("max_position_embeddings") or values.get("n_positions") or _LONGEST
     if requested is not None and requested > most:
         raise ConfigError(f"--max-length {requested}: the model's limit is {most} tokens")

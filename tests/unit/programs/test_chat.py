@@ -1,6 +1,7 @@
 """A conversation in the terminal, with a model whose answers are set by the test."""
 
 import io
+import json
 import os
 import signal
 from argparse import ArgumentParser
@@ -15,6 +16,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.conversation import Conversation
 from mindrl.errors import DataError
 from mindrl.programs.chat import Chat
+from mindrl.programs.chat_engine_options import chosen_chat_engine
 from mindrl.programs.entry import start
 from mindrl.programs.generate import PROGRAM
 from mindrl.programs.generate import chat_of as asked_chat
@@ -161,6 +163,20 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
             # Shown before anything slow is imported.
             assert first.startswith(f"starting the engine with {arguments[0]}; this takes")
         assert reason in " ".join(" ".join(others).split()), arguments
+
+
+def test_the_limit_of_a_model_with_pictures_is_that_of_its_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3-VL has no length at the top of its config.json."""
+    monkeypatch.setattr("sys.argv", ["generate", str(tmp_path), "--device", "cpu"])
+    options = PROGRAM.parse(PROGRAM.parser("generate"))
+    for most, longest in ((64, 64), (262_144, 8192)):
+        nested = {"model_type": "qwen3_vl", "text_config": {"max_position_embeddings": most}}
+        (tmp_path / "config.json").write_text(json.dumps(nested))
+        assert chosen_chat_engine(options)[3].longest == longest
+    options.max_length = 100_000
+    assert chosen_chat_engine(options)[3].longest == 100_000
 
 
 def test_the_model_of_a_run_is_asked_as_the_run_draws(

@@ -67,6 +67,11 @@ def _generate(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--samples {options.samples} needs a PROMPT: a conversation has one answer per turn"
         )
+    if options.samples > 1 and options.temperature == 0:
+        raise ConfigError(
+            f"--samples {options.samples} needs a --temperature above 0; at 0 all answers are the "
+            "same"
+        )
     require_packages("an answer", ROLLOUT_BACKEND)
     say(f"starting the engine with {options.model}; this takes a minute or two", to_stderr=True)
     with _elapsed_time():

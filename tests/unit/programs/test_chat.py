@@ -151,6 +151,7 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
     for arguments, reason in {
         ("/nothing",): "has no config.json",
         (str(tmp_path), "--samples", "2"): "--samples 2 needs a PROMPT",
+        (str(tmp_path), "1", "--samples", "2", "--temperature", "0"): "--temperature above 0",
         (str(tmp_path), "1", "--max-length", "65"): "the model's limit is 64 tokens",
         (str(tmp_path), "1" * 80): "must have less than 64",
     }.items():

@@ -1,6 +1,5 @@
 """Copy a data file with an added column: the fraction of a model's answers that are correct."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pyarrow.parquet as pq
 
 from mindrl.data.rows import read_rows
 from mindrl.errors import ConfigError
-from mindrl.observability.output_files import replace_file
+from mindrl.observability.output_files import json_line, replace_file
 
 _FORMS = (".jsonl", ".parquet")
 
@@ -49,20 +48,10 @@ def write_pass_rates(data: str, output: str, column: str, rates: Mapping[int, fl
     else:
         rows = enumerate(read_rows(data))
         lines = (
-            _line({**row.values, column: rates[place]}) for place, row in rows if place in rates
+            json_line({**row.values, column: rates[place]}) for place, row in rows if place in rates
         )
         content = memoryview("".join(lines).encode())
     replace_file(Path(output), content)
-
-
-def _line(values: Mapping[str, object]) -> str:
-    """Return a row as a line; halves of characters, which UTF-8 cannot have, stay escaped."""
-    text = json.dumps(values, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(values)
-    return text + "\n"
 
 
 def _parquet(data: str, column: str, rates: Mapping[int, float]) -> memoryview:

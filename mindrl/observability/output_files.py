@@ -48,6 +48,23 @@ def _nulled(value: object) -> object:
             return value
 
 
+def json_line(values: Mapping[str, object], *, allow_nan: bool = True) -> str:
+    """Return a data row as a line of JSON.
+
+    Halves of characters, which UTF-8 cannot have, stay escaped.
+
+    Raises:
+        TypeError: A value is no JSON.
+        ValueError: A value is NaN or inf, and `allow_nan` is False.
+    """
+    text = json.dumps(values, ensure_ascii=False, allow_nan=allow_nan)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(values)
+    return f"{text}\n"
+
+
 def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
     """Write the mapping atomically: a reader, or a crash, finds the old file or the new one.
 

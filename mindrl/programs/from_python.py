@@ -1,13 +1,12 @@
 """Rewards and rows that a Python program passes instead of configuration values."""
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mindrl.errors import ConfigError
-from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.observability.output_files import json_line, output_errors, replace_file
 from mindrl.observability.regular_files import read_regular
 from mindrl.observability.units import quoted
 
@@ -94,6 +93,6 @@ def _line(argument: str, number: int, row: object) -> str:
             "DataFrame pass frame.to_dict('records')"
         )
     try:
-        return json.dumps({**row}, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_line({**row}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{argument}, row {number}: not JSON: {error}") from error

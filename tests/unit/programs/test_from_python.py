@@ -101,7 +101,8 @@ def test_what_no_other_process_finds_is_refused_with_what_to_do(
 
 
 def test_rows_become_a_file_that_a_run_goes_on_with(tmp_path: Path) -> None:
-    rows = [{"messages": "1+2=?", "answer": "3"}, {"prompt": "\u4e8c", "answer": "2"}]
+    # Half of a character: UTF-8 cannot have it.
+    rows = [{"messages": "1+2=?", "answer": "\ud83d"}, {"prompt": "\u4e8c", "answer": "2"}]
     keep_rows(tmp_path, "train_dataset", iter(rows), goes_on=False)
     lines = (tmp_path / "data/train_dataset.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line) for line in lines] == rows

@@ -168,7 +168,7 @@ class Attempts:
                 found, is_lost = self._attempt(services, found, restarts)
 
     @contextmanager
-    def _on_record(self, found: Beginning | None, restarts: Restarts) -> Iterator[RunLog]:
+    def on_record(self, found: Beginning | None, restarts: Restarts) -> Iterator[RunLog]:
         """Close the log of an attempt, even if the attempt fails."""
         run_log = self.files.open(self.plan.config, found, is_again=restarts.count > 0)
         run_log.summary.restarts = restarts.count
@@ -200,7 +200,7 @@ class Attempts:
         self, services: Services, found: Beginning | None, restarts: Restarts
     ) -> tuple[Beginning | None, bool]:
         """Continue from a checkpoint; return the next one to continue from and whether to retry."""
-        with self._on_record(found, restarts) as run_log:
+        with self.on_record(found, restarts) as run_log:
             try:
                 self._train(services, found, restarts, run_log)
             except (WorkerDiedError, ReshardError) as error:

@@ -15,7 +15,7 @@ from mindrl.checkpoint.fixed_models import fingerprint
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData, data_lines, read_data
-from mindrl.errors import InterruptedRunError, SpoolError, WorkerDiedError
+from mindrl.errors import SpoolError, WorkerDiedError
 from mindrl.launch.attempts import Attempts, RunFiles, Services
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests, trace_requests
 from mindrl.launch.restarts import Restarts
@@ -180,28 +180,24 @@ def _generate(
 ) -> bool:
     """Start workers and generate; return False if one is lost and a restart is left."""
     files, config = attempts.files, attempts.plan.config
-    run_log = files.open(config, None, is_again=restarts.count > 0)
-    try:
-        with attempts.policy_trainer(services, None, run_log) as trainer:
-            notify = files.console.note
-            loop = SpoolRollouts(duties=duties, trainer=trainer, notify=notify, records=records)
-            with stop_requests(config.rl_config.grace_seconds) as requests:
+    with attempts.on_record(None, restarts) as run_log:
+        try:
+            with (
+                attempts.policy_trainer(services, None, run_log) as trainer,
+                stop_requests(config.rl_config.grace_seconds) as requests,
+            ):
                 services.cluster.calls.is_hurried = requests.is_requested
+                notify = files.console.note
+                loop = SpoolRollouts(duties=duties, trainer=trainer, notify=notify, records=records)
                 loop.run(requests)
-    except InterruptedRunError:
-        run_log.summary.status = "interrupted"
-        raise
-    except WorkerDiedError as error:
-        if not attempts.has_started:
-            raise
-        # A written record is progress, as a checkpoint is in training.
-        restarts.after(error, records["written"], checkpoint_step=records["written"])
-        return False
-    else:
+        except WorkerDiedError as error:
+            if not attempts.has_started:
+                raise
+            # A written record is progress, as a checkpoint is in training.
+            restarts.after(error, records["written"], checkpoint_step=records["written"])
+            return False
         run_log.summary.status = "completed"
         return True
-    finally:
-        run_log.close()
 
 
 @contextmanager

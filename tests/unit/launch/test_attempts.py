@@ -18,10 +18,13 @@ from mindrl.errors import CheckpointError, InterruptedRunError, WorkerDiedError
 from mindrl.launch import attempts as module
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import beginning
+from mindrl.launch.jobs import _roll_out
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
 from mindrl.preflight.run_shardings import RunPlan
+from mindrl.spool.duties import Duties
+from mindrl.spool.folder import Spool
 from mindrl.trainer.run_log import RunFolder, RunLog
 
 
@@ -63,6 +66,30 @@ def test_an_interrupt_between_two_attempts_is_one_on_record(
     with pytest.raises(InterruptedRunError):
         attempts(tmp_path).run(None)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_rollout_job_has_its_restarts_and_its_interrupt_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def trainer(run: Attempts, *_: object) -> Iterator[None]:
+        run.has_started = True
+        raise ends.pop()
+        yield
+
+    ends = [InterruptedRunError("stopped by SIGTERM"), WorkerDiedError("worker-1 died")]
+    monkeypatch.setattr(Attempts, "_trainer", trainer)
+    with spool_of_one_job(tmp_path / "spool") as duties, pytest.raises(InterruptedRunError):
+        _roll_out(attempts(tmp_path, max_restarts=1), duties)
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert (found["status"], found["restarts"]) == ("interrupted", 1)
+
+
+@contextmanager
+def spool_of_one_job(folder: Path) -> Iterator[Duties]:
+    spool = Spool(folder)
+    with spool.leases("a rollout job") as leases:
+        yield Duties(spool=spool, leases=leases)
 
 
 def test_the_seconds_of_a_run_count_what_its_faults_cost(

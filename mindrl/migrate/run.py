@@ -201,8 +201,8 @@ def _lengths(theirs: TheirRun) -> Iterator[Mapped]:
     yield at_least(model, accepted, longest, why)
     least = max(accepted, longest, _at_a_time(theirs))
     why = (
-        "at least max_model_len, because on NPUs the engine processes a prompt in one piece, and "
-        "at least max_num_seqs"
+        "at least max_model_len, because batch_invariant, and any run on CPUs, needs prompts in "
+        "one step of the engine, and at least max_num_seqs"
     )
     yield at_least(batched, theirs.value(batched, 2048), least, why)
 

@@ -5,10 +5,12 @@ Both replace a layer's `forward`: no module wraps the layer, so parameters keep 
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -36,9 +38,10 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
     """Compile and checkpoint layers as the options say, before their weights are sharded."""
     every = _interval(options)
     is_by_operation = options.ac_mode == "selective" and options.selective_ac_option == "op"
+    compiler: str | _Budgeted = backend
     if options.enable_compile:
         if options.ac_mode == "memory_budget":
-            torch._functorch.config.activation_memory_budget = options.ac_memory_budget
+            compiler = _Budgeted(backend=backend, budget=options.ac_memory_budget)
         # A backward pass in two halves reads buffers that a graph would otherwise donate after the
         # first half.
         torch._functorch.config.donated_buffer = False
@@ -46,7 +49,7 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
         forward: Callable[..., torch.Tensor] = layer.forward
         if options.enable_compile:
             # Packs differ in length: use one graph for all.
-            forward = _compiling(torch.compile(forward, dynamic=True, backend=backend))
+            forward = _compiling(torch.compile(forward, dynamic=True, backend=compiler))
         if every and (index + 1) % every == 0:
             context: dict[str, Any] = {"context_fn": _by_operation} if is_by_operation else {}
             forward = partial(
@@ -59,6 +62,22 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
                 **context,
             )
         layer.forward = forward  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Budgeted:
+    """A compiler backend that lets a layer keep a fraction of its activations.
+
+    The compiler reads the fraction when it is called, which is at the first pass. Roles have equal
+    layers, and graphs are shared by those whose backends are equal.
+    """
+
+    backend: str
+    budget: float
+
+    def __call__(self, graph: GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        with torch._functorch.config.patch(activation_memory_budget=self.budget):
+            return torch._dynamo.lookup_backend(self.backend)(graph, inputs)
 
 
 def _compiling(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

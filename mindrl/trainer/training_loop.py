@@ -246,8 +246,8 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
             return
 
         def keep() -> None:
-            for newest in summary.exports.values():
-                self.workers.keep_export(newest, best_folder(newest))
+            for role, newest in summary.exports.items():
+                self.workers.keep_export(role, newest, best_folder(newest))
             summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
 
         self.run_log.keep("best model", keep)

@@ -277,9 +277,11 @@ class WorkerHandle:
         """Load the weights of a Hugging Face folder into the engines of a rollout job."""
         self.group.call_all("load_weights", str(folder), version)
 
-    def keep_export(self, folder: Path, kept: Path) -> None:
-        """Keep an exported folder under a second name; replacing the first does not affect it."""
-        self.group.call_all("keep_export", str(folder), str(kept))
+    def keep_export(self, role: Role, folder: Path, kept: Path) -> None:
+        """Keep a role's export under a second name; replacing the first does not affect it."""
+        # The role's first rank made the folder; other nodes may not see it.
+        first, names = self.layouts[role].first_rank, (str(folder), str(kept))
+        self.group.begin("keep_export", [names], (), first=first).wait()
 
     def memory_plan(self) -> MemoryPlan:
         """Return the workers' memory plan of all devices."""

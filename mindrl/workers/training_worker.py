@@ -243,13 +243,12 @@ class TrainingWorker:
         dist.barrier()
 
     def keep_export(self, folder: str, kept: str) -> None:
-        """Keep an exported folder under a second name, on the rank that wrote it.
+        """Keep a folder that this rank has exported under a second name.
 
         Raises:
             OutputError: It cannot be written.
         """
-        if dist.get_rank() == 0:
-            keep_folder(Path(folder), Path(kept))
+        keep_folder(Path(folder), Path(kept))
 
     def memory_plan(self) -> MemoryPlan:
         """Return the memory plan of all devices."""

@@ -105,12 +105,13 @@ def trained(actor: WorkerHandle, folder: Path, resumed: Path | None = None) -> F
             commits.commit(1, [file for rank in saved for file in rank.files], {})
     for role in ("actor", "critic"):
         actor.export(role, folder / role, {})
+        actor.keep_export(role, folder / role, folder / f"{role}_best")
     names = ("actor", "critic")
     return Found(
         tokens_BT=rollouts.tokens_BT,
         said=said,
         metrics=metrics,
-        weights={role: load_file(folder / role / "model.safetensors") for role in names},
+        weights={role: load_file(folder / f"{role}_best/model.safetensors") for role in names},
         updates={role: count for rank in saved for role, count in rank.updates.items()},
         files=[file.name for rank in saved for file in rank.files],
         moments=actor.flush_moments(),

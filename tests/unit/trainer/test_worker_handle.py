@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,6 +274,20 @@ def test_a_role_is_asked_on_its_own_ranks_and_what_was_begun_ahead_is_asked_for_
     assert [len(part) for (part,) in group.given[2]] == [2, 2]
     # Both ranks of the actor have all.
     assert [len(part) for (part,) in group.given[3]] == [4, 4]
+
+
+def test_an_export_is_kept_by_the_first_rank_of_its_role_which_wrote_it() -> None:
+    group = RecordingGroup()
+    layouts: dict[Role, TrainLayout] = {
+        "actor": TrainLayout(tp=2),
+        "critic": TrainLayout(dp=2, first_rank=2),
+    }
+    engines = ColocatedEngines(group, RolloutLayout(dp=4))
+    workers = WorkerHandle(group, layouts, engines, seed=1, engine_rows=8)
+    for role in layouts:
+        workers.keep_export(role, Path(role), Path(f"{role}_best"))
+    assert group.firsts == [0, 2]
+    assert group.given == [[("actor", "actor_best")], [("critic", "critic_best")]]
 
 
 def test_each_teacher_reads_its_rows_and_log_probs_come_back_in_order() -> None:

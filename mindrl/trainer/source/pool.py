@@ -290,16 +290,19 @@ class GroupPool:
     def sampled_in(self, step: int, most: int) -> Rollouts | None:
         """Return at most `most` open responses, masked to the tokens of a step's weights.
 
-        None if there are no such tokens.
+        None if there are no such tokens, except of failed conversations.
         """
         groups = [*self.groups.values()]
-        if not any((each.steps_N == step).any() for group in groups for each in group.sequences):
+        usable = (each for _, each in _rows(groups, with_failed=False))
+        if not any((each.steps_N == step).any() for each in usable):
             return None
         found = self.rollouts(step, groups)
         mask_BT = found.response_mask_BT
         if found.ages_BT is not None:
             mask_BT = mask_BT & (found.ages_BT == 0)
         rows_B = mask_BT.any(dim=1).nonzero()[:most, 0]
+        if not len(rows_B):
+            return None
         of_one = torch.zeros_like(found.group_B)
         return replace(found, response_mask_BT=mask_BT, group_B=of_one).rows(rows_B)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from memory_roles import MemoryRoles, asked_at, config, data, lines, rewards, run_log
 
+from mindrl.batch.conversations import Dialogue
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.route_keys import content_key
@@ -20,6 +21,7 @@ from mindrl.errors import StopRequestedError
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engine_rounds import Completed, OnCompleted, RoundEnds
 from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.source.group import OpenGroup, OpenSequence, PoolState
 
 LONGEST = 12
 KEYS = {
@@ -102,6 +104,25 @@ def build(
     log = run_log(root, chosen.megatron_training.train_iters)
     of_run = data(train=train)
     return PolicyTrainer(chosen, of_run, roles, rewards(roles), log, max_logprob_gap=0.1)
+
+
+@pytest.mark.parametrize("open_too", [True, False])
+def test_tokens_of_failed_conversations_are_no_probe(open_too: bool, tmp_path: Path) -> None:
+    """Of an open response there are tokens of step 1 alone, in step 2."""
+    drawn = torch.tensor([20, 21]), torch.zeros(2)
+    sequences = [
+        OpenSequence.started(sample, Dialogue(prompt_ids=(1, 9), ending=ending)).with_more(
+            *drawn, step=step, finished=True
+        )
+        for sample, (step, ending) in enumerate([(1, None), (2, "failed")])
+    ]
+    group = OpenGroup(prompt=0, start_step=1, sequences=tuple(sequences[not open_too :]))
+    pool = build(tmp_path, LongTail()).source.pool
+    pool.load(PoolState(next_prompt=1, groups=(group,)))
+    assert pool.sampled_in(2, 8) is None
+    found = pool.sampled_in(1, 8)
+    assert (found is not None) == open_too
+    assert found is None or len(found) == 1
 
 
 def test_a_step_ends_with_the_first_that_are_whole_and_the_others_go_on(tmp_path: Path) -> None:

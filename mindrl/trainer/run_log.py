@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
@@ -121,9 +122,9 @@ class RunSummary:
     """Step of the exported model with the best accuracy."""
 
     def counts(self) -> dict[str, object]:
-        """Return the counts, for resuming the run."""
+        """Return the counts, for resuming the run; later steps do not change them."""
         values = {**vars(self), "seconds": time.perf_counter() - self.started}
-        return {name: value for name, value in values.items() if name not in _OF_THIS_START}
+        return deepcopy({name: each for name, each in values.items() if name not in _OF_THIS_START})
 
     def load_counts(self, counts: Mapping[str, Any]) -> None:
         """Restore the counts of a run."""

@@ -167,6 +167,20 @@ def test_failing_rewards_are_told_once_for_each_kind_and_counted(tmp_path: Path)
     }
 
 
+def test_later_steps_do_not_change_counts_that_a_checkpoint_still_has_to_record(
+    tmp_path: Path,
+) -> None:
+    run_log = open_run_log(tmp_path)
+    run_log.reward_failures(1, [failed("exception", 8)])
+    counts = run_log.summary.counts()
+    before = json.dumps(counts)
+    run_log.reward_failures(2, [failed("exception", 4), failed("timeout", 1)])
+    flat = {"update/grad_norm": 0.0}
+    run_log.step(2, metrics(tokens=1.0, seconds=1.0, gap=0.0) | flat, [])
+    run_log.summary.evaluations["test"] = {"after": {"accuracy": 1.0}}
+    assert json.dumps(counts) == before
+
+
 def test_steps_without_signal_are_told_once_and_counted(tmp_path: Path) -> None:
     stream = io.StringIO()
     run_log = open_run_log(tmp_path, stream)

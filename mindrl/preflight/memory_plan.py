@@ -93,9 +93,9 @@ def kv_cache_findings(config: RunConfig, sizes: CacheSizes) -> Iterator[Finding]
 def one_sequence(config: RunConfig, sizes: CacheSizes) -> tuple[int, str]:
     """Return the bytes of the smallest KV cache, for one sequence, and a description."""
     length = config.generate_config.max_model_len
-    return (least := sizes.of_sequence(length)), (
-        f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{mib_text(least)} ({sizes.described()})"
+    return (least := sizes.smallest(length)), (
+        f"one sequence of generate_config.max_model_len={length} tokens, and the engine's spare "
+        f"block, take {mib_text(least)} ({sizes.described()})"
     )
 
 
@@ -369,6 +369,6 @@ def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, sizes: CacheSizes) ->
     without = (most for at, most in plan.moments if Region.KV_CACHE not in at.resident)
     others = max(without, default=0)
     wanted = others if plan.fits else max(others, (plan.capacity_bytes or 0) - plan.graphs)
-    least = -(-sizes.of_sequence(config.generate_config.max_model_len) // MIB)
+    least = -(-sizes.smallest(config.generate_config.max_model_len) // MIB)
     smaller = max((now - plan.peak_bytes + wanted) // MIB, least) * MIB
     return smaller if smaller < now else None

@@ -233,20 +233,20 @@ def _fit(
     """Return the cheapest settings for one choice of offloaded parts, or the misfit."""
     plan, device_bytes = replace(sizes.plan, movable=_MOVABLE[offloads]), task.device.memory_bytes
     usable, share = int(device_bytes * USABLE_SHARE), int(device_bytes * ROLLOUT_SHARE)
-    others, one = rollout_bytes(plan), sizes.cache.of_sequence(task.longest)
+    others, least = rollout_bytes(plan), sizes.cache.smallest(task.longest)
     left, host = kv_cache_left(share, others), _host_bytes(task, plan)
     needed = needs(plan, ready.activations)
     fitting = [each for each, (need, _) in needed.items() if need <= usable]
-    if left < one or host > task.host_bytes or not fitting:
+    if left < least or host > task.host_bytes or not fitting:
         need, moment = min(needed.values())
         wants = (
-            Misfit(moment="rollout", need_bytes=others + one, available_bytes=share),
+            Misfit(moment="rollout", need_bytes=others + least, available_bytes=share),
             Misfit(moment="host", need_bytes=host, available_bytes=task.host_bytes),
             Misfit(moment=moment, need_bytes=need, available_bytes=usable),
         )
         return max(wants, key=lambda each: each.excess)
     settings = min(fitting, key=lambda each: sum(ready.seconds[each].values()))
-    full, room = with_kv_cache(plan, left), left // one
+    full, room = with_kv_cache(plan, left), left // sizes.cache.of_sequence(task.longest)
     at_a_time = most_at_a_time(task, rollout, room)
     out, back = plan.copied_bytes
     weights = int(plan.regions[Region.ROLLOUT_WEIGHTS].max())

@@ -56,6 +56,8 @@ class Filled:
     """By the moment; `ordinary` is that of an engine that loaded the folder itself."""
     sequence_bytes: int
     """Bytes of the engine's cache for its longest sequence, by vLLM."""
+    smallest_cache_bytes: int
+    """Those with the block that vLLM keeps for itself."""
     cache_bytes: int
     """Bytes of the engine's whole cache."""
     addresses_kept: bool

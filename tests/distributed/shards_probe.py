@@ -10,7 +10,10 @@ from rollout_probe import sleeping_engine, storage_bytes
 from shards_messages import Answer, Case, EngineMemory, Filled, Loaded, Shapes
 from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
-from vllm.v1.core.kv_cache_utils import _max_memory_usage_bytes_from_groups
+from vllm.v1.core.kv_cache_utils import (
+    _max_memory_usage_bytes_from_groups,
+    _pool_bytes_per_block,
+)
 from weight_files import load_backwards, load_one_by_one, rollout_table
 
 from mindrl.layouts.layout import RolloutLayout
@@ -135,11 +138,13 @@ def _fill_engine(case: Case, prompts: Prompts, ordinary: Collection[str]) -> Fil
     load_backwards(engine.weight_sink(), case.folder, table)
     engine.onload("kv_cache")
     answers["filled after a sleep"] = _ask(engine.llm, prompts)
+    sequence_bytes, spare_bytes = _sequence_bytes(engine.llm)
     return Filled(
         shapes=Shapes(expected=shapes, table=_table_shapes(table), queues=_shared_queues()),
         answers=answers,
         memory=memory,
-        sequence_bytes=_sequence_bytes(engine.llm),
+        sequence_bytes=sequence_bytes,
+        smallest_cache_bytes=sequence_bytes + spare_bytes,
         cache_bytes=engine.device_bytes("kv_cache"),
         addresses_kept=before == after,
     )
@@ -190,10 +195,12 @@ def _model(llm: LLM) -> torch.nn.Module:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
 
 
-def _sequence_bytes(llm: LLM) -> int:
+def _sequence_bytes(llm: LLM) -> tuple[int, int]:
+    """Return the bytes of the longest sequence, and those of a block."""
     core = llm.llm_engine.engine_core.engine_core
-    groups = core.scheduler.kv_cache_config.kv_cache_groups
-    return _max_memory_usage_bytes_from_groups(llm.llm_engine.vllm_config, groups)
+    groups, config = core.scheduler.kv_cache_config.kv_cache_groups, llm.llm_engine.vllm_config
+    sequence = _max_memory_usage_bytes_from_groups(config, groups)
+    return sequence, _pool_bytes_per_block(config, groups)
 
 
 def _addresses(llm: LLM) -> dict[str, int]:

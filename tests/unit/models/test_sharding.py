@@ -294,7 +294,11 @@ def test_bytes_of_a_token_in_the_kv_cache(model: str, tp: int, expected: int) ->
     description = read_description(str(SHIPPED / model), to_plan=True)
     found = cache_sizes(description, RolloutLayout(tp=tp), "bfloat16")
     assert found == CacheSizes(per_token=expected)
-    assert found.of_sequence(100) == 100 * expected
+    # A sequence takes whole blocks of 128 tokens, and the engine keeps one more.
+    assert [found.of_sequence(each) for each in (100, 129)] == [128 * expected, 256 * expected]
+    assert found.smallest(129) == 384 * expected
+    small = cache_sizes(description, RolloutLayout(tp=tp), "bfloat16", block_tokens=16)
+    assert small.smallest(100) == 128 * expected
 
 
 @pytest.mark.parametrize(

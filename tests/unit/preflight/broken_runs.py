@@ -157,7 +157,7 @@ RUNS: dict[str, Broken] = {
     "a KV cache below one sequence": Broken(
         f"{GENERATE}.kv_cache_mib",
         1,
-        2,
+        3,
         {f"{GENERATE}.max_model_len": 8192, f"{GENERATE}.max_num_batched_tokens": 8192},
         {"max_position_embeddings": 8192, "num_hidden_layers": 8},
     ),

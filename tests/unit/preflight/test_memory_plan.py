@@ -146,20 +146,20 @@ def test_where_the_capacity_is_not_known_the_kv_cache_is_as_large_as_it_says_or_
 def test_a_kv_cache_without_room_for_one_sequence_is_refused_with_its_figures() -> None:
     # 28 layers, 2 key-value heads of 128, keys and values in 2 bytes: 28,672 bytes a token.
     with pytest.raises(ConfigError) as small:
-        plan_of("generate_config.kv_cache_mib=111")
+        plan_of("generate_config.kv_cache_mib=115")
     assert str(small.value) == (
-        "generate_config.kv_cache_mib=111: one sequence of "
-        "generate_config.max_model_len=4096 tokens takes 112.0 MiB (28,672 bytes per "
-        "token)"
+        "generate_config.kv_cache_mib=115: one sequence of "
+        "generate_config.max_model_len=4096 tokens, and the engine's spare block, take "
+        "115.5 MiB (28,672 bytes per token, 128 tokens per block)"
     )
-    assert plan_of("generate_config.kv_cache_mib=112").kv_cache_bytes == 112 * MIB
+    assert plan_of("generate_config.kv_cache_mib=116").kv_cache_bytes == 116 * MIB
     with pytest.raises(DeviceMemoryError) as none_left:
         plan_of("generate_config.enforce_eager=true", gib=14.25)
     assert str(none_left.value) == (
         "generate_config.gpu_memory_utilization=0.5 of 14,592.0 MiB is 7,296.0 MiB; "
         "everything else on the device during rollout takes 7,263.0 MiB, which leaves 32 "
-        "MiB for the KV cache; one sequence of generate_config.max_model_len=4096 tokens "
-        "takes 112.0 MiB (28,672 bytes per token)"
+        "MiB for the KV cache; one sequence of generate_config.max_model_len=4096 tokens, and the "
+        "engine's spare block, take 115.5 MiB (28,672 bytes per token, 128 tokens per block)"
     )
 
 

@@ -9,7 +9,7 @@ from math import ceil
 
 import numpy as np
 
-from mindrl.config.finding import Finding, Value, broken
+from mindrl.config.finding import Finding, Value, broken, spelled
 from mindrl.config.role_places import places
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
@@ -27,6 +27,7 @@ from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.activation_estimates import activation_estimates
 from mindrl.preflight.graph_memory import graph_bytes
+from mindrl.preflight.host_parts import keeping_less, offload_keys
 from mindrl.preflight.picture_memory import picture_bytes
 from mindrl.preflight.route_memory import kept_route_bytes
 from mindrl.preflight.run_shardings import RunShardings
@@ -174,23 +175,6 @@ def region_bytes(
     return found
 
 
-def offload_keys(config: RunConfig) -> dict[Region, str]:
-    """Return the key of each region of a run that is offloaded only if configured.
-
-    A role that has devices for itself always stays on them.
-    """
-    keys: dict[Region, str] = {}
-    if len(config.roles) == 1 and (config.is_apart or not config.rolls_out):
-        return keys
-    for role, regions in ROLE_REGIONS.items():
-        section = "generate_config" if role == "actor" else f"{role}_config"
-        parts = ("train_param", "train_grad", "train_optimizer") if len(regions) > 1 else ("param",)
-        if role in config.roles:
-            names = zip(regions, parts, strict=True)
-            keys |= {region: f"{section}.offload_{part}" for region, part in names}
-    return keys
-
-
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
     """Available memory in bytes; None if unknown."""
@@ -306,16 +290,15 @@ def _host(models: RunShardings, plan: MemoryPlan, capacity: Capacity) -> Iterato
     needed = plan.host_bytes_of_node(per_node)
     if there is None or needed <= there:
         return
-    regions = [region for region in plan.movable if region in plan.regions]
-    regions.sort(key=lambda region: int(plan.sum([region]).max()), reverse=True)
-    without = ((region, replace(plan, movable=plan.movable - {region})) for region in regions)
-    fixes = [region for region, smaller in without if capacity.holds(smaller, per_node)]
-    field = offload_keys(models.plan.config)[(fixes or regions)[0]]
+    keeping = [*keeping_less(models.plan, plan, -(-(needed - there) // per_node))]
+    fixes = [each for each in keeping if each.legal and capacity.holds(each.plan, per_node)]
+    best = min(fixes or keeping, key=lambda each: each.plan.host_bytes_of_node(per_node))
+    field, value = best.field, models.plan.config.value_of(best.field)
     text = (
-        f"{field}=true: the workers of one machine keep about {mib_text(needed)} on the "
-        f"host, which has {mib_text(there)}"
+        f"{field}={spelled(value)}: the workers of one machine keep about {mib_text(needed)} on "
+        f"the host, which has {mib_text(there)}"
     )
-    yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)
+    yield Finding(text, field, value, legal=best.legal if fixes else (), page=_PAGE)
 
 
 @dataclass(frozen=True, kw_only=True)

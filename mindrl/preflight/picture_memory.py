@@ -22,12 +22,21 @@ def picture_bytes(plan: RunPlan) -> PictureBytes:
     config, part = plan.config, _tower_of(plan, "actor")
     if part is None:
         return PictureBytes()
-    generate, images = config.generate_config, config.data_config.images
+    generate = config.generate_config
     tokens = max(generate.max_num_batched_tokens or 0, LARGEST_TOKENS)
-    towers = sum(_tower_of(plan, role) is not None for role in config.roles)
-    mib = (towers + config.rolls_out) * images.cache_mib + part.is_frozen * images.features_mib
+    mib = sum(copies * config.value_of(key) for key, copies in picture_copies(plan).items())
     engine = tokens * feature_bytes(part.sizes, generate.dtype) if config.rolls_out else 0
     return PictureBytes(engine=engine, host=mib * MIB)
+
+
+def picture_copies(plan: RunPlan) -> dict[str, int]:
+    """Return how many times a worker's host keeps the MiB of each key; empty without a tower."""
+    config, part = plan.config, _tower_of(plan, "actor")
+    if part is None:
+        return {}
+    towers = sum(_tower_of(plan, role) is not None for role in config.roles)
+    copies = {"cache_mib": towers + config.rolls_out, "features_mib": int(part.is_frozen)}
+    return {f"data_config.images.{name}": number for name, number in copies.items() if number}
 
 
 def tower_estimate(plan: RunPlan, role: Role, tokens: int, *, learns: bool) -> TowerBytes:

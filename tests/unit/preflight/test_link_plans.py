@@ -10,7 +10,8 @@ from nightly import most_at_night
 from mindrl.memory.schedule import Phase, Region
 from mindrl.models.description import ModelDescription
 from mindrl.preflight.derived_numbers import placement_text
-from mindrl.preflight.memory_plan import Capacity, advice_on, memory_plan, offload_keys
+from mindrl.preflight.host_parts import offload_keys
+from mindrl.preflight.memory_plan import Capacity, advice_on, memory_plan
 from mindrl.preflight.rollout_memory import rollout_memory_findings, rollout_memory_plan
 from mindrl.preflight.run_shardings import (
     RunShardings,

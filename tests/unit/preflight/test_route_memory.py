@@ -70,3 +70,12 @@ def test_a_machine_without_room_for_the_routes_is_refused_before_the_start() -> 
     assert judged_memory(shardings_of(), capacity) == ([], [])
     (finding,), _ = judged_memory(shardings_of("actor_config.router_replay=R3"), capacity)
     assert "the workers of one machine keep about" in str(finding)
+
+
+def test_routes_that_no_other_key_makes_room_for_name_the_replay() -> None:
+    stay = [f"generate_config.offload_train_{part}=false" for part in ("param", "grad")]
+    stay += ["generate_config.offload_train_optimizer=false", "ref_config.offload_param=false"]
+    capacity, replay = Capacity(host_bytes=1 << 20), "actor_config.router_replay"
+    (finding,), _ = judged_memory(shardings_of(*stay, f"{replay}=R3"), capacity)
+    assert (finding.field, finding.value, finding.legal) == (replay, "R3", ("none",))
+    assert judged_memory(shardings_of(*stay, f"{replay}=none"), capacity) == ([], [])

@@ -11,7 +11,7 @@ from mindrl.config.run import RunConfig
 from mindrl.memory.schedule import PHASE_ROLES, UPDATES, Phase, Region
 from mindrl.preflight.checks import check
 from mindrl.preflight.machine_checks import teacher_findings
-from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.memory_plan import Capacity, judged_memory, memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
 
 WORDS = {"a": 0, "b": 1, "c": 2}
@@ -235,6 +235,18 @@ def test_the_memory_of_a_device_counts_one_teacher_and_that_of_the_host_all(
     more = int((all_of_them.host_bytes - one.host_bytes)[0])
     # Two more, each storage rounded up to 512 bytes at most.
     assert 2 * weights <= more <= 2 * (weights + 512 * 20)
+
+
+def test_a_host_without_room_for_several_teachers_names_one(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    policy = model_folder(tmp_path / "policy", vocab_size=9600)
+    models = [of_source("math", model_folder(tmp_path / "math", vocab_size=9600))]
+    stay = {f"generate_config.offload_train_{part}": False for part in ("param", "optimizer")}
+    config = taught(run_config, policy, policy, **stay, **{"teacher_config.models": models})
+    # Those on the device cannot stay there: they take turns.
+    (finding,), _ = judged_memory(unordered_shardings(config), Capacity(host_bytes=4 << 20))
+    assert (finding.field, finding.legal) == ("teacher_config.models.0.load", ())
 
 
 SERVER = {"teacher_config.url": "http://127.0.0.1:8000", "rl_config.adv_estimator": "teacher"}

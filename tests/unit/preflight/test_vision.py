@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from mindrl.checkpoint.files import tensor_shapes
+from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.memory.pictures import PictureBytes
 from mindrl.memory.plan import rollout_bytes, rollout_regions
 from mindrl.memory.schedule import Phase
 from mindrl.preflight.activation_estimates import activation_estimates
-from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.memory_plan import Capacity, judged_memory, memory_plan
 from mindrl.preflight.model_checks import describe_models, model_findings
 from mindrl.preflight.picture_memory import picture_tokens
 from mindrl.preflight.run_shardings import RunShardings, unordered_plan, unordered_shardings
@@ -171,3 +172,27 @@ def test_runs_without_a_tower_plan_no_pictures(
 ) -> None:
     shardings = unordered_shardings(run_config(random_model_of("stablelm"), FSDP))
     assert memory_plan(shardings, None).pictures == PictureBytes()
+
+
+@pytest.mark.parametrize("key", ["cache_mib", "features_mib"])
+def test_pictures_that_do_not_fit_the_host_name_their_key_and_what_fits(
+    seeing: Path, run_config: MakeConfig, key: str
+) -> None:
+    """Nothing of the run leaves the device."""
+    stay = {f"generate_config.offload_train_{part}": False for part in ("param", "grad")}
+    keys = FSDP | stay | {"generate_config.offload_train_optimizer": False}
+    keys |= {"actor_config.freeze_vision_tower": True}
+    keys |= {"data_config.images.cache_mib": 8, "data_config.images.features_mib": 8}
+    field = f"data_config.images.{key}"
+
+    def judged(mib: int) -> list[Finding]:
+        config = run_config(seeing, keys | {field: mib})
+        return judged_memory(unordered_shardings(config), Capacity(host_bytes=64 << 20))[0]
+
+    (finding,) = judged(100)
+    assert str(finding).startswith(f"{field}=100: the workers of one machine keep about ")
+    (legal,) = finding.legal
+    # Actor and engine each keep opened pictures.
+    assert legal == {"cache_mib": (64 - 8) // 2, "features_mib": 64 - 2 * 8}[key]
+    assert not judged(legal)
+    assert judged(legal + 1)

@@ -266,43 +266,44 @@ preflight() {
 
 # ---- number of devices of the run ----------------------------------------------------------------------
 
-# Set RUN_NPUS and RUN_NPUS_PER_NODE from the configuration with overrides, and RUN_NPUS_ON_NODE to the number of NPUs
-# that the run uses on one node.
+# Set RUN_NPUS, RUN_NPUS_PER_NODE, RUN_NODES and RUN_KEYS from the configuration with overrides, and RUN_NPUS_ON_NODE to
+# the most NPUs that the run uses on one node.
 read_run_size() {
     local size
     size="$("$PYTHON" scripts/lib/count_devices.py "$@")" || exit "$EXIT_USAGE"
-    read -r RUN_NPUS RUN_NPUS_PER_NODE <<<"$size"
-    RUN_NPUS_ON_NODE=$((RUN_NPUS < RUN_NPUS_PER_NODE ? RUN_NPUS : RUN_NPUS_PER_NODE))
+    read -r RUN_NPUS RUN_NPUS_PER_NODE RUN_NODES RUN_NPUS_ON_NODE RUN_KEYS <<<"$size"
 }
 
 check_run_size() {
-    local there=$((NNODES * NPUS_PER_NODE)) fixes
-    fixes="rl_config.actor_resource.num_npus=$there with matching layouts"
-    if ((there != RUN_NPUS)); then
-        if ((NPUS_PER_NODE > 0 && RUN_NPUS % NPUS_PER_NODE == 0)); then
-            fixes="NNODES=$((RUN_NPUS / NPUS_PER_NODE)), or $fixes"
-        elif ((NNODES == 1 && there > RUN_NPUS)); then
-            fixes="NPUS_PER_NODE=$RUN_NPUS, or $fixes"
-        fi
-        fail "$EXIT_USAGE" "the run needs $RUN_NPUS NPU(s) (rl_config.actor_resource.num_npus), but" \
-            "NNODES=$NNODES x NPUS_PER_NODE=$NPUS_PER_NODE is $there; set $fixes"
+    local there=$((NNODES * NPUS_PER_NODE)) need="$RUN_NPUS NPU(s) ($RUN_KEYS)" fixes
+    if ((NNODES == RUN_NODES && NPUS_PER_NODE == RUN_NPUS_ON_NODE)); then
+        return
     fi
-    if ((NPUS_PER_NODE != RUN_NPUS_ON_NODE)); then
+    if ((there == RUN_NPUS && NPUS_PER_NODE != RUN_NPUS_PER_NODE)); then
         fail "$EXIT_USAGE" "rl_config.actor_resource.npus_per_node=$RUN_NPUS_PER_NODE, and NPUS_PER_NODE=$NPUS_PER_NODE;" \
             "set rl_config.actor_resource.npus_per_node=$NPUS_PER_NODE"
     fi
+    fixes="$RUN_KEYS=$there with matching layouts"
+    if ((RUN_NODES * RUN_NPUS_ON_NODE != RUN_NPUS)); then
+        need="$need, at most $RUN_NPUS_ON_NODE on each of $RUN_NODES nodes"
+        fixes="NNODES=$RUN_NODES and NPUS_PER_NODE=$RUN_NPUS_ON_NODE, or $fixes"
+    elif ((NPUS_PER_NODE > 0 && RUN_NPUS % NPUS_PER_NODE == 0)); then
+        fixes="NNODES=$((RUN_NPUS / NPUS_PER_NODE)), or $fixes"
+    elif ((NNODES == 1 && there > RUN_NPUS)); then
+        fixes="NPUS_PER_NODE=$RUN_NPUS, or $fixes"
+    fi
+    fail "$EXIT_USAGE" "the run needs $need, but NNODES=$NNODES x NPUS_PER_NODE=$NPUS_PER_NODE is $there; set $fixes"
 }
 
 # A dry run works on any machine: the settings are checked only if they are set.
 say_run_size() {
-    local nodes=$(((RUN_NPUS + RUN_NPUS_PER_NODE - 1) / RUN_NPUS_PER_NODE))
     if [[ -n "${NNODES:-}${NPUS_PER_NODE:-}" ]]; then
         NNODES="${NNODES:-1}" NPUS_PER_NODE="${NPUS_PER_NODE:-$RUN_NPUS_ON_NODE}"
         require_number NNODES 1
         require_number NPUS_PER_NODE 1
         check_run_size
     fi
-    say "the run needs $RUN_NPUS NPU(s) on $nodes node(s) of $RUN_NPUS_PER_NODE: NNODES=$nodes"
+    say "the run needs $RUN_NPUS NPU(s) on $RUN_NODES node(s) of $RUN_NPUS_PER_NODE: NNODES=$RUN_NODES"
 }
 
 # ---- main -----------------------------------------------------------------------------------------------

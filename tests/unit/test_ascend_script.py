@@ -11,6 +11,14 @@ from pathlib import Path
 import pytest
 from ascend_node import ANY_RUN, Node, ready_node
 
+BOTH = "rl_config.actor_resource.num_npus + rl_config.rollout_resource.num_npus"
+
+
+def rollout_on(devices: int) -> tuple[str, ...]:
+    """Return the overrides of a rollout on its own devices."""
+    own = f"rl_config.rollout_resource.num_npus={devices}"
+    return ("rl_config.use_integrated_worker=false", own)
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
@@ -198,6 +206,26 @@ def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
             (
                 "rl_config.actor_resource.npus_per_node=8, and NPUS_PER_NODE=4; set "
                 "rl_config.actor_resource.npus_per_node=4"
+            ),
+        ),
+        ("grpo_qwen25_7b", rollout_on(8), {"NNODES": "2", "NPUS_PER_NODE": "8"}, None),
+        (
+            "grpo_qwen25_7b",
+            rollout_on(4),
+            {"NNODES": "1", "NPUS_PER_NODE": "8"},
+            (
+                f"the run needs 12 NPU(s) ({BOTH}), at most 8 on each of 2 nodes, but NNODES=1 x "
+                f"NPUS_PER_NODE=8 is 8; set NNODES=2 and NPUS_PER_NODE=8, or {BOTH}=8 with "
+                "matching layouts"
+            ),
+        ),
+        (
+            "grpo_qwen25_7b",
+            rollout_on(5),
+            {},
+            (
+                "error: generate_config.infer_tensor_parallel_size=2 must divide "
+                "rl_config.rollout_resource.num_npus=5; nearest: 1, 5"
             ),
         ),
     ],

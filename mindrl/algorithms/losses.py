@@ -84,7 +84,7 @@ class LossTerms:
     loss: Tensor
     """0-dim, with gradient."""
     metrics: dict[str, Tensor]
-    """Detached 0-dim parts of a mean, or of the loss: their sum over micro-batches and ranks."""
+    """Detached, 0-dim; their sum over micro-batches and ranks is the mean, or the loss."""
 
     @classmethod
     def of(cls, loss: Tensor, sums: Mapping[str, Tensor]) -> Self:

@@ -17,6 +17,10 @@ HubKind = Literal["model", "dataset"]
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
 _OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _ALLOW = "megatron_training.allow_download"
+_MODELS_WITHOUT_ROLE = (
+    "megatron_training.tokenizer_name_or_path",
+    "generate_config.speculative_config.model",
+)
 
 
 def with_local_folders(config: RunConfig, *, downloads: bool) -> RunConfig:
@@ -54,7 +58,7 @@ def hub_hint(path: str, kind: HubKind) -> str:
 
 
 def _model_keys(config: RunConfig) -> Iterator[str]:
-    for key in (*folder_keys(config), "megatron_training.tokenizer_name_or_path"):
+    for key in (*folder_keys(config), *_MODELS_WITHOUT_ROLE):
         if config.value_of(key):
             yield key
 

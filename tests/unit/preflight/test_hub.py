@@ -44,6 +44,13 @@ def test_names_become_folders_of_the_cache(cache: Path, run_config: MakeConfig) 
     assert with_local_folders(whole, downloads=False).megatron_training.data_path == sums
 
 
+def test_the_model_that_drafts_is_one_of_them(cache: Path, run_config: MakeConfig) -> None:
+    drafts = "generate_config.speculative_config"
+    keys = {f"{drafts}.method": "draft_model", f"{drafts}.model": "acme/small"}
+    found = with_local_folders(run_config(Path("own"), keys), downloads=False)
+    assert found.value_of(f"{drafts}.model") == f"{cache}/models--acme--small/snapshots/c0ffee"
+
+
 def test_a_folder_of_that_name_comes_before_the_cache(cache: Path, run_config: MakeConfig) -> None:
     Path("acme/small").mkdir(parents=True)
     config = run_config(Path("acme/small"))

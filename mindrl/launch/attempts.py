@@ -25,7 +25,7 @@ from mindrl.errors import (
     ReshardError,
     WorkerDiedError,
 )
-from mindrl.launch.beginning import Beginning, beginning
+from mindrl.launch.beginning import Beginning, beginning, first_step
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.environments import environments_of
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
@@ -86,8 +86,7 @@ class RunFiles:
         """
         for folder in (self.folder.root, self.folder.rollouts):
             forget_unfinished(folder)
-        # A start from step 0 repeats the evaluation before training too.
-        first = found.step + 1 if found and found.step else 0
+        first = first_step(config, self.folder, found)
         logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]
         for log in (*logs, *self.folder.eval_sets.glob("*.jsonl")):
             for line in forget_later_steps(log, first - 1):

@@ -13,7 +13,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import CheckpointError
 from mindrl.observability.output_files import step_of_record
 from mindrl.observability.terminal import note
-from mindrl.report.run_record import raw_lines
+from mindrl.report.run_record import raw_lines, step_lines
 from mindrl.trainer.inputs import Prints, changed_inputs
 from mindrl.trainer.run_log import RunFolder
 from mindrl.trainer.source.choice import source_state
@@ -58,6 +58,17 @@ def beginning(
     return (
         None if place is None else _inherited(config, _of_another(config, place, inputs, damaged))
     )
+
+
+def first_step(config: RunConfig, folder: RunFolder, found: Beginning | None) -> int:
+    """Return the first step whose records are removed when a run starts or continues.
+
+    A rollout job has no checkpoints, and generates only what its spool lacks: it keeps all.
+    """
+    if config.spool_config.job == "rollout":
+        return 1 + max((row["step"] for row in step_lines(folder.metrics)), default=-1)
+    # A start from step 0 repeats the evaluation before training too.
+    return found.step + 1 if found and found.step else 0
 
 
 def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:

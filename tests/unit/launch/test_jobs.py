@@ -1,5 +1,7 @@
-"""What the jobs of a spool refuse before workers start."""
+"""What the jobs of a spool refuse before workers start, and what a rollout job keeps."""
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,15 @@ from bad_inputs import row
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import SpoolError
+from mindrl.launch.attempts import RunFiles
 from mindrl.launch.jobs import spool_of, train_job
 from mindrl.layouts.layout import RolloutLayout
+from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.programs.compose import composed_config
 from mindrl.spool.folder import SpoolProgress
+from mindrl.trainer.run_log import RunFolder
 
 
 @pytest.fixture
@@ -40,3 +45,21 @@ def test_a_train_job_that_has_lost_its_checkpoints_is_refused(
     spool_of(job_config).note(SpoolProgress(gathering=5, confirmed=4, trained=8))
     with pytest.raises(SpoolError, match=r"is at step 4, but .*/run/checkpoints has no checkpoint"):
         train_job(plan, planned_platform("cpu"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_a_rollout_job_that_starts_again_keeps_its_records(
+    is_again: bool, job_config: RunConfig, tmp_path: Path
+) -> None:
+    """A record is a line with the step that requested it; the next starts write others."""
+    chosen = replace(job_config, spool_config=replace(job_config.spool_config, job="rollout"))
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    records = '{"step": 1}\n{"step": 2}\n{"step": 2}\n'
+    for path in (folder.metrics, folder.samples):
+        path.write_text(records + '{"st')
+    files = RunFiles(folder, {"actor": folder.root / "model"}, StepConsole(4, io.StringIO()))
+    files.open(chosen, None, is_again=is_again).close()
+    assert (folder.metrics.read_text(), folder.samples.read_text()) == (records, records)
+    files.open(job_config, None, is_again=is_again).close()
+    assert (folder.metrics.read_text(), folder.samples.read_text()) == ("", "")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mindrl.programs.exits import exit_code
-from mindrl.programs.tiny import add_model_options, made_model
+from mindrl.programs.tiny import FAMILY, add_model_options, made_model
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make(options: argparse.Namespace) -> int:
-    print(made_model(options.output.absolute(), options.data, options.seed, options.family))
+    print(
+        made_model(options.output.absolute(), options.data, options.seed, options.family or FAMILY)
+    )
     return 0
 
 

@@ -1,9 +1,10 @@
 """The command line of a program: its parser, its exit code and the types of its values."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mindrl.errors import ConfigError
 from mindrl.observability.units import GIB
 from mindrl.programs.exits import exit_code
 
@@ -52,6 +53,22 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add the changes to a configuration, which may stand anywhere on the command line."""
     text = "changes, as for a training program"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+
+
+def refuse_unless(
+    is_on: object, mode: str, options: argparse.Namespace, names: Sequence[str]
+) -> None:
+    """Refuse options that have an effect only in a mode, such as `with --live`, if it is not on.
+
+    An option is given unless it is None, False or an empty list, so none may have another default.
+
+    Raises:
+        ConfigError: One of them is given.
+    """
+    for name in () if is_on else names:
+        value = getattr(options, name.lstrip("-").replace("-", "_"))
+        if value is not None and value is not False and value != []:
+            raise ConfigError(f"{name} has an effect only {mode}; leave it out")
 
 
 def count(text: str, most: int = 1 << 20) -> int:

@@ -17,6 +17,12 @@ _LONGEST = 8192
 _HOST_CACHE_BYTES = 512 << 20
 
 
+CHAT_ENGINE_OPTIONS = (
+    *("--best", "--max-length", "--device", "--tensor-parallel-size", "--seed"),
+    "--trust-remote-code",
+)
+
+
 def add_chat_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the model and its devices."""
     add = parser.add_argument
@@ -30,7 +36,7 @@ def add_chat_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     ranks = "devices per model (default: as in a replica of the run, or 1)"
     add("--tensor-parallel-size", type=count, metavar="N", help=ranks)
-    add("--seed", type=count, default=1, metavar="N", help="seed of sampling (default: 1)")
+    add("--seed", type=count, metavar="N", help="seed of sampling (default: 1)")
     add("--trust-remote-code", action="store_true", help="run Python code from the model's folder")
 
 
@@ -58,7 +64,7 @@ def chosen_chat_engine(
         # Other processes need host memory too.
         kv_cache_bytes=own if platform.kind == "cpu" else None,
         trust_remote_code=trusted or bool(generate and generate.trust_remote_code),
-        seed=options.seed,
+        seed=options.seed or 1,
     )
     return model, config, platform, settings
 

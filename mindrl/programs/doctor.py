@@ -16,7 +16,7 @@ from mindrl.doctor.findings import DEVICE_FINDINGS, PACKAGE_FINDINGS
 from mindrl.doctor.host_findings import HOST_FINDINGS, NETWORK_FINDINGS, disks
 from mindrl.observability.terminal import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
-from mindrl.programs.arguments import Program, port_number
+from mindrl.programs.arguments import Program, port_number, refuse_unless
 from mindrl.programs.exits import FAILED, counted, print_json
 
 _EXAMPLE = """\
@@ -34,13 +34,17 @@ _WIDTH = 9
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    other = ("--port", "--address", "--outputs")
+    refuse_unless(not options.self_test, "without --self-test", options, other)
+    refuse_unless(options.self_test, "with --self-test", options, ("--eager",))
     kind = choose_platform("auto").kind if options.device == "auto" else options.device
     if options.self_test:
         # Imported late: the other checks only read files and run tools.
         from mindrl.programs.self_test import self_test  # noqa: PLC0415
 
         return self_test(kind, as_json=options.json, eager=options.eager)
-    facts = gather(kind, outputs=options.outputs, port=options.port, head=options.address)
+    outputs = options.outputs or Path("outputs")
+    facts = gather(kind, outputs=outputs, port=options.port, head=options.address)
     observations = examine(facts)
     counts = Counter(each.verdict for each in observations)
     if options.json:
@@ -70,8 +74,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--port", type=port_number, metavar="N", help=free)
     head = "check that this Ray head responds and that its token is on this machine"
     add("--address", type=_address, metavar="HOST:PORT", help=head)
-    runs = "folder of the runs (default: %(default)s)"
-    add("--outputs", type=Path, default=Path("outputs"), metavar="DIR", help=runs)
+    runs = "folder of the runs (default: outputs)"
+    add("--outputs", type=Path, metavar="DIR", help=runs)
     add("--json", action="store_true", help="print one JSON object")
     tried = "try all devices with a tiny model instead, for a few minutes: collectives, copies, "
     tried += "offload and onload, a reshard, log-probs of trainer and engine"

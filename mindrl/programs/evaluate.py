@@ -15,7 +15,7 @@ from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.terminal import print_table, say
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
-from mindrl.programs.arguments import Program, add_overrides, count
+from mindrl.programs.arguments import Program, add_overrides, count, refuse_unless
 from mindrl.programs.compose import composed_config, override
 from mindrl.programs.exits import print_json
 from mindrl.programs.named_model import NamedModel, named_model
@@ -52,6 +52,7 @@ _NO_EVALUATION = (
     *("data_config.eval_sets=[]", *_NO_DATA_KEYS),
 )
 """Overrides of a run that answers the rows of one training file."""
+_CONFIG = "grpo_tiny_cpu"
 _CHANGE = re.compile(r"[+~]*[a-z_]+(\.[a-z_.]+)?=")
 """A change to a configuration, which no file name looks like."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
@@ -90,8 +91,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     column += "score of the first reward function; the model is MODEL_OR_RUN or the configuration's"
     add("--write-column", "--column", metavar="NAME", help=column)
     add("--best", action="store_true", help="use the best model of a run instead of its newest")
-    configuration = "devices, sampling and rewards for a model (default: grpo_tiny_cpu)"
-    add("--config-name", default="grpo_tiny_cpu", metavar="NAME", help=configuration)
+    configuration = f"devices, sampling and rewards for a model (default: {_CONFIG})"
+    add("--config-name", metavar="NAME", help=configuration)
     into = "folder for metrics and answers (default: evaluate/<time> in the run folder, or here); "
     into += "with --write-column the new file"
     add("--output", type=Path, metavar="PATH", help=into)
@@ -108,8 +109,6 @@ def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     options.data = [each for each in options.data if each not in changes]
     if options.model in changes:
         options.model = None
-    if options.samples is None:
-        options.samples = 8 if options.write_column else 1
     if options.model is None and not options.write_column:
         parser.error("the following arguments are required: MODEL_OR_RUN")
     if options.write_column and (options.output is None or len(options.data) != 1):
@@ -122,6 +121,7 @@ def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _run(options: argparse.Namespace) -> int:
     prepare_driver()
     model = None if options.model is None else named_model(options.model, best=options.best)
+    _refuse_unused(options, model)
     if options.write_column:
         # Imported late: it reads Parquet.
         from mindrl.programs.pass_rates import rate_rows  # noqa: PLC0415
@@ -129,6 +129,15 @@ def _run(options: argparse.Namespace) -> int:
         return rate_rows(options, rating_config(options, model))
     assert model is not None
     return _evaluate(options, model)
+
+
+def _refuse_unused(options: argparse.Namespace, model: NamedModel | None) -> None:
+    rates = options.write_column
+    refuse_unless(not rates, "without --write-column", options, ("--temperature", "--json"))
+    refuse_unless(options.data, "with --data", options, ("--samples", "--temperature"))
+    refuse_unless(model, "with MODEL_OR_RUN", options, ("--best",))
+    is_of_run = model is not None and model.run is not None
+    refuse_unless(not is_of_run, "for a model without a run", options, ("--config-name",))
 
 
 def _evaluate(options: argparse.Namespace, model: NamedModel) -> int:
@@ -186,7 +195,7 @@ def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunC
         ConfigError: It is not legal, or has no reward function.
     """
     read = override("megatron_training.data_path", options.data[0])
-    samples = f"rl_config.n_samples_per_prompt={options.samples}"
+    samples = f"rl_config.n_samples_per_prompt={options.samples or 8}"
     config = _composed(options, model, read, samples, *_NO_TRAINING, *_NO_EVALUATION)
     if not config.rl_config.verifier_function:
         raise ConfigError(
@@ -202,7 +211,7 @@ def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunC
 
 def _composed(options: argparse.Namespace, model: NamedModel | None, *changes: str) -> RunConfig:
     """Return the configuration of the model's run, or of `--config-name`, with changes."""
-    name, folder = options.config_name, None
+    name, folder = options.config_name or _CONFIG, None
     if model is not None:
         name, folder = "config" if model.run else name, model.hydra
         changes = (*changes, override("actor_config.load", model.folder))
@@ -235,10 +244,10 @@ def _of_files(options: argparse.Namespace) -> Iterator[str]:
     names = [_NO_NAME.sub("_", Path(path).stem).lstrip("_.-") or "data" for path in options.data]
     if len({*names}) < len(names):
         raise ConfigError(f"--data {' '.join(options.data)}: files need different names")
-    temperature = options.temperature
+    samples, temperature = options.samples or 1, options.temperature
     if temperature is None:
-        temperature = 1.0 if options.samples > 1 else 0.0
-    drawn = {"samples": options.samples, "temperature": temperature}
+        temperature = 1.0 if samples > 1 else 0.0
+    drawn = {"samples": samples, "temperature": temperature}
     sets = zip(names, options.data, strict=True)
     yield override(
         "data_config.eval_sets", [{"name": name, "data_path": path, **drawn} for name, path in sets]

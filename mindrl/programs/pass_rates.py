@@ -46,9 +46,10 @@ def rate_rows(options: argparse.Namespace, config: RunConfig) -> int:
         )
     write_pass_rates(data_file, output, options.write_column, rates)
     never, always = (sum(rate == end for rate in rates.values()) for end in (0, 1))
+    samples = config.rl_config.n_samples_per_prompt
     mean = sum(rates.values()) / len(rates)
     say(
-        f"{len(rates)} rows, {options.samples} answers each: mean pass rate {mean:.3f}; {never} "
+        f"{len(rates)} rows, {samples} answers each: mean pass rate {mean:.3f}; {never} "
         f"rows are never answered correctly, {always} always",
         f"written: {output}",
     )

@@ -13,7 +13,7 @@ from typing import Any
 from mindrl.config.server_address import is_loopback
 from mindrl.errors import ConfigError, OutputError
 from mindrl.observability.terminal import note, print_table, say
-from mindrl.programs.arguments import Program, port_number
+from mindrl.programs.arguments import Program, port_number, refuse_unless
 from mindrl.programs.exits import print_json
 from mindrl.report.config_text import differences
 from mindrl.report.live_page import PAGE
@@ -31,8 +31,6 @@ Only this machine can open a live page. For a run on a server, open a tunnel to 
   ssh -L 8265:127.0.0.1:8265 SERVER
 and start there: mindrl report --live RUN --port 8265. Ctrl-C stops the page; the run continues.
 """
-_OF = {"--output": None, "--data": None, "--port": "--live", "--host": "--live", "--json": "--list"}
-"""By option: the mode that it belongs to; None is the written page."""
 _COLUMNS = {
     "run": "{run}",
     "status": "{status}",
@@ -67,16 +65,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    mode = "--live" if options.live else "--list" if options.list else None
-    for option, of in _OF.items():
-        if getattr(options, option[2:]) and of != mode:
-            where = f"with {of}" if of else "without --live and --list"
-            raise ConfigError(f"{option} has an effect only {where}; leave it out")
-    if mode == "--list":
+    writes = not (options.live or options.list)
+    refuse_unless(writes, "without --live and --list", options, ("--output", "--data"))
+    refuse_unless(options.live, "with --live", options, ("--port", "--host"))
+    refuse_unless(options.list, "with --list", options, ("--json",))
+    if options.list:
         return _list(options)
     if not options.runs:
         raise ConfigError("RUN is missing: name the folder of a run; mindrl report --list has all")
-    return _serve(options) if mode else _write(options)
+    return _serve(options) if options.live else _write(options)
 
 
 def _write(options: argparse.Namespace) -> int:

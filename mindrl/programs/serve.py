@@ -25,13 +25,18 @@ from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import become
 from mindrl.platform.scratch import ENGINE_SOCKETS, Scratch
 from mindrl.preflight.checks import refuse
-from mindrl.programs.arguments import Program, add_overrides, port_number
-from mindrl.programs.chat_engine_options import add_chat_engine_options, chosen_chat_engine
+from mindrl.programs.arguments import Program, add_overrides, port_number, refuse_unless
+from mindrl.programs.chat_engine_options import (
+    CHAT_ENGINE_OPTIONS,
+    add_chat_engine_options,
+    chosen_chat_engine,
+)
 from mindrl.programs.plan_options import chosen_config
 from mindrl.programs.train import require_packages
 
 _FOLDERS = "mindrl-server-"
 """Prefix of folders that contain the sockets of servers."""
+_HOST, _PORT = "127.0.0.1", 8000
 _GUARD = (sys.executable, "-m", "mindrl.platform.guard")
 _EXAMPLE = """\
 examples:
@@ -50,17 +55,16 @@ The exit code is 2 for an impossible request, else the exit code of the server.
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    port = "(default: %(default)s)"
-    add("--port", type=port_number, default=8000, metavar="N", help=port)
+    add("--host", help=f"address to listen on (default: {_HOST})")
+    add("--port", type=port_number, metavar="N", help=f"(default: {_PORT})")
     file = "file with only the token (default: a new file that only you can read)"
     add("--token-file", type=Path, metavar="FILE", help=file)
     add_chat_engine_options(parser)
     replica = parser.add_argument_group("as a replica of a run").add_argument
     replica("--config-name", metavar="NAME", help="name of the run's file in configs/")
     replica("--config-dir", metavar="DIR", help="folder of that file (default: configs/)")
-    place = "its index in generate_config.servers (default: %(default)s)"
-    replica("--replica", type=int, default=0, metavar="N", help=place)
+    place = "its index in generate_config.servers (default: 0)"
+    replica("--replica", type=int, metavar="N", help=place)
     place = "where it listens, with generate_config.servers_file"
     replica("--address", metavar="URL", help=place)
     add_overrides(parser)
@@ -77,7 +81,12 @@ def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def _serve(options: argparse.Namespace) -> int:
     """Replace this process by the guard of the server; returns only after an error."""
-    return (_serve_model if options.config_name is None else _serve_replica)(options)
+    is_replica = options.config_name is not None
+    of_replica = ("--config-dir", "--replica", "--address")
+    refuse_unless(is_replica, "with --config-name", options, of_replica)
+    of_model = ("--host", "--port", "--token-file", *CHAT_ENGINE_OPTIONS)
+    refuse_unless(not is_replica, "without --config-name", options, of_model)
+    return (_serve_replica if is_replica else _serve_model)(options)
 
 
 def _serve_replica(options: argparse.Namespace) -> int:
@@ -91,7 +100,7 @@ def _serve_replica(options: argparse.Namespace) -> int:
     platform = choose_platform(config.rl_config.device)
     command = server_command(config, platform, address)
     environment = server_environment(config, platform)
-    name = "a replica" if options.address else f"replica {options.replica}"
+    name = "a replica" if options.address else f"replica {options.replica or 0}"
     say(f"{name} listens on {address}")
     _start(command, environment)
 
@@ -102,8 +111,10 @@ def _address(generate: GenerateConfig, options: argparse.Namespace) -> str:
         if options.address is None:
             need = f"add it to generate_config.servers_file={file} when the run may use it"
             raise ConfigError(f"--address is missing, such as http://127.0.0.1:8000; {need}")
+        if options.replica is not None:
+            raise ConfigError("--replica needs generate_config.servers; use --address")
         return str(options.address)
-    replica: int = options.replica
+    replica: int = options.replica or 0
     servers = generate.servers
     if options.address is not None:
         raise ConfigError("--address needs generate_config.servers_file; use --replica")
@@ -123,13 +134,13 @@ def _serve_model(options: argparse.Namespace) -> int:
         )
     require_packages("an answer", ROLLOUT_BACKEND)
     model, _, platform, settings = chosen_chat_engine(options)
-    address = (options.host, options.port)
+    address = (options.host or _HOST, options.port or _PORT)
     _require_free(address)
     file = options.token_file or _new_token()
     command = [*model_server_command(settings, model.name, address), *options.of_vllm]
     environment = model_server_environment(platform, _token(file))
-    if not is_loopback(options.host):
-        note(f"others may reach {options.host}, and requests are not encrypted")
+    if not is_loopback(address[0]):
+        note(f"others may reach {address[0]}, and requests are not encrypted")
     say(*_request_help(model.name, address, file))
     _start(command, environment)
 

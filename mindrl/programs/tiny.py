@@ -10,7 +10,7 @@ from mindrl.config.section_types import SectionArguments
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.terminal import say
 from mindrl.preflight.shipped import config_folder
-from mindrl.programs.arguments import Program
+from mindrl.programs.arguments import Program, refuse_unless
 from mindrl.programs.compose import override
 from mindrl.programs.python_run import train
 from mindrl.programs.train import require_engines
@@ -23,6 +23,8 @@ from mindrl.tiny.vision.habits import COUNTING_FAMILIES, VisionFamily
 from mindrl.tiny.vision.squares import write_squares
 
 _TEACHING = "sft_tiny_cpu"
+FAMILY: Family = "qwen2"
+"""Family of the network without `--family`."""
 _TRAINING: dict[Family, str] = {
     "qwen2": "grpo_tiny_cpu",
     "qwen3_moe": "grpo_tiny_moe_cpu",
@@ -64,7 +66,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, seed: int) -> None:
     """Add what chooses a model; `seed` is the default."""
     add = parser.add_argument
     add("--seed", type=_seed, default=seed, help=f"seed of all random numbers (default: {seed})")
-    add("--family", choices=UPDATES, default="qwen2", help="family of the network (default: qwen2)")
+    add("--family", choices=UPDATES, help=f"family of the network (default: {FAMILY})")
 
 
 def _seed(text: str) -> int:
@@ -76,14 +78,16 @@ def _seed(text: str) -> int:
 
 @signals_as_errors()
 def _make(options: argparse.Namespace) -> int:
+    refuse_unless(not options.pictures, "without --pictures", options, ("--tools", "--family"))
     if options.pictures:
         data, model = made_counter(options.output, options.seed, options.pictures)
         _print_command(PICTURES, data, model, {"data_config.images.folder": data / "kept"})
         return 0
     data, model = options.output / "data", options.output / "model"
     say(*write_questions(data, seed=options.seed))
-    say(made_model(model, data, options.seed, options.family))
-    config = _TRAINING[options.family]
+    family = options.family or FAMILY
+    say(made_model(model, data, options.seed, family))
+    config = _TRAINING[family]
     if options.tools:
         model, config = made_tool_user(options.output, options.seed), TOOLS
     _print_command(config, data, model, {})

@@ -15,6 +15,7 @@ from mindrl.doctor.declared import declared, from_metadata, from_project
 from mindrl.doctor.facts import Facts
 from mindrl.platform.device import PLATFORMS
 from mindrl.programs.doctor import examine
+from mindrl.programs.entry import start
 
 ROOT = Path(__file__).parents[3]
 
@@ -116,3 +117,24 @@ def test_without_torch_the_program_says_so_and_how_it_comes(tmp_path: Path) -> N
     place = lines.index("problem  torch: missing, requires torch==2.13.0")
     assert lines[place + 1] == "         -> in a checkout of mindrl: bash scripts/install.sh"
     assert f"ok       packages of mindrl: {len(declared().own)}, as declared" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--eager",), "--eager has an effect only with --self-test"),
+        (("--self-test", "--port", "80"), "--port has an effect only without --self-test"),
+        (("--self-test", "--outputs", "outputs"), "--outputs has an effect only without"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    arguments: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Without the refusal, the self-test ends here.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr("sys.argv", ["doctor", *arguments, "--device", "cpu"])
+    assert start("doctor") == 2
+    assert reason in " ".join(capsys.readouterr().err.split())

@@ -117,9 +117,11 @@ def test_changes_may_stand_where_a_model_or_a_file_would() -> None:
     ):
         options = parsed(*column, *output, *arguments)
         assert (options.model, options.data) == (None, ["a.jsonl"])
-        assert (options.overrides, options.samples) == (["rl_config.epochs=2"], 8)
+        assert options.overrides == ["rl_config.epochs=2"]
+        rated = rating_config(options, None).rl_config
+        assert (rated.epochs, rated.n_samples_per_prompt) == (2, 8)
     options = parsed("run", "--data", "a.jsonl", "b.jsonl", "--best", "rl_config.epochs=2")
-    assert (options.model, options.data, options.samples) == ("run", ["a.jsonl", "b.jsonl"], 1)
+    assert (options.model, options.data) == ("run", ["a.jsonl", "b.jsonl"])
     for missing in ((), ("--data", "a.jsonl"), ("--data", "a.jsonl", "b.jsonl", *output)):
         with pytest.raises(SystemExit, match="2"):
             parsed(*(column if missing else ()), *missing)
@@ -197,3 +199,24 @@ def test_a_folder_with_metrics_is_not_written_over(
     monkeypatch.setattr("sys.argv", arguments)
     assert start("evaluate") == 2
     assert "already has metrics" in capsys.readouterr().err
+
+
+def test_an_option_without_effect_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/model/config.json").write_text("{}")
+    (tmp_path / "run/.hydra").mkdir()
+    (tmp_path / "run/.hydra/config.yaml").write_text("{}")
+    run, rates = str(tmp_path / "run"), ("--write-column", "rate", "--data", "a", "--output", "b")
+    for arguments, reason in {
+        (run, "--samples", "8"): "--samples has an effect only with --data; leave it out",
+        (run, "--temperature", "0"): "--temperature has an effect only with --data",
+        (*rates, "--temperature", "1"): "--temperature has an effect only without --write-column",
+        (*rates, "--json"): "--json has an effect only without --write-column",
+        (*rates, "--best"): "--best has an effect only with MODEL_OR_RUN",
+        (run, "--config-name", "grpo_tiny_cpu"): "--config-name has an effect only for a model",
+    }.items():
+        monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+        assert start("evaluate") == 2, arguments
+        assert reason in " ".join(capsys.readouterr().err.split()), arguments

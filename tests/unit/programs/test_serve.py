@@ -85,6 +85,11 @@ def test_what_cannot_be_served_is_said(
         (model, "--token-file", tmp_path / "none"): "cannot be read",
         ("--config-name", "grpo_tiny_cpu", "--", "--max-num-seqs", 3): "a replica takes no vLLM",
         ("--config-name", "grpo_tiny_cpu"): "generate_config.servers has 0",
+        (model, "--replica", 0): "--replica has an effect only with --config-name; leave it out",
+        (model, "--config-dir", "configs"): "--config-dir has an effect only with --config-name",
+        ("--config-name", "grpo_tiny_cpu", "--port", 8000): "--port has an effect only without",
+        ("--config-name", "grpo_tiny_cpu", "--seed", 1): "--seed has an effect only without",
+        ("--config-name", "grpo_tiny_cpu", "--best"): "--best has an effect only without",
     }
     for arguments, reason in refused.items():
         assert starts(*arguments) == 2, arguments
@@ -128,6 +133,8 @@ def test_a_replica_of_a_run_with_a_file_of_servers_listens_where_it_is_told(
     assert "--address is missing, such as http://127.0.0.1:8000" in capsys.readouterr().err
     assert starts(*given, "--address", "http://10.0.0.7:8000") == 2
     assert "http://10.0.0.7:8000 is not a loopback address" in capsys.readouterr().err
+    assert starts(*given, "--address", "http://127.0.0.1:8002", "--replica", 0) == 2
+    assert "--replica needs generate_config.servers" in capsys.readouterr().err
     starts(*given, "--address", "http://127.0.0.1:8002")
     ((command, _),) = starts.became
     assert dict(pairwise(command))["--port"] == "8002"

@@ -79,6 +79,20 @@ def test_a_seed_that_no_generator_takes_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", [("--tools",), ("--family", "qwen2")])
+def test_an_option_without_effect_on_pictures_is_refused(
+    option: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    given = ["tiny", "--output", str(tmp_path / "new"), *option, "--pictures"]
+    monkeypatch.setattr("sys.argv", given)
+    assert start("tiny") == 2
+    assert f"{option[0]} has an effect only without --pictures" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_output_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     ended = without_torch(COMMAND, "tiny", "--output", "mine", folder=tmp_path)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from mindrl.config.backends import ROLLOUT_BACKEND
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, Value, broken
 from mindrl.config.layout_keys import Role
 from mindrl.config.preference import PreferenceConfig
 from mindrl.config.run import RunConfig
@@ -34,11 +33,11 @@ def _sections(config: RunConfig) -> Iterator[Finding]:
     if (url := config.value_of("teacher_config.url")) is not None:
         need = "must be null with a model that reads pictures: servers get none"
         yield broken("teacher_config.url", url, need, None)
-    if config.generate_config.is_served:
-        need = f"must be {ROLLOUT_BACKEND} with a model that reads pictures: servers get none"
-        yield broken(
-            "generate_config.backend", config.generate_config.backend, need, ROLLOUT_BACKEND
-        )
+    none: dict[str, Value] = {"servers": (), "servers_file": None}
+    for name, off in none.items():
+        if servers := getattr(config.generate_config, name):
+            need = "cannot be given with a model that reads pictures: servers get none"
+            yield broken(f"generate_config.{name}", servers, need, off)
 
 
 def _turns(config: RunConfig) -> Iterator[Finding]:

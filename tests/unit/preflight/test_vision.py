@@ -96,6 +96,12 @@ def test_parts_of_a_run_that_would_not_see_pictures_are_refused_by_name(
     assert of_agent.startswith("environment_config.agent=agents.py:solve must be null with a model")
     (of_job,) = found(run_config(seeing, FSDP | {"spool_config.job": "train"}))
     assert of_job.startswith("spool_config.job=train must be null")
+    servers = {"generate_config.servers": ["http://127.0.0.1:8000"]}
+    (of_servers,) = found(run_config(seeing, FSDP | servers))
+    assert of_servers.startswith("generate_config.servers=http://127.0.0.1:8000 cannot be given")
+    in_file = {"generate_config.servers_file": "servers.txt"}
+    (of_file,) = found(run_config(seeing, FSDP | in_file))
+    assert of_file.startswith("generate_config.servers_file=servers.txt cannot be given with a")
     (of_rewards,) = found(run_config(seeing, FSDP | {"preference_config.loss": "bradley_terry"}))
     assert of_rewards.startswith("preference_config.loss=bradley_terry trains a reward model")
     assert not found(run_config(seeing, FSDP | {"preference_config.loss": "kto"}))

@@ -104,7 +104,7 @@ class EvalSet(Truncation):
     samples: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     """Answers to each prompt, n of avg@n. More than one also gives pass@2, pass@4, .. and
     pass@n."""
-    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     """Divides the logits. 0 uses the most likely token each time."""
     max_tokens: TokenCount | None = None
     """Longest answer in tokens. None uses `generate_config.sampling_config.max_tokens`."""

@@ -58,8 +58,8 @@ class Truncation:
 class SamplingConfig(Truncation):
     """Sampling of responses during training. The held-out file is answered greedily."""
 
-    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
-    """Divides the logits, in the rollout and in the trainer. vLLM accepts no lower value."""
+    temperature: Annotated[float, Field(ge=0.01, le=2.0)] = 1.0
+    """Divides the logits, in the rollout and in the trainer. vLLM accepts no other values."""
     max_tokens: TokenCount = 128
     """Longest response in tokens."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()

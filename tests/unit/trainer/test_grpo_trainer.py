@@ -19,7 +19,6 @@ from memory_roles import (
 
 from mindrl.batch.experience import Minibatch, PolicyUpdate
 from mindrl.batch.prompts import Prompt
-from mindrl.config.teacher import TeacherConfig
 from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rewards.functions import ScoreRange
@@ -152,21 +151,6 @@ def test_metrics_of_a_step_join_all_parts_under_their_names(tmp_path: Path) -> N
     )
     stages = ("rollout", "reward", "log_prob", "update")
     assert sum(step[f"seconds/{stage}"] for stage in stages) <= step["seconds/step"]
-
-
-@pytest.mark.parametrize(("candidates", "empty"), [(0, 1.0), (2, None)])
-def test_advantages_of_0_are_an_empty_signal_unless_the_loss_has_a_teachers_divergence(
-    candidates: int, empty: float | None, tmp_path: Path
-) -> None:
-    roles = MemoryRoles()
-    teacher = TeacherConfig(load="none", candidates=candidates)
-    chosen = replace(config(adv_estimator="teacher"), teacher_config=teacher)
-    log = run_log(tmp_path, 1)
-    PolicyTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1).run()
-    assert "teacher log-probs" in roles.calls
-    assert not any(each.advantages_BT.any() for each in roles.minibatches)
-    (step,) = lines(tmp_path / "metrics.jsonl")
-    assert step.get("advantage/zero_fraction") == empty
 
 
 def test_samples_of_a_step_go_over_its_prompts_with_text_and_reward(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from memory_roles import MemoryRoles, config, lines
+from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
 from test_grpo_trainer import build
 
 from mindrl.batch.experience import Minibatch, PolicyUpdate
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.config.teacher import TeacherConfig
+from mindrl.trainer.policy_trainer import PolicyTrainer
 
 
 def test_the_updates_of_the_policy_alone_carry_who_is_picked(tmp_path: Path) -> None:
@@ -112,3 +114,18 @@ def test_a_greedy_response_to_each_prompt_is_the_baseline(tmp_path: Path) -> Non
     assert minibatch.advantages_BT[:, 2].tolist() == [0.0, 1.0] * 2
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["reward/baseline"] == 0.0
+
+
+@pytest.mark.parametrize(("candidates", "empty"), [(0, 1.0), (2, None)])
+def test_advantages_of_0_are_an_empty_signal_unless_the_loss_has_a_teachers_divergence(
+    candidates: int, empty: float | None, tmp_path: Path
+) -> None:
+    roles = MemoryRoles()
+    teacher = TeacherConfig(load="none", candidates=candidates)
+    chosen = replace(config(adv_estimator="teacher"), teacher_config=teacher)
+    log = run_log(tmp_path, 1)
+    PolicyTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1).run()
+    assert "teacher log-probs" in roles.calls
+    assert not any(each.advantages_BT.any() for each in roles.minibatches)
+    (step,) = lines(tmp_path / "metrics.jsonl")
+    assert step.get("advantage/zero_fraction") == empty

@@ -30,7 +30,7 @@ CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 STATE = "run_state.json"
 _VERSION = 1
-_REPORT = "rank-{}.json"
+_REPORT, _BUILDING = "rank-{}.json", ".{}.writing"
 _HASHED_BYTES = 16 << 20
 _SYNCED_BYTES = 256 << 20
 _READERS = 8
@@ -101,14 +101,15 @@ class Commits:
         self.root = root
 
     def begin(self, step: int, nbytes: int = 0) -> Path:
-        """Create a folder for the files of a step, and remove what an earlier run left there.
+        """Create a folder for the files of a step, and remove those that killed runs left.
 
         Raises:
             OutputError: The folder cannot be created, or its disk has less than `nbytes` free.
         """
         building = self._building(step)
         with writing(building):
-            shutil.rmtree(building, ignore_errors=True)
+            for left in self.root.glob(_BUILDING.format("*")):
+                shutil.rmtree(left, ignore_errors=True)
             building.mkdir(parents=True)
             free = shutil.disk_usage(building).free
         if free < nbytes:
@@ -135,9 +136,7 @@ class Commits:
     def commit(
         self, step: int, files: Iterable[WrittenFile], state: Mapping[str, object]
     ) -> Checkpoint:
-        """Commit a checkpoint of files that are already on disk.
-
-        Replaces an older one of the same step.
+        """Commit a checkpoint of files on disk; it replaces an older one of the same step.
 
         Raises:
             OutputError: A file has the wrong size or is missing, or writing fails.
@@ -225,7 +224,7 @@ class Commits:
         return None, problems
 
     def _building(self, step: int) -> Path:
-        return self.root / f".{step_name(step)}.writing"
+        return self.root / _BUILDING.format(step_name(step))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

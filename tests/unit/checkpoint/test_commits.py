@@ -166,6 +166,13 @@ def test_kills_at_random_instants_of_saves_leave_a_whole_checkpoint_each_time(
     assert cut_short >= kills // 4, "the kills missed the saves"
 
 
+def test_what_a_killed_run_left_of_another_step_is_removed(tmp_path: Path) -> None:
+    commits = Commits(tmp_path)
+    (commits.begin(37) / "actor-00000.safetensors").write_bytes(b"half of it")
+    save(commits, 40, size=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
+
+
 def _save_for_ever(commits: Commits, first: int, writing: int) -> None:
     try:
         step = first

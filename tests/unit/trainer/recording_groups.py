@@ -52,10 +52,8 @@ class RecordingGroup:
             bad: dict[str, float] = {"nonfinite/ref_logprobs": 3.0}
             spent = [{"seconds/swap": float(rank), "seconds/generate": 2.0} for rank in range(4)]
             return [*spent[:2], spent[2] | bad, {"seconds/swap": 3.0, "seconds/generate": 8.0}]
-        if method.startswith("update"):
+        if method.startswith(("update", "keep_export")):
             return [{"rank": float(rank)} for rank in range(4)]
-        if method == "keep_export":
-            return [None for _ in arguments]
         tokens = [part.tokens_BT.float() for (part,) in arguments]
         if method == "compute_values":
             return [Values(values_BT=each / 2) for each in tokens]

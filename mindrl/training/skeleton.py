@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import cycle, islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -244,9 +243,12 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             device_type=self.device_type,
         )
         count = self._pack_count(len(parts), learns=learns)
-        repeated = self._repeated(parts, learns=learns)
-        idle = cycle(replace(Pack.of(part, rules), is_idle=True) for part in repeated)
-        packs = [*(Pack.of(part, rules) for part in parts), *islice(idle, count - len(parts))]
+        packs = [Pack.of(part, rules) for part in parts]
+        if count > len(parts):
+            # The shortest sequence of a part, with no token requested.
+            shortest = parts[0].rows(parts[0].lengths_B.argmin()[None])
+            idle = replace(Pack.of(without_targets(shortest), rules), is_idle=True)
+            packs += [idle] * (count - len(parts))
         if self.routes is None:
             return packs
         return [replace(pack, routes=self.routes.of_pack(pack)) for pack in packs]
@@ -331,10 +333,6 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
             device_type=self.device_type,
             shares_prompts=settings.shares_prompts,
         )
-
-    def _repeated(self, parts: Sequence[Batch], *, learns: bool) -> list[Batch]:  # noqa: ARG002
-        """Return the micro-batches to repeat as idle ones, with no token requested."""
-        return [without_targets(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
 
     @cached_property
     def _reading(self) -> HeadReader:

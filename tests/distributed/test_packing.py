@@ -214,20 +214,22 @@ def test_of_one_sequence_at_a_time_both_balances_are_one_where_its_tokens_are_cu
         check_equal(ours, theirs[0])
 
 
-def test_the_second_pass_of_a_round_with_one_micro_batch_leaves_the_balance_as_it_is(
+def test_idle_passes_of_a_round_leave_the_balance_as_it_is(
     forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
     folder = random_model_of("qwen3_moe", spread=0.1)
     alone = Case(folder=str(folder), settings={"moe_aux_loss_coeff": 0.5})
     rounds = replace(alone, layout=TrainLayout(pp=2, vpp=2))
-    course, cuts = course_on(folder), [MicroBatching(sequences=8)]
-    ((expected,),) = forked_workers.run("training_probe:gradients", alone, course, cuts)
+    # One micro-batch of two passes, and three of four.
+    course, cuts = course_on(folder), [MicroBatching(sequences=8), MicroBatching(sequences=3)]
+    (expected,) = forked_workers.run("training_probe:gradients", alone, course, cuts)
 
     first, last = forked_workers.run("training_probe:gradients", rounds, course, cuts, ranks=2)
 
-    whole = [assembled(str(folder), rounds.layout, [first[0][1], last[0][1]])]
-    whole += [assembled(str(folder), alone.layout, [expected[1]])]
-    check_equal([(last[0][0], whole[0])], (expected[0], whole[1]))
+    for at, (metrics, gradients) in enumerate(expected):
+        whole = assembled(str(folder), rounds.layout, [first[at][1], last[at][1]])
+        wanted = assembled(str(folder), alone.layout, [gradients])
+        check_equal([(last[at][0], whole)], (metrics, wanted))
 
 
 def whole_routers(folder: Path, layout: TrainLayout, ranks: list[Weights]) -> dict[str, Tensor]:

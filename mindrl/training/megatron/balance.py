@@ -1,7 +1,9 @@
-"""Expert load balancing within each sequence of a pack; Megatron treats a pack as one sequence.
+"""Expert load balancing over packs, and within each sequence of a pack.
 
-DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20. Per sequence: E times the sum over experts of (share of
-the sequence's choices) * (mean probability). The loss is the mean over sequences.
+Megatron's loss is a mean over all passes; here idle packs do not count. Megatron also treats a pack
+as one sequence. DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20. Per sequence: E times the sum over
+experts of (share of the sequence's choices) * (mean probability). The loss is the mean over
+sequences.
 
 Shapes: S tokens of this rank, B sequences of the pack, E experts.
 """
@@ -19,27 +21,40 @@ from torch import Tensor, nn
 from mindrl.training.megatron.passes import PackedSequences
 
 
-def balance_sequences(network: nn.Module) -> None:
-    """Make the seq_aux_loss routers of a network see the sequences of a pack."""
+def balance_packs(network: nn.Module) -> None:
+    """Make the routers of a network see packs: which are idle, and with seq_aux_loss sequences."""
     for layer in network.modules():
         if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, MoELayer):
-            balance = _SequenceBalance(layer.mlp.router)
+            router = layer.mlp.router
+            balance = _PackBalance(router)
             # Before every layer call: a layer recomputed in the backward pass has its own pack
             # again.
             layer.register_forward_pre_hook(balance.take_pack, with_kwargs=True)
-            layer.mlp.router._apply_seq_aux_loss = balance.apply
+            if router.config.moe_router_load_balancing_type == "seq_aux_loss":
+                router._apply_seq_aux_loss = balance.apply
+            router.attach_and_log_load_balancing_loss = balance.attach
 
 
-class _SequenceBalance:
-    """Replaces the balance loss of one router."""
+class _PackBalance:
+    """Weights the balance loss of one router, and replaces that of sequences."""
 
     def __init__(self, router: TopKRouter) -> None:
         self.router = router
+        self.attach_whole = router.attach_and_log_load_balancing_loss
         self.pack: PackedSequences | None = None
 
     def take_pack(self, _: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Remember the pack that the layer is about to read."""
         self.pack = named["packed_seq_params"]
+
+    def attach(
+        self, probs: Tensor, coefficient: float, loss: Tensor, *given: Any, **named: Any
+    ) -> Tensor:
+        """Attach and log the loss with the weight of the pack."""
+        assert self.pack is not None, "the layer was called"
+        weighted = loss * self.pack.balance_weight
+        attached: Tensor = self.attach_whole(probs, coefficient, weighted, *given, **named)
+        return attached
 
     def apply(
         self, probs: Tensor, scores_SE: Tensor, chosen_SE: Tensor, *_: object, **__: object
@@ -56,10 +71,8 @@ class _SequenceBalance:
         means_BE = zeros_BE.index_add(0, row_S, scores_SE) / sizes_B[:, None]
         coefficient = config.moe_aux_loss_coeff
         loss = coefficient * config.num_moe_experts * (shares_BE * means_BE).sum(1).mean()
-        attached: Tensor = self.router.attach_and_log_load_balancing_loss(
-            probs, coefficient, loss, "load_balancing_loss", self.router.tp_cp_group
-        )
-        return attached
+        group = self.router.tp_cp_group
+        return self.attach(probs, coefficient, loss, "load_balancing_loss", group)
 
     def _rows(self, scores_SE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sequence of each of this rank's tokens, and the length of each sequence."""

@@ -15,7 +15,6 @@ from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_t
 from torch import Tensor, nn
 
 from mindrl.models.adapters import adapter_sharding
-from mindrl.training.engine import Batch
 from mindrl.training.megatron.adapters import ModelAdapters, put_adapters
 from mindrl.training.megatron.model import (
     ModelSettings,
@@ -37,7 +36,6 @@ from mindrl.training.megatron.weights import (
 from mindrl.training.packs import Pack
 from mindrl.training.reading import Reader
 from mindrl.training.routes import RouteGroups
-from mindrl.training.rows import without_targets
 from mindrl.training.skeleton import EngineSkeleton, HeadGroups
 from mindrl.training.state_slice import StateSlice
 
@@ -126,13 +124,6 @@ class MegatronEngine(EngineSkeleton[ModelSettings, TrainingState]):
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
             count = int(most)
         return count + -count % layout.pp if layout.vpp > 1 else count
-
-    def _repeated(self, parts: Sequence[Batch], *, learns: bool) -> list[Batch]:
-        if self.settings.learning.moe_aux_loss_coeff and learns:
-            # The balance loss is a mean over micro-batches: repeating all of them does not change
-            # it.
-            return [without_targets(part) for part in parts]
-        return super()._repeated(parts, learns=learns)
 
     def _follow_routes(self) -> list[int]:
         return follow_routes(self.chunks)

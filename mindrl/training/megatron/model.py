@@ -15,7 +15,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.platform.device import has_fused_layers
-from mindrl.training.megatron.balance import balance_sequences
+from mindrl.training.megatron.balance import balance_packs
 from mindrl.training.megatron.modules import FusedRMSNorm, HeadInput, RMSNorm, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import keep_no_angles, place_rotary, scale_rotary
@@ -153,8 +153,8 @@ def _build_chunk(
     if model.mla is None:
         place_rotary(network)
     keep_no_angles(network)
-    if config.moe_router_load_balancing_type == "seq_aux_loss":
-        balance_sequences(network)
+    if config.moe_router_load_balancing_type != "none":
+        balance_packs(network)
     if hasattr(network, "output_layer"):
         replaced: Any = network.output_layer
         weight = replaced.weight

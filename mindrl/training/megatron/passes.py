@@ -31,6 +31,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     positions: Tensor | None = None
     """Position of each token where Megatron looks for its angles; None counts from 0 in each
     slot."""
+    balance_weight: float = 1.0
+    """Weight of the pack's expert balance loss in Megatron's mean over passes."""
 
 
 PackLoss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
@@ -49,12 +51,15 @@ def forward_backward(
     All ranks of a replica pass the same packs. Returns the results of `loss` in the order of the
     packs on the last pipeline stage, and an empty list on other stages.
     """
+    of_real = len(packs) / sum(not pack.is_idle for pack in packs)
 
     def forward_step(waiting: Iterator[Pack[Batch]], network: nn.Module) -> tuple[Tensor, Any]:
         tick()
         pack = next(waiting)
+        sequences = packed_sequences(pack)
+        sequences.balance_weight = 0.0 if pack.is_idle else of_real
         output: Tensor = network(
-            pack.tokens_1S, pack.positions_1S, None, packed_seq_params=packed_sequences(pack)
+            pack.tokens_1S, pack.positions_1S, None, packed_seq_params=sequences
         )
         return output, partial(loss, pack)
 

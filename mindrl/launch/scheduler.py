@@ -81,6 +81,7 @@ class Scheduler:
             StopRequestedError: A stop was requested, and the jobs have been notified.
             ClusterError: A job cannot run, or ends repeatedly.
         """
+        self._verify_done(check_interrupt)
         while not self._is_over():
             self._check_interrupt(check_interrupt)
             for job in self.jobs.values():
@@ -91,6 +92,7 @@ class Scheduler:
 
     def run_in_turns(self, check_interrupt: Callable[[], None]) -> None:
         """Run the jobs in turn, each until it would have to wait. Raises as `run`."""
+        self._verify_done(check_interrupt)
         while not self.spool.progress().done:
             before = self._state()
             for job in sorted(self.jobs.values(), key=lambda job: job.name == "train"):
@@ -130,6 +132,24 @@ class Scheduler:
         while any(map(self._lives, self.jobs.values())) and time.monotonic() < deadline:
             self.show()
             time.sleep(self.spool.limits.poll_seconds)
+
+    def _verify_done(self, check_interrupt: Callable[[], None]) -> None:
+        """Start the train job once if the spool is done already: it checks that this is its spool.
+
+        It may also continue from an older checkpoint, and the spool is not done any more.
+        """
+        train, spool = self.jobs["train"], self.spool
+        if not spool.progress().done or self._lives(train):
+            return
+        self.notify("starting train to verify its configuration and its checkpoints")
+        train.start()
+        while train.runs and spool.progress().done:
+            self._check_interrupt(check_interrupt)
+            time.sleep(spool.limits.poll_seconds)
+        if train.code() not in (None, *_ENDED):
+            raise ClusterError(
+                f"{spool.root} is done, but train refuses it:\n{tail(train.log, lines=20)}"
+            )
 
     def _check_interrupt(self, check_interrupt: Callable[[], None]) -> None:
         try:

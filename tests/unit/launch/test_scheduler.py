@@ -11,6 +11,7 @@ from test_spool_jobs import SCRIPT, Jobs
 
 from mindrl.errors import ClusterError, StopRequestedError
 from mindrl.launch.scheduler import Job, Scheduler
+from mindrl.spool.folder import SpoolProgress
 
 STEPS = 9
 
@@ -80,6 +81,23 @@ def test_a_job_that_another_scheduler_left_behind_is_not_started_twice(tmp_path:
     scheduled.by_hand.wait()
     scheduled.by_hand.require_each_once()
     assert (scheduled.starts("train"), scheduled.starts("rollout")) == (0, 1)
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_the_train_job_of_a_finished_spool_is_started_once_and_may_refuse_it(
+    in_turns: bool, tmp_path: Path
+) -> None:
+    scheduled = Scheduled(tmp_path)
+    scheduler, train = scheduled.scheduler, scheduled.scheduler.jobs["train"]
+    run = scheduler.run_in_turns if in_turns else scheduler.run
+    scheduled.spool.note(SpoolProgress(gathering=STEPS, confirmed=STEPS, done=True))
+    train.command = [sys.executable, "-c", "print('verified')"]
+    run(lambda: None)
+    assert train.log.read_text() == "verified\n"
+    train.command = [sys.executable, "-c", "raise SystemExit('error: no checkpoint')"]
+    with pytest.raises(ClusterError, match=r"is done, but train refuses it:\n(.*\n)*.*no checkp"):
+        run(lambda: None)
+    assert (scheduled.starts("train"), scheduled.starts("rollout")) == (2, 0)
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1)])

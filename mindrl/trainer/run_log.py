@@ -185,10 +185,10 @@ class RunLog:
         console: StepConsole,
         trackers: Sequence[Tracker],
     ) -> None:
-        """Open the sample files in the run folder.
+        """Open the sample files in the run folder, and remove the summary of an earlier attempt.
 
         Raises:
-            OutputError: They cannot be opened.
+            OutputError: They cannot be opened, or it cannot be removed.
         """
         self.folder = folder
         self.summary = summary
@@ -213,6 +213,8 @@ class RunLog:
         self.inputs: Prints = {}
         """Fingerprints of the run's files, which checkpoints record."""
         self.answers: Sequence[Sample] = ()
+        with output_errors(folder.summary):
+            folder.summary.unlink(missing_ok=True)
         with output_errors(folder.reserve):
             folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
 

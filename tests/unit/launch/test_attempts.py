@@ -23,6 +23,7 @@ from mindrl.layouts.layout import RolloutLayout
 from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
 from mindrl.preflight.run_shardings import RunPlan
+from mindrl.report.run_state import RunState
 from mindrl.spool.duties import Duties
 from mindrl.spool.folder import Spool
 from mindrl.trainer.run_log import RunFolder, RunLog
@@ -34,6 +35,13 @@ def attempts(folder: Path, **changes: object) -> Attempts:
     run_folder = RunFolder(root=folder)
     files = RunFiles(run_folder, {"actor": folder / "model"}, StepConsole(1, io.StringIO()))
     return Attempts(plan, planned_platform("cpu"), data(), files)
+
+
+def report_status(folder: Path) -> object:
+    """Return the status that a report shows."""
+    state = RunState(folder)
+    state.update()
+    return state.since(-1)["status"]
 
 
 def test_an_interrupt_that_ray_wraps_while_it_starts_is_an_interrupt_on_record(
@@ -117,6 +125,25 @@ def test_the_seconds_of_a_run_count_what_its_faults_cost(
     assert started == [run.started] * 2
     assert run.record["restarts"] == 1
     assert run.record["status"] == "completed"
+
+
+def test_a_running_attempt_has_no_summary_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that of an earlier start, nor that of an attempt that lost a worker."""
+
+    def train(run: Attempts, *_: object) -> None:
+        run.has_started = True
+        statuses.append(report_status(tmp_path))
+        if len(statuses) == 1:
+            raise WorkerDiedError("worker-1 died")
+
+    statuses: list[object] = []
+    monkeypatch.setattr(Attempts, "_train", train)
+    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    attempts(tmp_path, max_restarts=1, save_interval=1).run(None)
+    assert statuses == ["no recorded end"] * 2
+    assert report_status(tmp_path) == "completed"
 
 
 def test_new_workers_hear_how_long_calls_of_the_former_ones_took(

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mindrl.config.finding import did_you_mean
@@ -115,12 +116,24 @@ def _of_files(argument: str, name: str, *, adds: bool) -> Iterator[str]:
         yield f"{argument}: unknown config group {name}; keys have dots: actor_config.lr=1e-6"
 
 
+def parsed_override(argument: str) -> Override:
+    """Parse an override as Hydra does.
+
+    Raises:
+        ConfigError: It is not one.
+    """
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        raise ConfigError(f"{argument} {_AN_OVERRIDE}") from error
+
+
 def _override(argument: str) -> Iterator[str]:
     """Yield what is wrong with an override."""
     try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        yield f"{argument} {_AN_OVERRIDE}"
+        override = parsed_override(argument)
+    except ConfigError as error:
+        yield str(error)
         return
     name = override.key_or_group
     if name.startswith("hydra.") or "/" in name or name == RECIPE:

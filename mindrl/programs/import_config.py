@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +37,11 @@ from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import Program, count
+from mindrl.programs.command_line import parsed_override
 from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.programs.hydra_words import why_unreadable
 
+_OVERRIDE = re.compile(r"~|[^=]+=")
 _TITLES: Mapping[Kind, str] = {
     "refused": "refused: mindrl does not support these parts of the run",
     "open": "open: decide these before the first run",
@@ -258,17 +261,37 @@ def _yaml(
     """
     try:
         loaded = _loaded(path) if script is None else ListConfig([*script.overrides])
-        if isinstance(loaded, ListConfig) and all("=" in str(each) for each in loaded):
+        if isinstance(loaded, ListConfig) and all(map(_OVERRIDE.match, map(str, loaded))):
             loaded, overrides = OmegaConf.create(), [*map(str, loaded), *overrides]
-        if overrides:
-            more = OmegaConf.from_dotlist([each.lstrip("+") for each in overrides])
-            loaded = OmegaConf.merge(loaded, more)
+        if not isinstance(loaded, DictConfig):
+            raise ConfigError(f"{path} must contain sections with keys")
+        for each in overrides:
+            _apply(each, loaded)
         values = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, RecursionError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}{why_unreadable(error)}") from error
-    if not isinstance(loaded, DictConfig) or not isinstance(values, dict):
-        raise ConfigError(f"{path} must contain sections with keys")
+    assert isinstance(values, dict), "it was one before"
     return {str(key): value for key, value in values.items()}
+
+
+def _apply(text: str, config: DictConfig) -> None:
+    """Change a configuration by an override, which Hydra parses.
+
+    Raises:
+        ConfigError: It is not an override, has several values, or deletes a key that is not there.
+    """
+    override = parsed_override(text)
+    key = override.get_key_element().lstrip("+~")
+    if override.is_sweep_override():
+        raise ConfigError(f"{text} has several values; write a list, {key}=[A,B]")
+    if not override.is_delete():
+        OmegaConf.update(config, key, override.value(), force_add=True)
+        return
+    section, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, section) if section else config
+    if not isinstance(node, DictConfig) or name not in node:
+        raise ConfigError(f"{text}: nothing before it sets this key; leave it out")
+    del node[name]
 
 
 def _yaml_text(imported: Import, source: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -14,9 +15,11 @@ from mindrl.config.text import nested
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
 from mindrl.migrate.verl import import_verl
+from mindrl.programs.entry import start
 
 ROOT = Path(__file__).parents[3]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model.path"
 DAPO: dict[str, Any] = {
     "algorithm.adv_estimator": "grpo",
     "algorithm.filter_groups.enable": True,
@@ -38,7 +41,7 @@ DAPO: dict[str, Any] = {
     f"{ROLLOUT}.tensor_model_parallel_size": 4,
     f"{ROLLOUT}.max_num_batched_tokens": 22528,
     f"{ROLLOUT}.val_kwargs.temperature": 0.6,
-    "actor_rollout_ref.model.path": "models/Qwen2.5-32B",
+    MODEL: "models/Qwen2.5-32B",
     "reward_model.overlong_buffer.enable": True,
     "reward_model.overlong_buffer.len": 4096,
     "reward_model.overlong_buffer.penalty_factor": 1.0,
@@ -163,6 +166,36 @@ def test_overrides_as_hydra_keeps_them_become_a_file_and_more_come_on_top(tmp_pa
     assert "# Imported from overrides.yaml, a file of verl." in text
     assert "  n_samples_per_prompt: 8\n" in text
     assert "trainer.esi_redundant_time\n      was 0; unknown to mindrl" in ended.stdout
+
+
+def test_overrides_mean_what_they_mean_to_hydra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs, ours = tmp_path / "overrides.yaml", tmp_path / "ours.yaml"
+
+    def ends(*overrides: str, code: int) -> str:
+        theirs.write_text(json.dumps([f"+{key}={json.dumps(DAPO[key])}" for key in DAPO]))
+        words = ["import-config", str(theirs), *overrides, "-o", str(ours)]
+        monkeypatch.setattr("sys.argv", words)
+        assert start("import-config") == code
+        return capsys.readouterr().err
+
+    several, quoted = f"+{ROLLOUT}={{n:8,val_kwargs:{{n:3}}}}", f"{MODEL}='it: \\'s'"
+    assert not ends(several, quoted, "~data.gen_batch_size", "~trainer.save_freq=-1", code=0)
+    written = yaml.safe_load(ours.read_text())
+    rl = written["rl_config"]
+    assert rl["n_samples_per_prompt"] == 8
+    # gen_batch_size is deleted, so batches are of 512 prompts.
+    assert rl["filter_groups_max_batches"] == 10
+    assert written["actor_config"]["load"] == "it: 's"
+    ours.unlink()
+    for change, reason in {
+        "~trainer.foo": "~trainer.foo: nothing before it sets this key",
+        "data.seed=1,2": "data.seed=1,2 has several values",
+        "data.seed={": "data.seed={ cannot be read: it must be key=value",
+    }.items():
+        assert reason in ends(change, code=2)
+        assert not ours.exists()
 
 
 def test_a_reward_function_of_the_user_comes_along_with_its_arguments() -> None:

@@ -40,7 +40,6 @@ _NO_TRAINING = (
 _ONLY_EVALUATES = (
     *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
     *("rl_config.debug=rollout_only", "reward_config=null"),
-    *("sft_config=null", "preference_config=null"),
     *("generate_config.servers=[]", "generate_config.servers_file=null"),
     *("generate_config.server_token_file=null", "generate_config.router=null"),
     *("data_config.test_overlap_policy=allow", "rl_config.tracking.trackers=[]"),
@@ -175,11 +174,17 @@ def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfi
     """Return the configuration of a run that only measures a model.
 
     Raises:
-        ConfigError: It is not legal, or there is no data to measure on.
+        ConfigError: It is not legal, samples no answers, or there is no data to measure on.
     """
     files = [*_of_files(options)] if options.data else []
     changes = (*files, *_NO_TRAINING, *_ONLY_EVALUATES)
     config = _composed(options, model, *changes)
+    for key in ("sft_config", "preference_config"):
+        if getattr(config, key) is not None:
+            raise ConfigError(
+                f"{key}: a run with it has no sampling and rewards; measure its model with another "
+                f"configuration: mindrl evaluate {model.folder} --config-name NAME --data FILE"
+            )
     if config.data_config.held_out_fraction:
         # The held-out rows are part of the training data, so all of it is needed.
         return config

@@ -82,6 +82,15 @@ def test_what_was_held_out_of_the_training_data_is_found_by_all_of_it() -> None:
     assert on_files.megatron_training.data_path == "a/math.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("sft_tiny_cpu", "sft_config"), ("dpo_tiny_cpu", "preference_config")]
+)
+def test_a_run_that_samples_no_answers_is_refused(name: str, key: str) -> None:
+    """Its lengths, sampling and rewards are defaults, which suit neither model nor data."""
+    with pytest.raises(ConfigError, match=f"{key}: .* models/it's here --config-name NAME"):
+        config_of(name=name)
+
+
 def test_the_model_of_a_run_with_a_critic_is_measured_too() -> None:
     assert findings(config_of(name="ppo_tiny_cpu")) == []
 

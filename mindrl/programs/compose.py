@@ -190,7 +190,7 @@ def composing(
     folders = [*dict.fromkeys([own, shipped])]
     check_files(name, folders)
     try:
-        yield str(own), [f"hydra.searchpath=['file://{each}']" for each in folders[1:]]
+        yield str(own), [override("hydra.searchpath", [f"file://{each}"]) for each in folders[1:]]
     except MindrlError:
         raise
     except MissingConfigException as error:

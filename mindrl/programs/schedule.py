@@ -10,6 +10,7 @@ from mindrl.launch.interrupts import signals_as_errors, stop_requests
 from mindrl.launch.scheduler import Job, Scheduler
 from mindrl.observability.terminal import say
 from mindrl.programs.arguments import Program, count
+from mindrl.programs.compose import override
 from mindrl.programs.entry import START
 from mindrl.spool.folder import Spool
 
@@ -53,7 +54,7 @@ def _schedule(options: argparse.Namespace) -> int:
         scheduler = Scheduler(
             spool=spool,
             leases=leases,
-            jobs=_jobs(options, folder, spool),
+            jobs=jobs_of(options, folder, spool),
             most_starts=options.max_starts,
             notify=say,
         )
@@ -68,13 +69,15 @@ def _schedule(options: argparse.Namespace) -> int:
     return 0
 
 
-def _jobs(options: argparse.Namespace, folder: Path, spool: Spool) -> dict[str, Job]:
+def jobs_of(options: argparse.Namespace, folder: Path, spool: Spool) -> dict[str, Job]:
+    """Return the jobs of a scheduler by name, not started."""
     names = ["train", *(f"rollout-{number}" for number in range(options.rollout_jobs))]
     turns = ["spool_config.waits=false"] if options.in_turns else []
     jobs = {}
     for name in names:
         kind = name.partition("-")[0]
-        own = [f"spool_config.folder={spool.root}", f"hydra.run.dir={folder / name}", *turns]
+        places = {"spool_config.folder": spool.root, "hydra.run.dir": folder / name}
+        own = [*(override(key, path) for key, path in places.items()), *turns]
         more = shlex.split(options.train if kind == "train" else options.rollout)
         jobs[name] = Job(
             name=name,

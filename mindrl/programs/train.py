@@ -36,7 +36,7 @@ from mindrl.platform.vision import vision_trouble
 from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.command_line import check_overrides, taken
-from mindrl.programs.compose import composing, located, run_config
+from mindrl.programs.compose import composing, located, override, run_config
 from mindrl.programs.exits import exit_code
 from mindrl.programs.run_place import require_checkpoint, run_place
 from mindrl.programs.train_help import no_name, print_help
@@ -319,7 +319,7 @@ def _named(assumed: Assumed) -> tuple[str | None, str | None]:
         # A rollout job has no checkpoints.
         if assumed.job != "rollout":
             require_checkpoint(_RESUME, folder)
-        sys.argv.append(f"hydra.run.dir='{folder}'")
+        sys.argv.append(override("hydra.run.dir", folder))
         if name is None:
             return "config", str(folder / ".hydra")
     return name or assumed.config, own_folder

@@ -84,7 +84,10 @@ def test_a_job_without_checkpoints_resumes_all_the_same(run: Path, said: Said) -
 
     found: list[Path] = []
     assert said(["--resume", str(run)], start) == (0, "")
-    assert found == [run]
+    # No character of a path is part of an override's syntax.
+    other = run.rename(run.with_name("it's a=b, (1)"))
+    assert said(["--resume", str(other)], start) == (0, "")
+    assert found == [run, other]
 
 
 @pytest.mark.parametrize("option", ["--resume", "hydra.run.dir"])

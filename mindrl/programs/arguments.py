@@ -2,7 +2,9 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 
 from mindrl.errors import ConfigError
 from mindrl.observability.units import GIB
@@ -91,13 +93,24 @@ def counts(text: str) -> tuple[int, ...]:
 
 def positive(text: str) -> float:
     """Parse a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    if (value := _finite(text)) <= 0:
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
+
+
+def not_negative(text: str) -> float:
+    """Parse a finite number, 0 or more."""
+    if (value := _finite(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} must be 0 or more")
+    return value
+
+
+def _finite(text: str) -> float:
+    """Return a finite number, or -1 for another text."""
+    with suppress(ValueError):
+        if isfinite(value := float(text)):
+            return value
+    return -1.0
 
 
 def gib(text: str) -> int:

@@ -15,7 +15,7 @@ from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.terminal import print_table, say
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
-from mindrl.programs.arguments import Program, add_overrides, count, refuse_unless
+from mindrl.programs.arguments import Program, add_overrides, count, not_negative, refuse_unless
 from mindrl.programs.compose import composed_config, override
 from mindrl.programs.exits import print_json
 from mindrl.programs.named_model import NamedModel, named_model
@@ -84,7 +84,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     samples = "answers per row of --data (default: 1; 8 with --write-column)"
     add("--samples", type=count, metavar="N", help=samples)
     drawn = "for answers to --data (default: 1; with one answer per row 0, the most likely token)"
-    add("--temperature", type=float, metavar="T", help=drawn)
+    add("--temperature", type=not_negative, metavar="T", help=drawn)
     column = "sample answers to the rows of one file as in training, and write the new file "
     column += "--output with this column of pass rates: the share of answers with the highest "
     column += "score of the first reward function; the model is MODEL_OR_RUN or the configuration's"

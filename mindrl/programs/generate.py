@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
 from mindrl.observability.terminal import say
 from mindrl.platform.environment import take_on
-from mindrl.programs.arguments import Program, count
+from mindrl.programs.arguments import Program, count, not_negative
 from mindrl.programs.chat_engine_options import add_chat_engine_options, chosen_chat_engine
 from mindrl.programs.exits import output_kept_back
 from mindrl.programs.train import require_packages
@@ -47,19 +47,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--plain", action="store_true", help="use the text as the prompt, without chat template")
     add("--samples", type=count, default=1, metavar="N", help="answers (default: 1)")
     drawn = "0 selects the most likely token (default: the run's, or the model's own)"
-    add("--temperature", type=_not_negative, metavar="T", help=drawn)
+    add("--temperature", type=not_negative, metavar="T", help=drawn)
     limit = "tokens of an answer (default: the run's, or 1024)"
     add("--max-tokens", type=count, metavar="N", help=limit)
     add_chat_engine_options(parser)
-
-
-def _not_negative(text: str) -> float:
-    value = -1.0
-    with suppress(ValueError):
-        value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be 0 or more")
-    return value
 
 
 def _generate(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from mindrl.observability.terminal import print_table, say
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import planned_description
-from mindrl.programs.arguments import Program, count
+from mindrl.programs.arguments import Program, count, not_negative, positive
 from mindrl.programs.exits import print_json
 from mindrl.propose.decoding import Rates
 from mindrl.propose.lengths import LARGEST_TAIL, described, sampled_groups, stored_groups
@@ -37,6 +37,8 @@ _RATES = {
     "switch": "from training to rollout and back, on shared devices",
     "publish": "transfer of new weights to separate devices",
 }
+_NEEDED = ("engine_step", "trained_token")
+"""Rates without a default; a step would need no time without them."""
 _COLUMNS = {
     "order": "{name}",
     "devices": "{devices}",
@@ -76,7 +78,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-staleness", type=count, nargs="+", default=[1, 2, 4], metavar="N", help=ages)
     for name, text in _RATES.items():
         option = f"--{name.replace('_', '-')}"
-        add(option, type=float, metavar="SECONDS", help=f"of {text}")
+        kind = positive if name in _NEEDED else not_negative
+        add(option, type=kind, metavar="SECONDS", help=f"of {text}")
     add("--steps", type=count, default=24, metavar="N", help="simulated steps (default: 24)")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -136,8 +139,8 @@ def _rates(options: argparse.Namespace) -> Rates:
         model, device = planned_description(options.model), device_model(options.device)
         known = asdict(rates_of(model, device, replica_devices=options.replica_devices))
         return Rates(**known | given | sizes)
-    if missing := {"engine_step", "trained_token"} - given.keys():
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in sorted(missing))
+    if missing := [name for name in _NEEDED if name not in given]:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ConfigError(f"{names} are missing; or give --model and --device")
     return Rates(**given | sizes)
 

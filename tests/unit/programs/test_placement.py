@@ -80,3 +80,22 @@ def test_what_it_cannot_do_is_refused(
 ) -> None:
     assert ran(monkeypatch, *arguments) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "need"),
+    [
+        *(("--engine-step", text, "above 0") for text in ("0", "-1", "nan", "inf", "x")),
+        *(("--switch", text, "0 or more") for text in ("-1", "nan", "inf", "x")),
+    ],
+)
+def test_a_rate_that_is_no_time_is_refused(
+    option: str,
+    text: str,
+    need: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        ran(monkeypatch, *MODEL, f"{option}={text}")
+    assert f"argument {option}: {text} must be {need}" in capsys.readouterr().err

@@ -162,8 +162,8 @@ class MemoryRoles:
             self.records.append(dict(record))
         assert record == self.records[-1]
 
-    def keep_export(self, _role: Role, folder: Path, kept: Path) -> None:
-        self.calls.append(f"keep {folder.name} as {kept.name}")
+    def keep_export(self, role: Role, folder: Path, kept: Path) -> None:
+        self.calls.append(f"keep {folder.name} of {role} as {kept.name}")
 
     def save_bytes(self) -> int:
         return len(b"weights")

@@ -338,7 +338,7 @@ def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_o
     trainer = build(tmp_path, roles, train_iters=5, test=PROMPTS[:1], test_freq=1, save_interval=1)
     trainer.run()
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
-    kept = "keep model as model_best"
+    kept = "keep model of actor as model_best"
     assert exports == ["export model", kept, "export model", kept, *["export model"] * 3]
     summary = trainer.run_log.close()
     assert summary["model_best"] == str(tmp_path / "model_best")
@@ -350,7 +350,7 @@ def test_an_evaluation_of_a_step_that_is_not_exported_keeps_nothing(tmp_path: Pa
     roles = Learner()
     build(tmp_path, roles, train_iters=3, test=PROMPTS[:1], test_freq=2).run()
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
-    assert exports == ["export model", "keep model as model_best"]
+    assert exports == ["export model", "keep model of actor as model_best"]
 
 
 def asked_in(calls: Sequence[str], moment: str, count: int) -> Callable[[], None]:

@@ -65,7 +65,7 @@ def test_the_critic_of_the_best_step_is_kept_beside_the_actor(tmp_path: Path) ->
     build(tmp_path, roles, test=PROMPTS[:1], **keys).run()
     kept = [call for call in roles.calls if call.startswith("keep")]
     # Step 2 is evaluated as well as step 1, and no better.
-    assert kept == ["keep model as model_best", "keep critic as critic_best"]
+    assert kept == ["keep model of actor as model_best", "keep critic of critic as critic_best"]
 
 
 def test_the_actor_gets_whitened_advantages_and_the_critic_the_returns(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mindrl.agents.record import Call
 from mindrl.agents.routes import AgentRoutes
 from mindrl.agents.runner_process import AgentSpec, RunnerProcess
 from mindrl.agents.sessions import PendingCall, Session
+from mindrl.config.returned_number import returned_number
 from mindrl.environments.host import Key
 from mindrl.errors import ConfigError, EnvironmentFailedError
 
@@ -190,7 +191,11 @@ class AgentHost:
             if found.number == values["ended"]:
                 error = values.get("error") or ""
                 calls = self._close(found)
-                reward = float(values.get("reward") or 0.0)
+                reward = 0.0
+                try:
+                    reward = returned_number(values.get("reward") or 0.0)
+                except ValueError as problem:
+                    error = error or f"the agent {problem}"
                 self._endings.append(AgentEnding(found.session.key, reward, calls, error))
                 return
 

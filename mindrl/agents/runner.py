@@ -117,6 +117,8 @@ def _reward(returned: object) -> float | None:
     value = returned["reward"] if isinstance(returned, Mapping) else returned
     if value is None:
         return None
+    if getattr(value, "ndim", None) == 0:  # NumPy or tensor
+        value = value.item()
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise TypeError(f"the agent returned {value!r}; need a finite number, a dict or None")
     return float(value)

@@ -5,7 +5,7 @@ import logging
 import operator
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -278,7 +278,8 @@ class RayCluster:
                 raise ClusterError(
                     f"{self.requested} with npus_per_node={self.devices_per_node}: needs "
                     f"{len(shares)} node(s) with {max(shares)} "
-                    f"{resource} device(s) each; the cluster has nodes with {present} after "
+                    f"{resource} device(s) and as many CPUs each; the cluster has nodes with "
+                    f"{present} after "
                     f"{wait_seconds:.0f} s (rl_config.{key})"
                 )
             time.sleep(0.5)
@@ -306,9 +307,17 @@ def fits(shares: Sequence[int], present: Sequence[int]) -> bool:
 
 
 def _devices_of_nodes(resource: str) -> list[int]:
-    """Return the number of devices of each living node of the cluster, the largest first."""
-    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
-    return sorted((int(there.get(resource, 0)) for there in alive), reverse=True)
+    return usable_devices(ray.nodes(), resource)
+
+
+def usable_devices(nodes: Sequence[Mapping[str, Any]], resource: str) -> list[int]:
+    """Return the number of devices of each living node that have a CPU too, the largest first.
+
+    `nodes` are those of `ray.nodes`.
+    """
+    alive = (node["Resources"] for node in nodes if node["Alive"])
+    found = (min(there.get(resource, 0), there.get("CPU", 0)) for there in alive)
+    return sorted(map(int, found), reverse=True)
 
 
 def _processes_in(folder: Path) -> list[psutil.Process]:

@@ -228,9 +228,11 @@ class RowImages:
     def as_paths(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns of a row with the paths of kept pictures in place of their bytes."""
 
-        def path_of(value: bytes | _InFile) -> str:
+        def path_of(value: bytes | _InFile) -> str | bytes:
             number = picture_number(value) if isinstance(value, bytes) else value.number
-            return str(self.folder.file_of(number))
+            file = self.folder.file_of(number)
+            # Bytes of another kind are no picture.
+            return value if isinstance(value, bytes) and not file.is_file() else str(file)
 
         stored = columns.stored if isinstance(columns, KeptColumns) else columns
         return {name: _with(value, (bytes, _InFile), path_of) for name, value in stored.items()}

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from PIL import Image
 
@@ -31,6 +32,10 @@ class PictureFolder:
         self.config, self.path = config, Path(config.folder).absolute()
         self._recent: OrderedDict[int, Image.Image] = OrderedDict()
         self._bytes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the opened pictures: another process opens its own."""
+        return vars(self) | {"_recent": OrderedDict(), "_bytes": 0}
 
     def keep(self, content: bytes, source: Path | None = None) -> tuple[int, tuple[int, int]]:
         """Keep an encoded picture; return its number, and its width and height when opened.

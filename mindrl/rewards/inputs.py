@@ -72,8 +72,14 @@ class BatchTexts:
             case _ if name == COMPLETION:
                 pairs = zip(self.responses, answered.prompts, strict=True)
                 return [_completion(response, prompt) for response, prompt in pairs]
-            case _:
+            case "messages" | "asked":
+                # A list for each response, which a function may change.
                 return [_of_prompt(prompt, name) for prompt in answered.prompts]
+            case _:
+                # Once for all responses to a prompt: it may be the content of a large file.
+                by_prompt = {id(prompt): prompt for prompt in answered.prompts}
+                values = {key: _of_prompt(prompt, name) for key, prompt in by_prompt.items()}
+                return [values[id(prompt)] for prompt in answered.prompts]
 
     @cached_property
     def _groups(self) -> dict[int, tuple[str, ...]]:

@@ -75,13 +75,24 @@ async def two_in_two_turns(base_url: str, api_key: str, row: dict[str, Any]) -> 
     return float(len("".join(await asyncio.gather(talk(0), talk(1)))))
 
 
+class Scalar:
+    """An array without dimensions, as NumPy and torch have."""
+
+    ndim = 0
+
+    def item(self) -> float:
+        return 2.5
+
+
 async def seeded(row: dict[str, Any], seed: int = -1, **_: str) -> float | None:
     """Return the seed, or do what the row asks for."""
     match row.get("do"):
         case "nothing":
             return None
-        case "infinite":
-            return float("inf")
+        case "inf" | "1e300" as number:
+            return float(number)
+        case "array":
+            return Scalar()  # type: ignore[return-value]
         case "sleep":
             await asyncio.sleep(100)
         case "block":

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray._private.services import canonicalize_bootstrap_address
 
-from mindrl.cluster.ray_cluster import RayCluster, fits, node_shares
+from mindrl.cluster.ray_cluster import RayCluster, fits, node_shares, usable_devices
 from mindrl.errors import ClusterError
 from mindrl.platform.device import PLATFORMS, Platform
 
@@ -94,6 +94,17 @@ def test_a_ray_that_comes_up_in_time_at_the_second_attempt_is_used() -> None:
         "initialized False servers 0",
     ]
     assert done.stderr.count("trying again, logs in") == 1
+
+
+def test_devices_without_a_cpu_of_ray_cannot_be_reserved() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 4.0, "NPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 64.0, "NPU": 8.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "NPU": 16.0}},
+        {"Alive": True, "Resources": {"CPU": 64.0}},
+    ]
+    assert usable_devices(nodes, "NPU") == [8, 4, 0]
+    assert usable_devices(nodes, "CPU") == [64, 64, 4]
 
 
 def test_a_named_cluster_is_joined_and_not_counted_on_this_machine(

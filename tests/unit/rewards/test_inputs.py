@@ -1,14 +1,16 @@
 """Rewards get what their parameters name, in the processes of a run."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mindrl.batch.prompts import Prompt, PromptRow
+from mindrl.config.reward_signature import COLUMN
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError
-from mindrl.rewards.inputs import Answered, RewardInputs
+from mindrl.rewards.inputs import Answered, BatchTexts, RewardInputs
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores, shown_names
 
@@ -180,3 +182,25 @@ def test_metrics_name_functions_and_what_has_the_same_name_is_told_apart() -> No
         "a/own.py:score": "a/own.py:score",
         "b/own.py:score": "b/own.py:score",
     }
+
+
+def test_a_column_is_looked_up_once_for_all_responses_to_a_prompt() -> None:
+    """It may be the content of a picture, which is read from its file at each look."""
+    looks: list[str] = []
+
+    class Watched(dict[str, object]):
+        def get(self, name: str, default: object = None) -> object:
+            looks.append(name)
+            return super().get(name, default)
+
+    row = PromptRow(columns=Watched(image=b"large"), messages=CHAT, is_chat=True)
+    prompts = [replace(PROMPTS[0], row=row)] * 3 + [PROMPTS[1]]
+    answered = Answered(prompts=prompts, groups=[0, 0, 0, 1], token_ids=[()] * 4)
+    texts = BatchTexts(RESPONSES, ["7"] * 4, answered)
+    (first,), (second,), *_ = texts.rows(range(4), [f"{COLUMN}image"])
+    assert first is second == b"large"
+    assert looks == ["image"]
+    # Messages are a list for each, which a function may change.
+    (first,), (second,), *_ = texts.rows(range(4), ["messages"])
+    assert first == second
+    assert first is not second

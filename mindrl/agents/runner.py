@@ -114,7 +114,7 @@ class _RaisedError(Exception):
 
 def _reward(returned: object) -> float | None:
     """Return the reward that an agent returned."""
-    value = returned["reward"] if isinstance(returned, Mapping) else returned
+    value: Any = returned["reward"] if isinstance(returned, Mapping) else returned
     if value is None:
         return None
     if getattr(value, "ndim", None) == 0:  # NumPy or tensor

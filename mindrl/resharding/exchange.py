@@ -19,9 +19,8 @@ from mindrl.errors import ReshardError
 from mindrl.models.placement import volume
 from mindrl.observability.progress import tick
 from mindrl.observability.trace import span
-from mindrl.resharding.plan import Transfer
+from mindrl.resharding.plan import LARGE_BYTES, Transfer
 
-_LARGE_BYTES = 256 << 10
 _POLL_SECONDS = 0.0005
 """Interval between checks whether a device has ended an operation."""
 _REPORT_SECONDS = 3.0
@@ -106,7 +105,7 @@ def messages_of(
 
 
 def _is_large(transfer: Transfer) -> bool:
-    return transfer.slice.wire_bytes >= _LARGE_BYTES
+    return transfer.slice.wire_bytes >= LARGE_BYTES
 
 
 def _in_one_run(

@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import prod
 
 import numpy as np
 
 from mindrl.layouts.rank_order import RankOrder
-from mindrl.models.decoder import DType, logical_shapes
+from mindrl.models.decoder import DType, always_float32, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import volume
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.plan import ReshardPlan, Topology
+from mindrl.resharding.plan import LARGE_BYTES, ReshardPlan, Topology
 from mindrl.resharding.rank_map import RankMap
 from mindrl.resharding.slices import Integers
 
@@ -61,7 +62,7 @@ class PlanFigures:
     """`busiest_rank` and `busiest_pair` are None if nothing is sent."""
     rounds: int
     messages: int
-    """One message carries all data that a pair exchanges in one round."""
+    """One message for each large transfer, and for the small ones of a pair in a round."""
     seconds: float
     """Time of the busiest rank at the given bandwidth, without other delays."""
 
@@ -116,10 +117,6 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
     rank, (source, target) = int(longest.argmax()), divmod(int(pairs.argmax()), len(pairs))
     busiest = BusiestRank(rank=rank, sent_bytes=int(sent[rank]), received_bytes=int(received[rank]))
     pair = BusiestPair(source=source, target=target, bytes=int(pairs[source, target]))
-    routes, remote = plan.routes, plan.remote
-    rounds = routes.round[remote].astype(np.int64)
-    ways = (rounds * plan.world_size + routes.source[remote]) * plan.world_size
-    ways += routes.target[remote]
     return PlanFigures(
         received_bytes=_per_rank(received),
         lower_bound_bytes=_per_rank(plan.lower_bound),
@@ -131,9 +128,30 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
         busiest_rank=busiest if longest[rank] else None,
         busiest_pair=pair if pair.bytes else None,
         rounds=plan.rounds,
-        messages=len(np.unique(ways)),
+        messages=_messages(plan),
         seconds=int(longest.max()) * 8 / (gbit_per_second * 1e9),
     )
+
+
+def _messages(plan: ReshardPlan) -> int:
+    """Count the messages of all ranks, as `messages_of` lays them out."""
+    routes, remote, slices = plan.routes, plan.remote, plan.slices
+    members, bundle = slices.bundles.members, routes.bundle[remote]
+    rounds = routes.round[remote].astype(np.int64)
+    pairs = (rounds * plan.world_size + routes.source[remote]) * plan.world_size
+    pairs += routes.target[remote]
+    ordered = np.fromiter(chain.from_iterable(members), dtype=np.int64)
+    bundle_of = np.repeat(np.arange(len(members)), [*map(len, members)])
+    is_large = slices.wire_bytes[ordered] >= LARGE_BYTES
+    count = np.bincount(bundle_of[is_large], minlength=len(members))[bundle].sum()
+    # Small transfers of a pair share a message if their dtype is the same.
+    is_wide = np.zeros(len(ordered), dtype=np.bool_)
+    if plan.dtype != "float32":
+        is_wide[:] = [always_float32(slices.pieces[at].wanted.tensor) for at in ordered.tolist()]
+    for packed in (~is_large & is_wide, ~is_large & ~is_wide):
+        has_packed = np.bincount(bundle_of[packed], minlength=len(members)) > 0
+        count += len(np.unique(pairs[has_packed[bundle]]))
+    return int(count)
 
 
 def _per_rank(counts: Integers) -> PerRank:

@@ -19,6 +19,8 @@ from mindrl.resharding.routes import Routes, choose_senders, missing_bytes
 from mindrl.resharding.slices import Integers, LocalSlice, Slice, Slices, cut_into_slices
 
 DEFAULT_BUCKET_BYTES = 256 << 20
+LARGE_BYTES = 256 << 10
+"""A transfer of at least so many bytes is a message of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

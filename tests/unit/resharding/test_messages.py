@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindrl.checkpoint.export import ExportedModel, TensorFile
+from mindrl.checkpoint.export import TORCH_TYPES, ExportedModel, TensorFile
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import DType, always_float32
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.sharding import full_sharding
+from mindrl.models.placement import whole
+from mindrl.models.sharding import Sharding, full_sharding
 from mindrl.resharding.exchange import Message, Staging, messages_of
-from mindrl.resharding.plan import Topology, Transfer, plan_reshard
+from mindrl.resharding.figures import figures_of
+from mindrl.resharding.plan import ReshardPlan, Topology, Transfer, plan_reshard
 from mindrl.training.megatron.sharding import megatron_sharding
 
 HOST, OTHER = torch.device("cpu"), torch.device("meta")
@@ -94,3 +97,44 @@ def test_what_leaves_goes_by_the_memory_of_the_device_too(
     messages = list(outgoing(lambda shape: torch.empty(shape, device=at)))
     assert {message.memory.device.type for message in messages} == {"meta"}
     assert sends_directly is any(not message.staged for message in messages)
+
+
+SHAPES = {"a": (512, 512), "b": (8,), "c": (512, 512), "d": (8,), "e_score_correction_bias": (4,)}
+NODE = Topology(ranks_per_node=2)
+
+
+def side(rank: int, dtype: DType) -> Sharding:
+    """Return a sharding of two ranks, one of which has all tensors."""
+    table = {name: whole(name, shape) for name, shape in SHAPES.items()}
+    held = [(str(rank),) if rank == each else () for each in range(2)]
+    return Sharding(shards={str(rank): table}, held_by=tuple(held), dtype=dtype)
+
+
+def sent(plan: ReshardPlan) -> list[Message]:
+    """Lay out what two ranks send."""
+
+    def wire_dtype(tensor: str) -> torch.dtype:
+        return torch.float32 if always_float32(tensor) else TORCH_TYPES[plan.dtype]
+
+    def view(transfer: Transfer) -> Tensor:
+        sizes = [stop - start for start, stop in transfer.slice.box]
+        return torch.empty(sizes, device=OTHER)
+
+    steps = [step for rank in range(2) for step in plan.of_rank(rank)]
+    return [
+        message
+        for step in steps
+        for message in messages_of(step.sends, wire_dtype, view, Staging(OTHER))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    # Two large tensors alone; small ones together, apart from those of another dtype.
+    [("float32", 2 + 1), ("bfloat16", 2 + 2)],
+)
+def test_as_many_messages_are_planned_as_are_laid_out(dtype: DType, expected: int) -> None:
+    plan = plan_reshard(side(0, dtype), side(1, dtype), NODE, bucket_bytes=64 << 20)
+    found = [figures_of(each, NODE, gbit_per_second=1.0).messages for each in (plan, PLAN)]
+    assert found == [len(sent(plan)), len(sent(PLAN))]
+    assert found[0] == expected

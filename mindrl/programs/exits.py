@@ -27,7 +27,7 @@ _SHOWN_BYTES = 4000
 def exit_code(
     action: Callable[[], int], *bad_input: type[Exception], shows_all: bool = False
 ) -> int:
-    """Run `action`; an expected error is printed and becomes an exit code.
+    """Run `action`; an expected error or Ctrl-C is printed and becomes an exit code.
 
     `bad_input` are further errors about the program's input, besides `ConfigError`. Of these the
     first ten reasons are printed, or all with `shows_all`. An error of the cluster is one reason,
@@ -47,6 +47,9 @@ def exit_code(
         elif code == BAD_CONFIG and not shows_all:
             reasons = first_reasons(reasons)
         return report(reasons, code)
+    except KeyboardInterrupt:
+        # Programs that have nothing to end in order keep Python's handler of Ctrl-C.
+        return report(["stopped by SIGINT"], INTERRUPTED)
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:

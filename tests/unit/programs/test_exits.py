@@ -1,9 +1,11 @@
 """Exit codes and printed errors that all programs share."""
 
+import signal
+
 import pytest
 
 from mindrl.errors import ClusterError, ConfigError, ModelError, WorkerDiedError
-from mindrl.programs.exits import BAD_CONFIG, FAILED, exit_code
+from mindrl.programs.exits import BAD_CONFIG, FAILED, INTERRUPTED, exit_code
 
 LINES = [f"line {at}" for at in range(30)]
 
@@ -38,3 +40,14 @@ def test_of_a_wrong_configuration_the_first_ten_reasons_are_printed(
 def test_reasons_of_other_errors_are_all_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, lines = printed(ModelError("\n".join(LINES)), capsys)
     assert (code, lines) == (FAILED, [f"error: {line}" for line in LINES])
+
+
+def test_a_program_without_handlers_ends_at_ctrl_c_with_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    assert exit_code(interrupted) == INTERRUPTED
+    assert capsys.readouterr().err == "error: stopped by SIGINT\n"

@@ -20,6 +20,8 @@ def write_tables(folder: Path, runs: Sequence[Path]) -> list[Path]:
     Raises:
         OutputError: A folder is not a run's, or a file cannot be read or written.
     """
+    # Both tables name a run by the same path.
+    runs = [run.resolve() for run in runs]
     numbers, samples = folder / "metrics.csv", folder / "samples.parquet"
     with output_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

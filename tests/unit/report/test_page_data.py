@@ -145,11 +145,16 @@ def test_no_text_of_a_run_ends_the_script_that_holds_it(tmp_path: Path) -> None:
     assert "<script>document.title" not in text
 
 
-def test_tables_hold_every_number_and_every_sample(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    numbers, samples = write_tables(tmp_path / "tables", [folder])
+def test_tables_hold_every_number_and_every_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numbers, samples = write_tables(Path("tables"), [make_run(Path("run"))])
     with numbers.open() as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == "update/entropy"]
+    # Whatever the name of the run on the command line, its rows of both tables can be joined.
+    runs = {row["run"] for row in rows} | {*pq.read_table(samples)["run"].to_pylist()}
+    assert runs == {str(tmp_path / "run")}
     assert [float(row["value"]) for row in rows] == [1, 1 / 2, 1 / 3, 1 / 4]
     assert pq.read_table(samples)["step"].to_pylist() == [1, 2]
 

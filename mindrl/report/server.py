@@ -3,6 +3,7 @@
 import json
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -41,6 +42,8 @@ class PageServer(ThreadingHTTPServer):
         """Listen; port 0 selects a free one."""
         self.runs, self.token = [RunState(run) for run in runs], secrets.token_urlsafe()
         self.session, self.lock = secrets.token_hex(4), Lock()
+        if ":" in host:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -52,8 +55,8 @@ class PageServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Address of the page, including the token."""
-        host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}/?token={self.token}"
+        host, port = str(self.server_address[0]), self.server_address[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={self.token}"
 
     def read_ahead(self) -> None:
         """Start reading the runs in a thread, so that the first viewer waits less."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,6 +140,19 @@ def test_samples_come_by_pages_each_once_the_newest_first(tmp_path: Path) -> Non
             asked["at"] = answer["next"]
     expected = [(row["step"], row["prompt"]) for row in samples]
     assert (found, looked) == (expected[::-1], len(samples))
+
+
+def test_the_page_is_served_on_an_ipv6_address(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with PageServer([make_run(tmp_path / "run")], host="::1", port=0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert server.url.startswith("http://[::1]:")
+        with urlopen(server.url) as answer:
+            assert answer.status == 200
+        server.shutdown()
 
 
 def test_nobody_is_answered_without_the_token_and_no_question_ends_the_server(

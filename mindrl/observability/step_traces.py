@@ -38,7 +38,9 @@ class StepTraces:
         """
         with output_errors(self.folder):
             for path in self.folder.glob("step-*.json"):
-                if int(path.stem.removeprefix("step-")) > step:
+                number = path.stem.removeprefix("step-")
+                # Other files, such as a copy, are the user's.
+                if number.isdecimal() and int(number) > step:
                     path.unlink()
 
     def steps(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mindrl.checkpoint.carried_files import SAME_TOKENIZER, RunTokenizer, carry_files
-from mindrl.checkpoint.files import INDEX_FILE, file_header
+from mindrl.checkpoint.files import INDEX_FILE, WHOLE_FILE, file_header
 from mindrl.checkpoint.kept_tensors import carry_kept, names_of
 from mindrl.checkpoint.stored_names import FLAT, StoredNames
 from mindrl.errors import ModelError, OutputError
@@ -276,7 +276,7 @@ def file_tables(
     groups = list(_grouped(table, dtype, shard_bytes, names))
     count = len(groups)
     if count == 1:
-        return {"model.safetensors": groups[0]}
+        return {WHOLE_FILE: groups[0]}
     files = (f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1))
     return dict(zip(files, groups, strict=True))
 

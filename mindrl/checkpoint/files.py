@@ -17,6 +17,8 @@ from mindrl.models.placement import Shape
 from mindrl.observability.regular_files import check_regular, open_regular, read_regular_text
 
 INDEX_FILE = "model.safetensors.index.json"
+WHOLE_FILE = "model.safetensors"
+"""The weight file of a folder without an index; transformers reads no index next to it."""
 Framework = Literal["np", "pt"]
 """Type of slices read from a file: `np` needs no torch."""
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from mindrl.checkpoint.files import INDEX_FILE, header_bytes, read_index
+from mindrl.checkpoint.files import INDEX_FILE, WHOLE_FILE, header_bytes, read_index
 from mindrl.checkpoint.rank_files import LAYOUT_FILE
 from mindrl.checkpoint.stored_names import FLAT, StoredNames, names_in
 from mindrl.errors import ModelError
@@ -63,7 +63,8 @@ def kept_names(names: StoredNames, stored: Iterable[str], held: Collection[str])
 def carry_kept(source: Path, building: Path, held: Collection[str]) -> dict[str, object] | None:
     """Copy the tensors that are no part of the model into a folder of exported files.
 
-    `held` are the model's logical tensors.
+    `held` are the model's logical tensors. A single file of weights gets a numbered name, because
+    transformers reads no index next to `WHOLE_FILE`.
 
     Returns:
         The folder's index with them; None if the index needs no change.
@@ -88,6 +89,8 @@ def carry_kept(source: Path, building: Path, held: Collection[str]) -> dict[str,
         target.write(header_bytes(header))
         for name in order:
             _copy(kept[name], target)
+    if (whole := building / WHOLE_FILE).exists():
+        whole.rename(building / "model-00001-of-00001.safetensors")
     return _index(building)
 
 

@@ -100,7 +100,7 @@ def test_a_run_exports_its_tokenizer_and_the_layers_that_it_does_not_train(
     found = contents(target)
     assert found["tokenizer.json"] == b"tokenizer.json"
     assert found["chat_template.jinja"] == b"own.jinja"
-    assert load_file(target / "model.safetensors").keys() == tensors.keys()
+    assert load_file(target / "model-00001-of-00001.safetensors").keys() == tensors.keys()
     kept = load_file(target / "model-kept.safetensors")
     assert kept.keys() == drafts.keys()
     assert torch.equal(kept["mtp.fc.weight"], drafts["mtp.fc.weight"])

@@ -125,7 +125,7 @@ def test_layers_that_draft_tokens_come_along_to_the_bit_and_an_unused_head_does_
     write_json(source / "config.json", values | {"tie_word_embeddings": True})
     names.remove("lm_head.weight")
     export(source, tmp_path / "new", names, 1 << 30)
-    assert load_file(tmp_path / "new" / "model.safetensors").keys() == {*names}
+    assert load_file(tmp_path / "new" / "model-00001-of-00001.safetensors").keys() == {*names}
     kept = load_file(tmp_path / "new" / "model-kept.safetensors")
     assert kept.keys() == drafts.keys()
     for name, each in drafts.items():

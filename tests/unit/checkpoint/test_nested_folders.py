@@ -29,13 +29,20 @@ MakeModel = Callable[..., Path]
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
 
 
-def exported(source: Path, target: Path, *, changed: bool = True, dtype: DType = "float32") -> Path:
+def exported(
+    source: Path,
+    target: Path,
+    *,
+    changed: bool = True,
+    dtype: DType = "float32",
+    shard_bytes: int = 600_000,
+) -> Path:
     """Export the model of a folder, its embedding doubled."""
     model = read_description(str(source))
     table = full_sharding(model, world_size=1, holders=[0], dtype=dtype).table(0)
     with ExitStack() as stack:
         read = folder_reader(str(source), stack)
-        into = exported_model(str(source), target, table, dtype=dtype, shard_bytes=600_000)
+        into = exported_model(str(source), target, table, dtype=dtype, shard_bytes=shard_bytes)
         sink = stack.enter_context(into)
         for name in sorted(table):
             fill(sink.open(name), table[name], read)
@@ -124,6 +131,21 @@ def test_an_export_has_the_tower_to_the_bit_and_loads_in_transformers_as_the_who
     assert {path.name: path.read_bytes() for path in again.iterdir()} == {
         path.name: path.read_bytes() for path in target.iterdir()
     }
+
+
+def test_an_export_with_one_file_of_weights_loads_in_transformers_with_its_tower(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    target = exported(random_model_of("qwen3_5"), tmp_path / "new", shard_bytes=1 << 30)
+    files = sorted(path.name for path in target.glob("*.safetensors"))
+    assert files == ["model-00001-of-00001.safetensors", "model-kept.safetensors"]
+    whole, report = AutoModelForImageTextToText.from_pretrained(target, output_loading_info=True)
+    assert not report["missing_keys"]
+    filed, loaded = others_of(target), whole.state_dict()
+    assert all(
+        torch.equal(loaded[name].to(each), each) for name, each in filed.items() if "visual" in name
+    )
+    check_files(str(target), read_description(str(target)))
 
 
 def test_an_export_in_bfloat16_leaves_the_types_of_the_tower_and_names_its_own_in_both_places(

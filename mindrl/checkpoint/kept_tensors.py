@@ -20,6 +20,7 @@ from mindrl.observability.progress import tick
 from mindrl.observability.regular_files import open_regular
 
 KEPT_FILE = "model-kept.safetensors"
+_MODEL_FILES = "model*.safetensors"
 _COPY_BYTES = 16 << 20
 _LENGTH_BYTES = 8
 
@@ -64,7 +65,8 @@ def carry_kept(source: Path, building: Path, held: Collection[str]) -> dict[str,
     """Copy the tensors that are no part of the model into a folder of exported files.
 
     `held` are the model's logical tensors. A single file of weights gets a numbered name, because
-    transformers reads no index next to `WHOLE_FILE`.
+    transformers reads no index next to `WHOLE_FILE`. Without an index, tensors of other formats
+    and of adapters may lie in files of other names: those stay behind.
 
     Returns:
         The folder's index with them; None if the index needs no change.
@@ -74,7 +76,12 @@ def carry_kept(source: Path, building: Path, held: Collection[str]) -> dict[str,
         OSError: A file cannot be written.
     """
     stored = _stored(source)
-    kept = {name: stored[name] for name in kept_names(names_of(str(source)), stored, held)}
+    pattern = "*" if (source / INDEX_FILE).exists() else _MODEL_FILES
+    kept = {
+        name: stored[name]
+        for name in kept_names(names_of(str(source)), stored, held)
+        if stored[name].path.match(pattern)
+    }
     if not kept:
         return None
     # The wider dtype first, so that each tensor is aligned to its element size.
@@ -139,7 +146,7 @@ def _copy(tensor: _Stored, target: IO[bytes]) -> None:
 
 def _index(building: Path) -> dict[str, object] | None:
     """Return the index of all tensors of a folder; None for a folder of rank files."""
-    found = dict(each for path in building.glob("model*.safetensors") for each in _in_file(path))
+    found = dict(each for path in building.glob(_MODEL_FILES) for each in _in_file(path))
     if all(each.path.name == KEPT_FILE for each in found.values()):
         return None
     total = sum(each.nbytes for each in found.values())

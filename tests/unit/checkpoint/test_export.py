@@ -136,6 +136,27 @@ def test_layers_that_draft_tokens_come_along_to_the_bit_and_an_unused_head_does_
     assert read_description(str(tmp_path / "new")) == read_description(str(source))
 
 
+def test_without_an_index_only_files_of_the_model_come_along(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(random_model_of("qwen3"), source)
+    names = [*load_file(source / "model.safetensors")]
+    for name in ("consolidated", "adapter_model", "model-drafts"):
+        save_file({f"{name}.weight": torch.ones(2)}, source / f"{name}.safetensors")
+    export(source, tmp_path / "new", names, 1 << 30)
+    kept = load_file(tmp_path / "new" / "model-kept.safetensors")
+    assert kept.keys() == {"model-drafts.weight"}
+    # An index says that a file is the model's.
+    files = dict.fromkeys(names, "model.safetensors") | {
+        "consolidated.weight": "consolidated.safetensors"
+    }
+    write_json(source / INDEX_FILE, {"weight_map": files})
+    export(source, tmp_path / "indexed", names, 1 << 30)
+    kept = load_file(tmp_path / "indexed" / "model-kept.safetensors")
+    assert kept.keys() == {"consolidated.weight"}
+
+
 def test_an_export_has_the_tokenizer_and_the_chat_template_of_its_run(
     random_model_of: MakeModel, tmp_path: Path
 ) -> None:

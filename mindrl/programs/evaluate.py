@@ -83,7 +83,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--data", nargs="+", default=[], metavar="FILE", help="data files; each is a separate set")
     samples = "answers per row of --data (default: 1; 8 with --write-column)"
     add("--samples", type=count, metavar="N", help=samples)
-    drawn = "for answers to --data (default: 1; with one answer per row 0, the most likely token)"
+    drawn = "for answers to --data (default: 1; with one answer per row 0, the most likely token; "
+    drawn += "with --write-column that of the configuration)"
     add("--temperature", type=not_negative, metavar="T", help=drawn)
     column = "sample answers to the rows of one file as in training, and write the new file "
     column += "--output with this column of pass rates: the share of answers with the highest "
@@ -131,8 +132,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _refuse_unused(options: argparse.Namespace, model: NamedModel | None) -> None:
-    rates = options.write_column
-    refuse_unless(not rates, "without --write-column", options, ("--temperature", "--json"))
+    refuse_unless(not options.write_column, "without --write-column", options, ("--json",))
     refuse_unless(options.data, "with --data", options, ("--samples", "--temperature"))
     refuse_unless(model, "with MODEL_OR_RUN", options, ("--best",))
     is_of_run = model is not None and model.run is not None
@@ -200,8 +200,10 @@ def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunC
         ConfigError: It is not legal, or has no reward function.
     """
     read = override("megatron_training.data_path", options.data[0])
-    samples = f"rl_config.n_samples_per_prompt={options.samples or 8}"
-    config = _composed(options, model, read, samples, *_NO_TRAINING, *_NO_EVALUATION)
+    drawn = [f"rl_config.n_samples_per_prompt={options.samples or 8}"]
+    if options.temperature is not None:
+        drawn.append(f"generate_config.sampling_config.temperature={options.temperature}")
+    config = _composed(options, model, read, *drawn, *_NO_TRAINING, *_NO_EVALUATION)
     if not config.rl_config.verifier_function:
         raise ConfigError(
             "rl_config.verifier_function is empty: its first entry defines correct answers"

@@ -129,6 +129,8 @@ def test_changes_may_stand_where_a_model_or_a_file_would() -> None:
         assert options.overrides == ["rl_config.epochs=2"]
         rated = rating_config(options, None).rl_config
         assert (rated.epochs, rated.n_samples_per_prompt) == (2, 8)
+    warm = rating_config(parsed(*column, *output, "--data", "a", "--temperature", "0.5"), None)
+    assert warm.generate_config.sampling_config.temperature == 0.5
     options = parsed("run", "--data", "a.jsonl", "b.jsonl", "--best", "rl_config.epochs=2")
     assert (options.model, options.data) == ("run", ["a.jsonl", "b.jsonl"])
     for missing in ((), ("--data", "a.jsonl"), ("--data", "a.jsonl", "b.jsonl", *output)):
@@ -221,7 +223,6 @@ def test_an_option_without_effect_is_refused(
     for arguments, reason in {
         (run, "--samples", "8"): "--samples has an effect only with --data; leave it out",
         (run, "--temperature", "0"): "--temperature has an effect only with --data",
-        (*rates, "--temperature", "1"): "--temperature has an effect only without --write-column",
         (*rates, "--json"): "--json has an effect only without --write-column",
         (*rates, "--best"): "--best has an effect only with MODEL_OR_RUN",
         (run, "--config-name", "grpo_tiny_cpu"): "--config-name has an effect only for a model",

@@ -4,14 +4,15 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, BinaryIO
 
 from mindrl.errors import OutputError
-from mindrl.observability.regular_files import read_regular
+from mindrl.observability.regular_files import open_regular
 
 _UNFINISHED = ".tmp"
 """Suffix of a temporary file that is to replace another."""
@@ -82,22 +83,24 @@ def replace_file(path: Path, content: bytes | memoryview, *, waits: bool = True)
     Raises:
         OutputError: if it cannot be written; the old file is kept.
     """
+    with output_errors(path), _replacing(path, waits=waits) as file:
+        file.write(content)
+
+
+@contextmanager
+def _replacing(path: Path, *, waits: bool = True) -> Iterator[BinaryIO]:
+    """Yield a temporary file that replaces a file at the end of the body, as `replace_file`."""
     # Processes of two machines, or containers, may have the same number.
     temporary = path.with_name(f".{path.name}.{token_hex(4)}{_UNFINISHED}")
-    with output_errors(path):
-        try:
-            _write(temporary, content, waits=waits)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes | memoryview, *, waits: bool) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        if waits:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            if waits:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def forget_unfinished(folder: Path) -> None:
@@ -154,7 +157,8 @@ def forget_later_steps(path: Path, step: int) -> list[int]:
     """Drop the records of later steps from a file of JSON lines.
 
     A line without an integer `step` is kept if a kept record follows it. The last line may be
-    incomplete after a kill.
+    incomplete after a kill. A file without such lines is not written. One line at a time is in
+    memory.
 
     Returns:
         The numbers, from 1, of the kept lines without a step.
@@ -163,13 +167,29 @@ def forget_later_steps(path: Path, step: int) -> list[int]:
         OutputError: if the file cannot be read or written.
     """
     with output_errors(path), suppress(FileNotFoundError):
-        lines = read_regular(path).splitlines(keepends=True)
-        steps = [step_of_record(line) for line in lines]
-        last = max((at for at, of in enumerate(steps) if of is not None and of <= step), default=-1)
-        kept = [at for at, of in enumerate(steps[: last + 1]) if of is None or of <= step]
-        replace_file(path, b"".join(lines[at] for at in kept))
+        with open_regular(path) as file:
+            steps = [step_of_record(line) for line in file]
+            known = (at for at, of in enumerate(steps) if of is not None and of <= step)
+            last = max(known, default=-1)
+            kept = [at for at, of in enumerate(steps[: last + 1]) if of is None or of <= step]
+            if len(kept) < len(steps):
+                file.seek(0)
+                _keep_lines(path, file, kept)
         return [number for number, at in enumerate(kept, start=1) if steps[at] is None]
     return []
+
+
+def _keep_lines(path: Path, file: BinaryIO, kept: Sequence[int]) -> None:
+    """Remove all lines but those with these indices, in order, from a file open for reading."""
+    if kept == [*range(len(kept))]:
+        end = sum(len(line) for line in islice(file, len(kept)))
+        with path.open("rb+") as shortened:
+            shortened.truncate(end)
+            os.fsync(shortened.fileno())
+        return
+    chosen = {*kept}
+    with _replacing(path) as new:
+        new.writelines(line for at, line in enumerate(file) if at in chosen)
 
 
 def step_record(line: bytes) -> dict[str, Any] | None:

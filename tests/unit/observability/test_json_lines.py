@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,32 @@ def test_steps_behind_one_are_forgotten_and_so_is_a_line_that_was_cut_off(tmp_pa
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "evaluation": 1}\n'
     assert forget_later_steps(tmp_path / "none.jsonl", 2) == []
     assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_lines_between_kept_ones_are_forgotten_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 3}\n{"st\n{"step": 2}\n{"step": 4}\n')
+    assert forget_later_steps(path, 2) == [2]
+    assert path.read_text() == '{"step": 1}\n{"st\n{"step": 2}\n'
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_long_file_is_read_line_by_line_and_not_written_again(tmp_path: Path) -> None:
+    path, response = tmp_path / "samples.jsonl", "x" * (1 << 20)
+    log = JsonLinesFile(path)
+    for step in range(1, 33):
+        log.append({"step": step, "response": response})
+    log.close()
+    before = path.stat()
+    tracemalloc.start()
+    forget_later_steps(path, 32)
+    after = path.stat()
+    forget_later_steps(path, 30)
+    # A line, its parsed record, and copies of them.
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert [each["step"] for each in step_lines(path)] == [*range(1, 31)]
 
 
 @pytest.mark.parametrize(

@@ -335,12 +335,31 @@ def silent_ranks(
 
     The key is `what` and the rank, such as `plan 3`.
     """
-    keys = {rank: f"{what} {rank}" for rank in range(size)}
+    ranks = range(size)
     try:
-        store.wait(list(keys.values()), timedelta(seconds=timeout_seconds))
+        store.wait(keys_of(what, ranks), timedelta(seconds=timeout_seconds))
     except dist.DistNetworkError:
         # The store is in the first rank's process.
         return [0]
     except RuntimeError:
-        return [rank for rank, key in keys.items() if not store.check([key])]
+        return _without_key(store, what, ranks)
     return []
+
+
+def keys_of(what: str, ranks: Sequence[int]) -> list[str]:
+    """Return the keys that `silent_ranks` waits for."""
+    return [f"{what} {rank}" for rank in ranks]
+
+
+def _without_key(store: dist.Store, what: str, ranks: Sequence[int]) -> list[int]:  # type: ignore[name-defined]
+    """Return the ranks that have not set their key.
+
+    Many ranks ask one store, so each checks halves: few silent ranks take few calls.
+    """
+    if store.check(keys_of(what, ranks)):
+        return []
+    if len(ranks) == 1:
+        return [*ranks]
+    middle = len(ranks) // 2
+    halves = ranks[:middle], ranks[middle:]
+    return [rank for half in halves for rank in _without_key(store, what, half)]

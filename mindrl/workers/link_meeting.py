@@ -3,15 +3,17 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from mindrl.errors import ReshardError
 from mindrl.observability.progress import tick
 from mindrl.platform.rendezvous import CALLED_OFF, leave_group
-from mindrl.resharding.exchange import silent_ranks
+from mindrl.resharding.exchange import keys_of, silent_ranks
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _NOW_SECONDS = 0.5, 0.001
+_HERE = "here"
 
 
 def missing_ranks(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # type: ignore[name-defined]
@@ -20,14 +22,23 @@ def missing_ranks(store: dist.Store, ranks: int, seconds: float) -> list[int]:  
     Raises:
         ReshardError: The meeting was called off.
     """
-    ends = time.monotonic() + seconds
-    while missing := silent_ranks(store, "here", ranks, min(_LOOK_SECONDS, seconds)):
+    ends, keys = time.monotonic() + seconds, keys_of(_HERE, range(ranks))
+    while not _are_set(store, keys, min(_LOOK_SECONDS, seconds)):
         # Report progress: a rank that waits here has its own time limit and does not hang.
         tick()
         if time.monotonic() > ends:
-            break
+            return silent_ranks(store, _HERE, ranks, _NOW_SECONDS)
         _refuse_called_off(store)
-    return missing
+    return []
+
+
+def _are_set(store: dist.Store, keys: list[str], seconds: float) -> bool:  # type: ignore[name-defined]
+    """Wait until all keys are set, in one call of the store; return whether they are."""
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError:
+        return False
+    return True
 
 
 def unless_called_off(

@@ -8,7 +8,7 @@ from pathlib import Path
 from mindrl.checkpoint.files import check_files
 from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
-from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
+from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.model_folders import further_models
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
@@ -146,15 +146,17 @@ def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list
     for role, model in models.items():
         same = model == models["actor"]
         folder = "" if same else f"{config.model_key(role)}={config.model_path(role)}: "
-        own = _layout(config, role, model)
+        own = _layout(config, role, model, models["actor"])
         found += [replace(finding, text=f"{folder}{finding}") for finding in own]
     # Report what roles with the same model share once.
     return once(found)
 
 
-def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
+def _layout(
+    config: RunConfig, role: Role, model: ModelDescription, actor: ModelDescription
+) -> Iterator[Finding]:
     """Compare the layout of a role with its model, and its recomputation."""
-    found = list(training_findings(config, role, model))
+    found = list(training_findings(config, role, model, actor))
     yield from found
     if config.layout(role).tp > 1:
         yield from _sequence_parallel(config, role, model)
@@ -197,10 +199,17 @@ def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -
         yield broken(field, True, need, False)
 
 
-def training_findings(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
-    """Yield what prevents a role's engine from building its model in its layout."""
+def training_findings(
+    config: RunConfig, role: Role, model: ModelDescription, actor: ModelDescription | None = None
+) -> Iterator[Finding]:
+    """Yield what prevents a role's engine from building its model in its layout.
+
+    A model other than the actor's has its own expert sizes.
+    """
     key, backend = config.backend_key(role), config.training_backend(role)
     text, keys = config.value_of(key), config.layout_keys(role) | {"backend": key}
+    if actor not in (None, model):
+        keys |= {name: f"{role}_config.{SIZE_KEYS[name]}" for name in ("ep", "etp")}
     if model.moe and backend != TRAINING_BACKEND:
         # torch's grouped products require rows of whole 16 bytes.
         multiple = 8 if config.megatron_training.bf16 else 4

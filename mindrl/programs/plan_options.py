@@ -84,6 +84,6 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:
     """Yield the reasons why the layouts cannot shard the models."""
     for role, model in plan.models.items():
-        yield from training_findings(plan.config, role, model)
+        yield from training_findings(plan.config, role, model, plan.models["actor"])
         if role == "actor":
             yield from rollout_findings(model, plan.rollout, ROLLOUT_KEYS)

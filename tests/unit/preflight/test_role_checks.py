@@ -7,6 +7,7 @@ from checked_runs import (
     ACTOR,
     CPU,
     DEVICES,
+    TRAIN_EP,
     TRAIN_TP,
     MakeConfig,
     model_folder,
@@ -15,7 +16,8 @@ from checked_runs import (
 )
 
 from mindrl.models.description import read_description
-from mindrl.preflight.checks import check
+from mindrl.preflight.checks import check, checked_with_legal_values
+from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.model_checks import training_findings
 
 
@@ -46,6 +48,21 @@ def test_a_layout_of_its_own_lets_a_reference_of_another_shape_fit(
             "num_attention_heads=7; nearest: 1, 7"
         )
     ]
+
+
+def test_a_dense_model_beside_a_mixture_is_told_its_own_expert_sizes(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    experts = {"model_type": "qwen3_moe", "moe_intermediate_size": 12, "num_experts": 12}
+    mixture = model_folder(tmp_path / "mixture", num_experts_per_tok=2, **experts)
+    dense = model_folder(tmp_path / "dense")
+    keys = overrides(tmp_path) | {"ref_config.load": str(dense), "rl_config.init_kl_coef": 0.1}
+    keys |= {DEVICES: 4, TRAIN_EP: 4}
+    field = "ref_config.expert_model_parallel_size"
+    (finding,) = checked_with_legal_values(run_config(mixture, keys), CPU, Capacity()).findings
+    assert str(finding) == (f"ref_config.load={dense}: {field}=4 needs a model with experts; use 1")
+    assert (finding.field, finding.legal) == (field, (1,))
+    check(run_config(mixture, keys | {field: 1}), CPU)
 
 
 def test_a_reference_that_is_reset_is_the_actors_model(

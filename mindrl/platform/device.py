@@ -6,9 +6,11 @@ environment of its worker processes. Code that requires one vendor's software is
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,8 @@ from mindrl.errors import ClusterError
 from mindrl.platform.setting import Setting, refusals, settings_by_owner, values
 
 DeviceKind = Literal["npu", "gpu", "cpu"]
+_DEVICE_NAME = re.compile("[0-9]+|(GPU|MIG)-.+")
+"""Entry of a list of visible devices: a number, or the identifier of a GPU or of its part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +78,15 @@ class Platform:
         return len(list(folder.glob(files[self.kind])))
 
     def visible_devices(self) -> list[str] | None:
-        """Return the devices that the user made visible to this process; None if unrestricted."""
+        """Return the devices that the user made visible to this process; None if unrestricted.
+
+        The first entry that names no device, such as -1, ends the list, as in CUDA and CANN.
+        """
         listed = os.environ.get(self.visible_variable) if self.visible_variable else None
         if listed is None:
             return None
-        return [name.strip() for name in listed.split(",") if name.strip()]
+        names = (name.strip() for name in listed.split(","))
+        return [*takewhile(_DEVICE_NAME.fullmatch, names)]
 
     def device_index(self, name: str) -> int:
         """Return torch's index of a device in this process.

@@ -1,5 +1,7 @@
 """Whose value of an environment variable a worker gets, and which values no run starts with."""
 
+from pathlib import Path
+
 import pytest
 
 from mindrl.errors import ClusterError
@@ -67,6 +69,28 @@ def test_a_device_is_known_to_torch_by_its_place_in_the_visible_list(
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4, 5,6,7")
     assert NPU.visible_devices() == ["4", "5", "6", "7"]
     assert NPU.device_index("6") == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert PLATFORMS["gpu"].visible_devices() == []
-    assert PLATFORMS["gpu"].local_devices() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "listed", "seen"),
+    [
+        ("gpu", "", []),
+        ("gpu", "-1", []),
+        ("npu", "-1", []),
+        ("gpu", "NoDevFiles", []),
+        ("npu", "0,-1,1", ["0"]),
+        ("gpu", "0,1,", ["0", "1"]),
+        ("gpu", "GPU-8932f937,MIG-7b2e", ["GPU-8932f937", "MIG-7b2e"]),
+    ],
+)
+def test_the_first_entry_that_names_no_device_ends_the_visible_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, listed: str, seen: list[str]
+) -> None:
+    for number in range(2):
+        (tmp_path / f"nvidia{number}").touch()
+        (tmp_path / f"davinci{number}").touch()
+    monkeypatch.setenv("MINDRL_DEVICE_FOLDER", str(tmp_path))
+    platform = PLATFORMS[kind]
+    monkeypatch.setenv(str(platform.visible_variable), listed)
+    assert platform.visible_devices() == seen
+    assert platform.local_devices() == len(seen)

@@ -2,8 +2,11 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,6 +159,9 @@ def _parquet_tables(file: Path) -> Iterator[datasets.Dataset]:
     """Yield a few rows at a time; `Dataset.from_parquet` would first copy the file to a disk."""
     with pq.ParquetFile(file) as opened:
         schema = opened.schema_arrow
+        name, count = max(Counter(schema.names).items(), key=itemgetter(1), default=("", 0))
+        if count > 1:
+            raise DataError(f"data file {file}: {count} columns have the name {name!r}")
         features = datasets.Features(_undecoded(datasets.Features.from_arrow_schema(schema)))
         for batch in opened.iter_batches(_PARQUET_ROWS):
             table = table_cast(pa.Table.from_batches([batch], schema), features.arrow_schema)
@@ -164,15 +170,13 @@ def _parquet_tables(file: Path) -> Iterator[datasets.Dataset]:
 
 
 def _undecoded(feature: Any) -> Any:
-    """Return a type in which pictures are bytes and paths: they are opened elsewhere, with care."""
+    """Return a type in which media are bytes and paths; pictures are opened elsewhere."""
     match feature:
-        case datasets.Image():
-            return datasets.Image(mode=feature.mode, decode=False)
         case datasets.List() | datasets.LargeList():
             return type(feature)(_undecoded(feature.feature))
         case dict():
             return {name: _undecoded(each) for name, each in feature.items()}
-    return feature
+    return replace(feature, decode=False) if hasattr(feature, "decode") else feature
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {

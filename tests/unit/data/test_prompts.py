@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -167,6 +169,26 @@ def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(
     datasets.Dataset.from_list([ROW, ROW | {"answer": None}]).to_parquet(path)
     with pytest.raises(DataError, match=r"row 1 counted from 0: column 'answer' holds null"):
         read(path, tokenizer)
+
+
+def test_two_columns_of_a_parquet_file_with_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    columns = [pa.array(["q"]), pa.array(["47"]), pa.array(["48"])]
+    pq.write_table(pa.Table.from_arrays(columns, ["messages", "answer", "answer"]), path)
+    with pytest.raises(DataError, match=r"train\.parquet: 2 columns have the name 'answer'"):
+        next(read_rows(str(path)))
+
+
+@pytest.mark.parametrize("kind", [datasets.Audio(), datasets.Video(), datasets.Pdf()])
+def test_media_in_a_parquet_file_are_bytes_and_need_no_library(tmp_path: Path, kind: Any) -> None:
+    path, media = tmp_path / "train.parquet", {"bytes": b"media", "path": None}
+    features = datasets.Features({"answer": datasets.Value("string"), "media": [kind]})
+    place = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    table = pa.table({"answer": ["47"], "media": pa.array([[media]], pa.list_(place))})
+    described = json.dumps({"info": {"features": features.to_dict()}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": described}), path)
+    (row,) = read_rows(str(path))
+    assert row.values == {"answer": "47", "media": [media]}
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all", b"PAR1" * 20])

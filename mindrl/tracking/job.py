@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,11 +90,15 @@ class TrackerState:
 
     @classmethod
     def of(cls, folder: str) -> "TrackerState":
-        """Read the complete state, even while it is written; without a file, the initial state."""
+        """Read the complete state, even while it is written; without a file, the initial state.
+
+        Keys of another version are ignored.
+        """
         try:
-            return cls(**json.loads(read_regular_text(Path(folder) / _STATE)))
+            found = json.loads(read_regular_text(Path(folder) / _STATE))
         except (OSError, ValueError):
             return cls()
+        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
 
     def write(self, folder: str) -> None:
         """Write the state.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,12 @@ def test_a_run_that_goes_on_tells_the_same_run_there_what_it_has_not_heard(tmp_p
         ["run+", "1"],
         ["run+", "-1"],
     ]
+
+
+def test_a_state_with_a_key_of_another_version_is_read(tmp_path: Path) -> None:
+    state = TrackerState(id="7", step=2)
+    (tmp_path / "state.json").write_text(json.dumps(asdict(state) | {"novel": 1}), "utf-8")
+    assert TrackerState.of(str(tmp_path)) == state
 
 
 def test_a_tracker_waits_for_the_one_of_a_run_that_was_killed(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ _VARIABLES = {
     "HOME": _SCRATCH,
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
+    # Otherwise glibc reserves 64 MiB of address space for most threads.
+    "MALLOC_ARENA_MAX": "1",
 }
 _DEVICES = ("null", "zero", "urandom")
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64")

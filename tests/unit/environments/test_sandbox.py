@@ -43,6 +43,18 @@ print(n)
 """
 
 
+THREADS = """
+import threading, time
+n = 0
+try:
+    for n in range(200):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+except RuntimeError:
+    pass
+print(n)
+"""
+
+
 def skip_if_the_system_refuses(*failures: str) -> None:
     """Skip a test for a reason of the system's; another failure is ours."""
     for reason in ("is not installed", "not permitted", "No permissions", "denied"):
@@ -165,6 +177,12 @@ def test_memory_and_processes_are_limited() -> None:
     assert 8 <= int(python(FORKS)) < PROCESSES
     # All processes of a program count, so the next one has as many again.
     assert 8 <= int(python(FORKS)) < PROCESSES
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_program_has_as_many_threads_as_its_limit_of_processes_allows() -> None:
+    # The first process, and up to three of the sandbox, count too.
+    assert PROCESSES - 4 <= int(python(THREADS)) < PROCESSES
 
 
 @pytest.mark.usefixtures("sandbox")

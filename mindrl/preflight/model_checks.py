@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from mindrl.allocation.meaning import layout_string
 from mindrl.checkpoint.files import check_files
 from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
@@ -210,6 +211,7 @@ def training_findings(
     text, keys = config.value_of(key), config.layout_keys(role) | {"backend": key}
     if actor not in (None, model):
         keys |= {name: f"{role}_config.{SIZE_KEYS[name]}" for name in ("ep", "etp")}
+    sizes = config.layout(role if key == f"{role}_config.backend" else "actor")
     if model.moe and backend != TRAINING_BACKEND:
         # torch's grouped products require rows of whole 16 bytes.
         multiple = 8 if config.megatron_training.bf16 else 4
@@ -218,16 +220,16 @@ def training_findings(
                 f"needs experts with a width per rank that is a multiple of {multiple}, found "
                 f"{width}"
             )
-            legal = text.replace(backend, TRAINING_BACKEND, 1)
+            legal = layout_string(sizes, TRAINING_BACKEND)
             yield Finding(f"{key}={text}: {backend} {need}", key, text, (legal,))
     for found in planning_of(backend).findings(model, config.layout(role), keys):
         if found.field != key:
             yield found
             continue
-        # The legal value is an engine, inserted into the string with the sizes.
-        legal = tuple(text.replace(backend, str(other), 1) for other in found.legal)
         said = f"{key}={text}{found.text.removeprefix(key)}"
-        yield Finding(said, key, text, legal)
+        # The legal value is an engine, which gets the sizes of the string.
+        strings = tuple(layout_string(sizes, str(other)) for other in found.legal)
+        yield Finding(said, key, text, strings)
 
 
 def _recomputed_runs(

@@ -60,7 +60,7 @@ def test_megatron_refuses_gated_delta_nets_with_the_reason_and_archon_takes_them
 
     _, (refused, *_) = findings("megatron")
     assert "gated delta nets need archon or fsdp: megatron-core 0.16 has them only" in str(refused)
-    assert refused.legal == ("archon",)
+    assert refused.legal == ("archon:d1",)
     own, none = findings("archon:d1")
     assert not none
     assert own.other is None

@@ -15,6 +15,7 @@ from checked_runs import (
     refused,
 )
 
+from mindrl.allocation.meaning import parse_backend
 from mindrl.models.description import read_description
 from mindrl.preflight.checks import check, checked_with_legal_values
 from mindrl.preflight.memory_plan import Capacity
@@ -188,6 +189,18 @@ def test_a_model_that_an_engine_does_not_build_is_answered_with_the_one_that_doe
     assert (found.value, found.legal) == ("archon:d4", ("megatron:d4",))
     ours = run_config(folder, {backend: "megatron:d4", DEVICES: 4})
     assert list(training_findings(ours, "actor", model)) == []
+
+
+def test_the_string_of_another_engine_has_no_letters_that_it_lacks(run_config: MakeConfig) -> None:
+    folder = Path(__file__).parents[3] / "configs/models/Qwen3-Next-80B-A3B"
+    model, backend = read_description(str(folder), to_plan=True), f"{ACTOR}.backend"
+    sizes = {TRAIN_TP: 2, f"{ACTOR}.pipeline_model_parallel_size": 2, DEVICES: 8}
+    sizes |= {f"{ACTOR}.virtual_pipeline_model_parallel_size": 2}
+    config = run_config(folder, sizes | {backend: "megatron:d2p2t2v2"})
+    (found,) = training_findings(config, "actor", model)
+    assert str(found).startswith(f"{backend}=megatron:d2p2t2v2: gated delta nets need archon")
+    assert found.legal == ("archon:d2p2t2",)
+    assert parse_backend("archon:d2p2t2").layout.pp == 2
 
 
 def test_experts_are_as_wide_on_a_rank_as_products_of_groups_take(run_config: MakeConfig) -> None:

@@ -106,7 +106,7 @@ def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
     )
     yield Mapped(enable, "honoured", {enable: True})
     yield Mapped(size, "renamed", {"megatron_training.global_batch_size": trained})
-    function = _OURS.get(theirs.value(metric, "acc"))
+    function = _OURS.get(str(theirs.value(metric, "acc")))
     names = theirs.value("rl_config.verifier_function", ["base_acc"])
     if function in [_OURS.get(name) for name in names]:
         yield Mapped(metric, "renamed", {metric: function}, "mindrl's name of this reward")

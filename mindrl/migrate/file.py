@@ -28,6 +28,8 @@ _COUNTS = words("""
     infer_expert_parallel_size num_npus profile_step_end lora_r
 """)
 """Keys that the rules calculate with."""
+_LIMITS = ("partial_rollout_max_split", "filter_groups_max_batches")
+"""Keys that the rules compare with 0 or 1."""
 _LISTS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "verifier_function": ("names", (str,)),
     "verifier_weight": ("numbers", (int, float)),
@@ -227,6 +229,8 @@ def _need(name: str, value: Any) -> str:
         return "text, a number, true, false or a list of those"
     if name in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         return "a whole number from 1"
+    if name in _LIMITS and (isinstance(value, bool) or not isinstance(value, int)):
+        return "a whole number"
     if name in _LISTS:
         what, kinds = _LISTS[name]
         right = isinstance(value, list) and value and all(isinstance(v, kinds) for v in value)

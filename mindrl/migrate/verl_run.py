@@ -22,8 +22,17 @@ _WHOLE = frozenset(
     }
 )
 """Keys that the rules calculate with."""
-_LISTS = frozenset({f"{_ACTOR}.optim.betas", "global_profiler.steps", f"{_ACTOR}.profiler.ranks"})
-_TEXTS = frozenset({f"{_ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device"})
+_PAIRS = frozenset({f"{_ACTOR}.optim.betas", "critic.optim.betas"})
+_LISTS = frozenset({"global_profiler.steps", f"{_ACTOR}.profiler.ranks"})
+_TEXTS = frozenset(
+    {
+        *(f"{_ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device", "algorithm.kl_penalty"),
+        *(f"{_ACTOR}.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")),
+        f"{_ACTOR}.kl_loss_type",
+    }
+)
+_NAMES = frozenset({"trainer.logger", "actor_rollout_ref.model.target_modules"})
+"""Keys with a name or a list of names."""
 _ENGINES = ("vllm", "sglang", "trtllm", "hf")
 _DEVICES = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
 
@@ -42,8 +51,14 @@ def check_values(theirs: Mapping[str, Any]) -> None:
 def _need(key: str, value: Any) -> str:
     if key in _WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
         return "must be a whole number"
-    if key in _LISTS and not (isinstance(value, list) and value and all(map(_is_number, value))):
+    numbers = value if isinstance(value, list) and all(map(_is_number, value)) else []
+    if key in _LISTS and not numbers:
         return "must be a list of numbers"
+    if key in _PAIRS and len(numbers) != 2:
+        return "must be a list of two numbers"
+    names = value if isinstance(value, list) else [value]
+    if key in _NAMES and not all(isinstance(name, str) for name in names):
+        return "must be a name or a list of names"
     if key.endswith("batch_size") and key in _WHOLE and value < 1:
         return "must be at least 1"
     return "must be text" if key in _TEXTS and not isinstance(value, str) else ""

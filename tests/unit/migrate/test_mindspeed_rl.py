@@ -66,6 +66,8 @@ def test_unknown_keys_are_named_all_at_once() -> None:
     [
         ("rl_config.max_prompt_length", "long", "='long' must be a whole number from 1"),
         ("actor_config.pipeline_model_parallel_size", 0, "=0 must be a whole number from 1"),
+        ("rl_config.partial_rollout_max_split", "x", "='x' must be a whole number"),
+        ("rl_config.filter_groups_max_batches", "x", "='x' must be a whole number"),
         ("rl_config.verifier_function", "base_acc", "='base_acc' must be a list of names"),
         ("rl_config.verifier_weight", ["1"], "=['1'] must be a list of numbers"),
         ("actor_config.num_layer_list", "7;8", "='7;8' must be whole numbers with commas between"),

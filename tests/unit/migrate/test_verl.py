@@ -241,14 +241,28 @@ def test_values_that_rules_cannot_calculate_with_are_refused_all_at_once() -> No
         "trainer.save_freq": "often",
         "data.train_batch_size": 0,
         f"{ACTOR}.optim.betas": 0.9,
+        "critic.optim.betas": [0.9],
+        f"{ACTOR}.loss_agg_mode": ["token-mean"],
+        f"{ACTOR}.policy_loss.loss_mode": ["vanilla"],
+        f"{ACTOR}.kl_loss_type": ["kl"],
+        "algorithm.kl_penalty": ["kl"],
+        "trainer.logger": True,
+        "actor_rollout_ref.model.target_modules": 3,
         f"{ROLLOUT}.name": ["vllm"],
     }
     with pytest.raises(ConfigError) as refusal:
         import_verl({**DAPO, **wrong})
     assert sorted(str(refusal.value).splitlines()) == [
-        f"{ACTOR}.optim.betas=0.9 must be a list of numbers",
+        f"{ACTOR}.kl_loss_type=['kl'] must be text",
+        f"{ACTOR}.loss_agg_mode=['token-mean'] must be text",
+        f"{ACTOR}.optim.betas=0.9 must be a list of two numbers",
+        f"{ACTOR}.policy_loss.loss_mode=['vanilla'] must be text",
+        "actor_rollout_ref.model.target_modules=3 must be a name or a list of names",
         f"{ROLLOUT}.name=['vllm'] must be text",
+        "algorithm.kl_penalty=['kl'] must be text",
+        "critic.optim.betas=[0.9] must be a list of two numbers",
         "data.train_batch_size=0 must be at least 1",
+        "trainer.logger=True must be a name or a list of names",
         "trainer.nnodes='two' must be a whole number",
         "trainer.save_freq='often' must be a whole number",
     ]

@@ -165,7 +165,9 @@ def _output(options: argparse.Namespace, model: NamedModel) -> Path:
     """
     root = model.run or Path.cwd()
     output: Path = options.output or root / "evaluate" / time.strftime("%Y-%m-%d_%H-%M-%S")
-    if (output / "metrics.jsonl").exists():
+    metrics = output / "metrics.jsonl"
+    # A failed evaluation leaves an empty file.
+    if metrics.exists() and metrics.stat().st_size:
         raise ConfigError(f"--output {output} already has metrics; name another folder")
     return output
 

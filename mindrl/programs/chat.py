@@ -67,7 +67,8 @@ class Chat:
             for number, text in enumerate(texts, start=1):
                 say(f"--- answer {number} of {sampling.samples}", printable(text))
         if any(cut):
-            note(f"cut off at {sampling.max_tokens} tokens (--max-tokens)")
+            limit = "--max-length" if room < self.sampling.max_tokens else "--max-tokens"
+            note(f"cut off at {sampling.max_tokens} tokens ({limit})")
         return texts[0]
 
     def talk(self, engine: ChatEngine) -> None:

@@ -106,7 +106,12 @@ def test_several_answers_stand_one_below_the_other_and_a_cut_one_is_told(
     chat.answer(Writer(tokenizer, "seven"), chat.add_question("?"))
     said = capsys.readouterr()
     assert said.out == "--- answer 1 of 2\nseven\n--- answer 2 of 2\nseven\n"
-    assert "cut off at 40 tokens" in said.err
+    assert "cut off at 40 tokens (--max-tokens)" in said.err
+    question = chat.add_question("?" * 40)
+    room = chat.longest - len(question)
+    assert room < chat.sampling.max_tokens
+    chat.answer(Writer(tokenizer, "seven"), question)
+    assert f"cut off at {room} tokens (--max-length)" in capsys.readouterr().err
 
 
 def test_a_conversation_that_no_longer_fits_is_told_and_goes_on_behind_a_reset(

@@ -38,27 +38,27 @@ class Broadcast:
         """Plan the transfer of a model; arguments as of `plan_reshard`."""
         whole = full_sharding(model, world_size=len(source.held_by), holders=[0], dtype=dtype)
         plan = plan_reshard(source, whole, topology, bucket_bytes=bucket_bytes)
-        begun, complete = dict[str, int](), dict.fromkeys(whole.table(0), 0)
+        starts, ends = dict[str, int](), dict.fromkeys(whole.table(0), 0)
         moment, flying = 0, list[str]()
         for step in plan.of_rank(0):
             moment += 1
             posted = [part.slice.target.name for each in step.receives.values() for part in each]
-            begun |= {name: moment for name in posted if name not in begun}
+            starts |= {name: moment for name in posted if name not in starts}
             for name in (part.slice.target.name for part in step.copies):
                 moment += 1
-                begun.setdefault(name, moment)
-                complete[name] = moment
+                starts.setdefault(name, moment)
+                ends[name] = moment
             # The messages of a round are awaited after the copies of the next.
             moment += 1
-            complete |= dict.fromkeys(flying, moment)
+            ends |= dict.fromkeys(flying, moment)
             flying = posted
-        complete |= dict.fromkeys(flying, moment + 1)
+        ends |= dict.fromkeys(flying, moment + 1)
         return cls(
             source=source,
             whole=whole,
             plan=plan,
-            order=tuple(sorted(complete, key=complete.__getitem__)),
-            waiting_bytes=_most_waiting(whole, begun, complete),
+            order=tuple(sorted(ends, key=ends.__getitem__)),
+            waiting_bytes=_most_waiting(whole, starts, ends),
         )
 
     @property
@@ -69,11 +69,11 @@ class Broadcast:
         return found
 
 
-def _most_waiting(whole: Sharding, begun: dict[str, int], complete: dict[str, int]) -> int:
+def _most_waiting(whole: Sharding, starts: dict[str, int], ends: dict[str, int]) -> int:
     """Return the maximum bytes of tensors between their first moment and their last."""
-    change = np.zeros(max(complete.values(), default=0) + 2, dtype=np.int64)
+    change = np.zeros(max(ends.values(), default=0) + 2, dtype=np.int64)
     for name, entry in whole.table(0).items():
         nbytes = table_bytes({name: entry}, whole.dtype)
-        change[begun.get(name, 0)] += nbytes
-        change[complete[name] + 1] -= nbytes
+        change[starts.get(name, 0)] += nbytes
+        change[ends[name] + 1] -= nbytes
     return int(change.cumsum().max(initial=0))

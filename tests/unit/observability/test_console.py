@@ -275,7 +275,8 @@ def test_a_terminal_that_has_no_blocks_gets_the_number_alone() -> None:
         time.sleep(0.7)
 
     raw = on_a_terminal(show, 5, encoding="ascii")
-    assert "update 0:00:00  reward 0.713" in without_escapes(raw)
+    # On a busy machine the first lines may be missed.
+    assert re.search(r"update 0:00:0\d  reward 0\.713", without_escapes(raw))
 
 
 def test_stages_are_no_lines_where_there_is_no_terminal() -> None:

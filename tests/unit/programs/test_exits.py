@@ -49,5 +49,10 @@ def test_a_program_without_handlers_ends_at_ctrl_c_with_one_line(
         signal.raise_signal(signal.SIGINT)
         return 0
 
-    assert exit_code(interrupted) == INTERRUPTED
+    # Tests that a shell starts in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert exit_code(interrupted) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "error: stopped by SIGINT\n"

@@ -190,6 +190,11 @@ class GenerateConfig:
         return self.dtype == "float32" and self.quantization is None
 
     @property
+    def ranks_per_replica(self) -> int:
+        """Number of devices of a replica."""
+        return self.infer_tensor_parallel_size * self.infer_pipeline_parallel_size
+
+    @property
     def is_served(self) -> bool:
         """Whether servers generate instead of processes of the run."""
         return bool(self.servers) or self.servers_file is not None

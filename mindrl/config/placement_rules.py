@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from math import prod
 
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.finding import Finding, broken
@@ -129,8 +128,7 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
     if not config.is_apart:
         yield broken(_APART, True, f"must be false with {key}, which have their own devices", False)
     elif generate.servers and config.rollout_devices:
-        sizes = generate.infer_tensor_parallel_size, generate.infer_pipeline_parallel_size
-        count = config.rollout_devices // prod(sizes)
+        count = config.rollout_devices // generate.ranks_per_replica
         if len(generate.servers) != count:
             need = f"must be one address for each of the {count} replicas of {ROLLOUT_DEVICES}"
             yield broken(key, generate.servers, need)

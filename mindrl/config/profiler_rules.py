@@ -37,12 +37,7 @@ def _ranks(config: RunConfig) -> Iterator[Finding]:
     ranks = config.profiler_config.profile_ranks or ()
     there = config.world_size
     if config.starts_engines:
-        generate = config.generate_config
-        tensor, stages = (
-            generate.infer_tensor_parallel_size,
-            generate.infer_pipeline_parallel_size,
-        )
-        there = max(there, tensor * stages)
+        there = max(there, config.generate_config.ranks_per_replica)
     if too_large := [rank for rank in ranks if rank >= there]:
         need = f": rank {max(too_large)} does not exist; ranks are 0 to {there - 1}"
         legal = tuple(rank for rank in ranks if rank < there)

@@ -196,7 +196,9 @@ class RunConfig:
         """The layout of the rollout; requires a configuration without findings."""
         keys = ROLLOUT_SIZE_KEYS.items()
         sizes = {name: getattr(self.generate_config, key) for name, key in keys}
-        return RolloutLayout(**sizes, dp=self.rollout_devices // (sizes["tp"] * sizes["pp"]))
+        return RolloutLayout(
+            **sizes, dp=self.rollout_devices // self.generate_config.ranks_per_replica
+        )
 
     @property
     def rolls_out(self) -> bool:

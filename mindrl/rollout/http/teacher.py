@@ -106,10 +106,12 @@ class ServedTeacher:
             scores = self._scores(text, token_ids, torch.nonzero(here_T)[:, 0].tolist())
             found.logprobs_BT[row, here_T] = torch.tensor([each.logprob for each in scores])
             if (likely := found.likely) is not None:
-                start = int(likely.counts_B[:row].sum())
-                for place, each in enumerate(scores, start):
-                    likely.ids_KR[:, place] = torch.tensor(each.likely)
-                    likely.logprobs_KR[:, place] = torch.tensor(each.likely_logprobs)
+                start, shape = int(likely.counts_B[:row].sum()), (len(scores), number)
+                here = slice(start, start + len(scores))
+                ids_NK = torch.tensor([each.likely for each in scores]).reshape(shape)
+                logprobs_NK = torch.tensor([each.likely_logprobs for each in scores])
+                likely.ids_KR[:, here] = ids_NK.T
+                likely.logprobs_KR[:, here] = logprobs_NK.reshape(shape).T
 
     def _scores(self, text: bytes, token_ids: list[int], places: list[int]) -> "list[_Found]":
         """Parse an answer; return the log-probs at each place."""

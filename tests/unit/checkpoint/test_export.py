@@ -102,6 +102,12 @@ def test_any_vocabulary_and_the_code_of_the_author_come_along(
     assert [(tmp_path / "new" / name).read_text() for name in names] == [*names]
 
 
+def copied(model: Path, folder: Path) -> tuple[Path, list[str]]:
+    """Copy a model's folder; return the copy and the names of the model's tensors."""
+    shutil.copytree(model, folder)
+    return folder, [*load_file(folder / "model.safetensors")]
+
+
 def add_layers_that_draft(folder: Path) -> dict[str, torch.Tensor]:
     """Add a fifth layer and a tensor named as in Qwen3-Next to a model of four; return them."""
     whole = load_file(folder / "model.safetensors")
@@ -117,9 +123,7 @@ def add_layers_that_draft(folder: Path) -> dict[str, torch.Tensor]:
 def test_layers_that_draft_tokens_come_along_to_the_bit_and_an_unused_head_does_not(
     random_model_of: MakeModel, tmp_path: Path
 ) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(random_model_of("qwen3"), source)
-    names = [*load_file(source / "model.safetensors")]
+    source, names = copied(random_model_of("qwen3"), tmp_path / "source")
     drafts = add_layers_that_draft(source)
     values = json.loads((source / "config.json").read_text("utf-8"))
     write_json(source / "config.json", values | {"tie_word_embeddings": True})
@@ -139,9 +143,7 @@ def test_layers_that_draft_tokens_come_along_to_the_bit_and_an_unused_head_does_
 def test_without_an_index_only_files_of_the_model_come_along(
     random_model_of: MakeModel, tmp_path: Path
 ) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(random_model_of("qwen3"), source)
-    names = [*load_file(source / "model.safetensors")]
+    source, names = copied(random_model_of("qwen3"), tmp_path / "source")
     for name in ("consolidated", "adapter_model", "model-drafts"):
         save_file({f"{name}.weight": torch.ones(2)}, source / f"{name}.safetensors")
     export(source, tmp_path / "new", names, 1 << 30)

@@ -152,7 +152,7 @@ def test_tables_hold_every_number_and_every_sample(
     numbers, samples = write_tables(Path("tables"), [make_run(Path("run"))])
     with numbers.open() as file:
         rows = [row for row in csv.DictReader(file) if row["name"] == "update/entropy"]
-    # Whatever the name of the run on the command line, its rows of both tables can be joined.
+    # Both tables name a run by its whole path, so that they can be joined.
     runs = {row["run"] for row in rows} | {*pq.read_table(samples)["run"].to_pylist()}
     assert runs == {str(tmp_path / "run")}
     assert [float(row["value"]) for row in rows] == [1, 1 / 2, 1 / 3, 1 / 4]

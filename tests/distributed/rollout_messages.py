@@ -52,6 +52,8 @@ class Life:
     device_bytes: dict[str, DeviceBytes]
     random_state_kept: bool
     """The generators of this process are where they were before the engine was started."""
+    steps_with_own_seeds: bool
+    """In each step of the engine the generator had another seed than in this process."""
     megatron_timeouts: dict[str, float]
     """Seconds that a collective may last, for each of the groups that Megatron made."""
     engine_timeouts: set[float]

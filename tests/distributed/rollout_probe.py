@@ -34,6 +34,7 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     megatron = set(groups()) - default
     before = random_states()
     engine = sleeping_engine(folder, max_model_len=160, max_num_batched_tokens=160)
+    seeds = seeds_of_steps(engine)
     own = set(groups()) - default - megatron
     seen = {"started": device_bytes(engine)}
     engine.onload("weights")
@@ -68,6 +69,7 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
         later_answers=later_answers,
         device_bytes=seen,
         random_state_kept=random_states() == before,
+        steps_with_own_seeds=torch.initial_seed() not in seeds,
         megatron_timeouts={group.group_desc: seconds(group) for group in megatron},
         engine_timeouts={seconds(group) for group in own},
         refused=refused,
@@ -224,6 +226,19 @@ def refusal(engine: VllmEngine, question: Question, *, gives_up: bool = False) -
 def random_states() -> tuple[str, str, list[int]]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the engine's own
     return str(python), str(numpy), torch.get_rng_state().tolist()
+
+
+def seeds_of_steps(engine: VllmEngine) -> set[int]:
+    """Return a set that receives the seed of the global generator in each step from now on."""
+    inner, seeds = engine.llm.llm_engine, set[int]()
+    step = inner.step
+
+    def noting() -> Any:
+        seeds.add(torch.initial_seed())
+        return step()
+
+    inner.step = noting
+    return seeds
 
 
 def device_bytes(engine: VllmEngine) -> DeviceBytes:

@@ -351,6 +351,8 @@ def test_the_engine_leaves_the_random_numbers_of_the_trainer_alone(
     engine: tuple[Life, Path, Path],
 ) -> None:
     assert engine[0].random_state_kept
+    # Also when it drops requests that are taken back.
+    assert engine[0].steps_with_own_seeds
 
 
 def test_a_sequence_that_a_full_cache_takes_back_is_counted_and_answered_all_the_same(

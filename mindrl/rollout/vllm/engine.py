@@ -290,7 +290,8 @@ class VllmEngine:
         """Return the sampled tokens: see `RolloutEngine`."""
         assert self._rounds is not None, "generation has started"
         rounds, self._rounds = self._rounds, None
-        return rounds.take_back()
+        with _own_random_state(rounds.next_seed()), PROGRESS.steady():
+            return rounds.take_back()
 
     def forget(self) -> None:
         """Invalidate the KV cache: see `RolloutEngine`."""

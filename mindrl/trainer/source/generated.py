@@ -56,11 +56,11 @@ class GeneratedGroups(Source[Gathered]):
             trained = [judged.groups[index] for index in judged.chosen]
         if generation.runs_ahead:
             pool.start(step, bounds.to_start_ahead(step, len(pool.groups)))
+        # Raises if all conversations have failed: `end` measures the ages of the others.
+        checked = {} if pool.turns is None else pool.turns.check(trained)
         measured = generation.end(step, trained, check_interrupt)
         pool.send_routes()
-        metrics = measured.metrics
-        if pool.turns is not None:
-            metrics = metrics | pool.turns.check(trained)
+        metrics = measured.metrics | checked
         prompts, rollouts = pool.prompts_of(trained), pool.rollouts(step, trained)
         rating: Rating
         if judged is None:

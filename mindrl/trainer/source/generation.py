@@ -180,9 +180,7 @@ class InTurns(Generation):
         check_interrupt()
         if self.round_steps is None:
             return Measured()
-        is_fresh = any(
-            (each.steps_N == step).any() for group in trained for each in group.sequences
-        )
+        is_fresh = (self.pool.ages(step, trained) == 0).any()
         probed = None if is_fresh else self.pool.sampled_in(step, PROBE_RESPONSES)
         rounds = {"staleness/rounds": float(self.rounds)}
         return Measured(metrics=rounds | self.pool.staleness(step, trained), probed=probed)

@@ -293,8 +293,7 @@ class GroupPool:
         None if there are no such tokens, except of failed conversations.
         """
         groups = [*self.groups.values()]
-        usable = (each for _, each in _rows(groups, with_failed=False))
-        if not any((each.steps_N == step).any() for each in usable):
+        if not (self.ages(step, groups) == 0).any():
             return None
         found = self.rollouts(step, groups)
         mask_BT = found.response_mask_BT
@@ -306,9 +305,14 @@ class GroupPool:
         of_one = torch.zeros_like(found.group_B)
         return replace(found, response_mask_BT=mask_BT, group_B=of_one).rows(rows_B)
 
+    def ages(self, step: int, groups: Sequence[OpenGroup]) -> Tensor:
+        """Return the age of each token in steps, [N], without those of failed conversations."""
+        steps = [each.steps_N for _, each in _rows(groups, with_failed=False)]
+        return step - torch.cat(steps) if steps else torch.zeros(0, dtype=torch.int64)
+
     def staleness(self, step: int, trained: Sequence[OpenGroup]) -> Metrics:
         """Return metrics about the age of a step's data, and the groups that stay open."""
-        ages_N = step - torch.cat([each.steps_N for group in trained for each in group.sequences])
+        ages_N = self.ages(step, trained)
         lengths = [len(each.tokens_N) for group in self.groups.values() for each in group.sequences]
         return {
             "staleness/mean": ages_N.double().mean().item(),

@@ -111,8 +111,7 @@ class SpoolGeneration(Generation):
         self._send(step)
         check_interrupt()
         self.trained = step, trained
-        steps_N = torch.cat([each.steps_N for group in trained for each in group.sequences])
-        ages_N = step - steps_N
+        ages_N = self.pool.ages(step, trained)
         metrics = {
             "staleness/mean": ages_N.double().mean().item(),
             "staleness/max": float(ages_N.max()),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from memory_roles import MemoryRoles, asked_at, config, data, lines, rewards, run_log
 
-from mindrl.batch.conversations import Dialogue
+from mindrl.batch.conversations import ConversationEnding, Dialogue
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.route_keys import content_key
@@ -106,23 +106,45 @@ def build(
     return PolicyTrainer(chosen, of_run, roles, rewards(roles), log, max_logprob_gap=0.1)
 
 
-@pytest.mark.parametrize("open_too", [True, False])
-def test_tokens_of_failed_conversations_are_no_probe(open_too: bool, tmp_path: Path) -> None:
-    """Of an open response there are tokens of step 1 alone, in step 2."""
+def sampled(
+    *steps_and_endings: tuple[int, ConversationEnding | None],
+) -> tuple[OpenSequence, ...]:
+    """Return conversations of two tokens, each with the step that sampled them and its ending."""
     drawn = torch.tensor([20, 21]), torch.zeros(2)
-    sequences = [
+    return tuple(
         OpenSequence.started(sample, Dialogue(prompt_ids=(1, 9), ending=ending)).with_more(
             *drawn, step=step, finished=True
         )
-        for sample, (step, ending) in enumerate([(1, None), (2, "failed")])
-    ]
-    group = OpenGroup(prompt=0, start_step=1, sequences=tuple(sequences[not open_too :]))
+        for sample, (step, ending) in enumerate(steps_and_endings)
+    )
+
+
+@pytest.mark.parametrize("open_too", [True, False])
+def test_tokens_of_failed_conversations_are_no_probe(open_too: bool, tmp_path: Path) -> None:
+    """Of an open response there are tokens of step 1 alone, in step 2."""
+    sequences = sampled((1, None), (2, "failed"))
+    group = OpenGroup(prompt=0, start_step=1, sequences=sequences[not open_too :])
     pool = build(tmp_path, LongTail()).source.pool
     pool.load(PoolState(next_prompt=1, groups=(group,)))
     assert pool.sampled_in(2, 8) is None
     found = pool.sampled_in(1, 8)
     assert (found is not None) == open_too
     assert found is None or len(found) == 1
+
+
+@pytest.mark.parametrize(("newer", "probes"), [("failed", True), ("done", False)])
+def test_tokens_of_failed_conversations_do_not_count_as_trained(
+    newer: ConversationEnding, probes: bool, tmp_path: Path
+) -> None:
+    """Step 2 trains on tokens of step 1, and on those of a newer conversation if it is done."""
+    trained = OpenGroup(prompt=0, start_step=1, sequences=sampled((1, "done"), (2, newer)))
+    left = OpenGroup(prompt=1, start_step=2, sequences=sampled((2, None), (2, None)))
+    source = build(tmp_path, LongTail()).source
+    source.pool.load(PoolState(next_prompt=2, groups=(left,)))
+    found = source.generation.end(2, [trained], lambda: None)
+    assert (found.probed is not None) == probes
+    ages = [found.metrics[f"staleness/{name}"] for name in ("mean", "stale_tokens")]
+    assert ages == ([1.0, 1.0] if probes else [0.5, 0.5])
 
 
 def test_a_step_ends_with_the_first_that_are_whole_and_the_others_go_on(tmp_path: Path) -> None:

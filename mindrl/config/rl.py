@@ -262,8 +262,8 @@ class RLConfig:
     further prompts (DAPO's dynamic sampling, arXiv 2503.14476)."""
     filter_groups_metric: str | None = None
     """Quantity in which they must differ: the scores of this function of `verifier_function` or of
-    `data_config.rewards`, or `model`, or `accuracy`, the scores of the function that measures it.
-    None: their rewards."""
+    `data_config.rewards`, or `model`, or `environment`, or `accuracy`, the scores of the function
+    that measures it. None: their rewards."""
     filter_groups_max_batches: Count = 10
     """Number of prompts after which groups without a signal fill a step, in units of
     `megatron_training.global_batch_size`. 0: as many as the data has. If groups stay open after a

@@ -334,8 +334,8 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         yield Finding(text, _FUNCTIONS, ())
     rl = config.rl_config
     own = [name for each in config.data_config.rewards for name in each.verifier_function]
-    others = [name for name, by in (("model", config.reward_config), (ACCURACY, names)) if by]
-    known = tuple(dict.fromkeys((*names, *own, *others)))
+    by = {"model": config.reward_config, "environment": config.environment_config, ACCURACY: names}
+    known = tuple(dict.fromkeys((*names, *own, *(name for name, given in by.items() if given))))
     if rl.filter_groups_enable and rl.filter_groups_metric not in (None, *known):
         field = "rl_config.filter_groups_metric"
         need = f"must be one of {', '.join(known)}, or null for the rewards"

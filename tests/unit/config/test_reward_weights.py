@@ -6,6 +6,7 @@ from typing import Any
 
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
+from mindrl.trainer.reward_manager import ENVIRONMENT
 
 
 def found(run_config: Callable[..., RunConfig], changes: dict[str, Any]) -> list[str]:
@@ -31,3 +32,12 @@ def test_groups_may_be_judged_by_a_function_of_any_source(
     keys |= {"rl_config.filter_groups_enable": True, metric: "code.py:runs"}
     assert found(run_config, keys) == []
     assert found(run_config, keys | {metric: "code.py:other"}) == [metric]
+
+
+def test_groups_may_be_judged_by_the_rewards_of_the_environment(
+    run_config: Callable[..., RunConfig],
+) -> None:
+    metric, game = "rl_config.filter_groups_metric", "environment_config.environment"
+    keys = {"rl_config.filter_groups_enable": True, metric: ENVIRONMENT}
+    assert found(run_config, keys) == [metric]
+    assert metric not in found(run_config, keys | {game: "game.py:Guess"})

@@ -14,7 +14,7 @@ from mindrl.errors import NoSignalError, RewardError, StopRequestedError
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.reward_manager import Rewarded
+from mindrl.trainer.reward_manager import ENVIRONMENT, Rewarded
 from mindrl.trainer.source.group import OpenGroup
 from mindrl.trainer.source.group_filter import GroupFilter, ScoredGroups
 
@@ -181,6 +181,14 @@ def test_a_batch_without_a_response_that_the_function_scores_has_no_signal(tmp_p
     scores = Scores(rewards=(0.0, 1.0), components={"exact": (0.0, 1.0)}, ranges={}, failures=())
     rewarded = Rewarded(responses=["a", "b"], scores=scores)
     assert judge.signals(1, rewarded, torch.tensor([0, 0])) == [False]
+
+
+def test_groups_may_be_judged_by_their_environment_even_if_its_weight_is_0(tmp_path: Path) -> None:
+    judge = build(tmp_path, Easy(()), filter_groups_metric=ENVIRONMENT).source.filter
+    scores = Scores(rewards=(0.0, 1.0, 0.0, 0.0), components={}, ranges={}, failures=())
+    scores = scores.plus(ENVIRONMENT, (2.0, 2.0, 2.0, 3.0), weight=0.0)
+    rewarded = Rewarded(responses=["a", "b", "c", "d"], scores=scores)
+    assert judge.signals(2, rewarded, torch.tensor([0, 0, 1, 1])) == [False, True]
 
 
 def test_a_group_differs_where_any_of_its_responses_does(tmp_path: Path) -> None:

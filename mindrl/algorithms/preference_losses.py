@@ -29,7 +29,8 @@ class PreferenceLosses:
     losses_B: Tensor
     """float64; of each pair, of each answer for KTO, or of each step."""
     rewards_B: Tensor
-    """float64; beta times the log-ratio of each answer, or the score of each answer or step."""
+    """float64; beta times the log-ratio of each whole answer, also if the loss divides it by the
+    number of tokens (as in TRL), or the score of each answer or step."""
     slopes_B: Tensor
     """float64; derivative of the mean loss by each log-prob of an answer, or by each score."""
 

@@ -12,7 +12,7 @@ from memory_roles import MemoryRoles, asked_at, config, data, lines, run_log
 from mindrl.algorithms.preference_losses import SURROGATE
 from mindrl.batch.prompts import Demonstration, LabelledAnswer, PreferencePair
 from mindrl.batch.sequences import Logprobs, Sequences
-from mindrl.config.preference import PreferenceConfig
+from mindrl.config.preference import PreferenceConfig, PreferenceForm
 from mindrl.config.run import RunConfig
 from mindrl.config.supervision import supervised
 from mindrl.errors import StopRequestedError
@@ -95,6 +95,27 @@ def test_an_update_has_both_answers_of_its_pairs_and_dpos_slopes(tmp_path: Path)
     held_out = [line for line in lines(tmp_path / "metrics.jsonl") if "evaluation/loss" in line]
     assert [line["step"] for line in held_out] == [0, 2, 3]
     assert held_out[0]["evaluation/accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("form", "loss"), [("ipo", 1.2**2), ("sigmoid_norm", math.log(1 + math.exp(0.1)))]
+)
+def test_rewards_are_of_whole_answers_though_the_loss_is_of_their_mean_tokens(
+    form: PreferenceForm, loss: float, tmp_path: Path
+) -> None:
+    """As TRL 1.16 computes its metrics `rewards/..`."""
+    made = replace(PAIRS[0], rejected=answer(0, 11, 11, 11, 12, 12, 12))
+    log = run_log(tmp_path, 3)
+    trainer = PreferenceTrainer(chosen(loss=form, beta=0.5), data((), [made]), JudgingRoles(), log)
+    metrics = trainer.step(1)[0]
+    # Log-ratios: chosen -2.7 + 2 = -0.7, rejected -6.9 + 6 = -0.9: the chosen answer is above.
+    assert metrics["preference/chosen_reward"] == pytest.approx(0.5 * -0.7)
+    assert metrics["preference/rejected_reward"] == pytest.approx(0.5 * -0.9)
+    # Log-probs are float32.
+    assert metrics["preference/margin"] == pytest.approx(0.5 * 0.2, abs=1e-6)
+    assert metrics["preference/accuracy"] == 1.0
+    # By token: -0.35 and -0.15; the chosen answer is below.
+    assert metrics["preference/loss"] == pytest.approx(loss)
 
 
 def test_without_a_reference_none_is_asked_and_equal_rewards_count_as_half(tmp_path: Path) -> None:

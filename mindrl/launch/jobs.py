@@ -23,6 +23,7 @@ from mindrl.launch.reward_trials import warn_of_data
 from mindrl.launch.train import train
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
+from mindrl.observability.output_files import output_errors, replace_file
 from mindrl.observability.terminal import say
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
@@ -147,13 +148,27 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
         data = read_data(config)
         say(*data_lines(data))
         warn_of_data(config, data)
-        spool.agree(agreed(config, data))
+        forget_other_spool(folder, spool.agree(agreed(config, data)))
         console = StepConsole(config.megatron_training.train_iters)
         files = RunFiles(folder, {"actor": folder.root / "model"}, console)
         duties = Duties(spool=spool, leases=leases)
         # A rollout job has no timelines; without a handler the signal would end it.
         with trace_requests(lambda: None), interrupts_unwrapped(), console:
             _roll_out(Attempts(plan, platform, data, files), duties)
+
+
+def forget_other_spool(folder: RunFolder, spool_id: str) -> None:
+    """Make a rollout job start anew in a run folder of another spool: its records are removed.
+
+    Raises:
+        OutputError: A file cannot be read or removed.
+    """
+    known = folder.spool
+    with output_errors(known):
+        if not known.is_file() or known.read_text("utf-8") != spool_id:
+            # A job without metrics starts at its first step, and removes all records.
+            folder.metrics.unlink(missing_ok=True)
+            replace_file(known, spool_id.encode("ascii"))
 
 
 def _roll_out(attempts: Attempts, duties: Duties) -> None:

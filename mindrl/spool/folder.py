@@ -89,13 +89,13 @@ class Spool:
     def _signals(self) -> Path:
         return self.root / "signals"
 
-    def agree(self, ours: Mapping[str, Any]) -> None:
-        """Refuse a job that does not match the others of this spool.
+    def agree(self, ours: Mapping[str, Any]) -> str:
+        """Refuse a job that does not match the others of this spool; return the spool's id.
 
         Raises:
             SpoolError: Names each value that differs.
         """
-        agree(self.root, ours)
+        return agree(self.root, ours)
 
     def rollout_name(self, run_folder: Path) -> str:
         """Return the name of a rollout job's lease, from its run folder."""

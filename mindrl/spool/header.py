@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from mindrl.errors import SpoolError
@@ -15,24 +16,28 @@ CONTENT = "content of "
 A job whose `megatron_training.resume_allow` contains a key leaves its fingerprint out.
 """
 _NAME = "spool.json"
+_ID = "id"
 
 
-def agree(root: Path, ours: Mapping[str, Any]) -> None:
-    """Write the header of a new spool, or compare with the existing one.
+def agree(root: Path, ours: Mapping[str, Any]) -> str:
+    """Write the header of a new spool, or compare with the existing one; return the spool's id.
 
-    `ours` are JSON values, each under the name by which the user changes it.
+    `ours` are JSON values, each under the name by which the user changes it. The id is random.
 
     Raises:
         SpoolError: Names each value that differs.
         OSError: The folder cannot be written.
     """
     path, asked = root / _NAME, json.loads(json.dumps({"format": FORMAT, **ours}))
-    if write_new(path, sealed(json.dumps(asked, indent=2).encode("ascii"))):
-        return
+    header = {_ID: token_hex(8), **asked}
+    if write_new(path, sealed(json.dumps(header, indent=2).encode("ascii"))):
+        return str(header[_ID])
     found = json.loads(unsealed(path))
+    identity = str(found.pop(_ID, ""))
     lines = [*_differences(found, asked)]
     if lines:
         raise SpoolError(f"{root} is the spool of other jobs:\n" + "\n".join(lines))
+    return identity
 
 
 def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable[str]:

@@ -82,6 +82,8 @@ class RunFolder:
         """The outcome of the run."""
         self.reserve = root / ".summary.reserve"
         """Reserved disk space for the summary."""
+        self.spool = root / ".spool"
+        """Id of the spool of a rollout job."""
 
 
 @dataclass

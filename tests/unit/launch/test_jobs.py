@@ -10,13 +10,13 @@ from bad_inputs import row
 from mindrl.config.run import RunConfig
 from mindrl.errors import SpoolError
 from mindrl.launch.attempts import RunFiles
-from mindrl.launch.jobs import spool_of, train_job
+from mindrl.launch.jobs import forget_other_spool, spool_of, train_job
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.programs.compose import composed_config
-from mindrl.spool.folder import SpoolProgress
+from mindrl.spool.folder import Spool, SpoolProgress
 from mindrl.trainer.run_log import RunFolder
 
 
@@ -63,3 +63,24 @@ def test_a_rollout_job_that_starts_again_keeps_its_records(
     assert (folder.metrics.read_text(), folder.samples.read_text()) == (records, records)
     files.open(job_config, None, is_again=is_again).close()
     assert (folder.metrics.read_text(), folder.samples.read_text()) == ("", "")
+
+
+def test_a_rollout_job_starts_anew_in_the_folder_of_another_spool(
+    job_config: RunConfig, tmp_path: Path
+) -> None:
+    """It continues while its spool is the same, also if both folders are moved."""
+    chosen = replace(job_config, spool_config=replace(job_config.spool_config, job="rollout"))
+    run, records, left = tmp_path / "run", '{"step": 1}\n', []
+    for place in ("spool", "spool", "moved", "other"):
+        if place == "moved":
+            (tmp_path / "spool").rename(tmp_path / place)
+            run = run.rename(tmp_path / "moved run")
+        folder = RunFolder(run)
+        folder.root.mkdir(exist_ok=True)
+        forget_other_spool(folder, Spool(tmp_path / place).agree({}))
+        files = RunFiles(folder, {"actor": folder.root / "model"}, StepConsole(4, io.StringIO()))
+        files.open(chosen, None).close()
+        left.append((folder.metrics.read_text(), folder.samples.read_text()))
+        for path in (folder.metrics, folder.samples):
+            path.write_text(records)
+    assert left == [("", ""), (records, records), (records, records), ("", "")]

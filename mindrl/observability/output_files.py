@@ -128,7 +128,7 @@ class AppendedFile:
         with output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: `close` must not retry what a full disk refused.
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a+b", buffering=0)
 
     def write(self, record: bytes) -> None:
         """Append a whole record, or nothing if there is no room for all of it."""
@@ -149,8 +149,19 @@ class JsonLinesFile(AppendedFile):
     """A file of JSON records, one per line."""
 
     def append(self, *records: Mapping[str, object]) -> None:
-        """Write each record as one line: all of them or none."""
-        self.write("".join(f"{json_text(record)}\n" for record in records).encode("ascii"))
+        """Write each record as one line: all of them or none.
+
+        An incomplete last line, which a killed writer left, is ended first.
+        """
+        lines = (f"{json_text(record)}\n" for record in records)
+        self.write("".join([self._missing_end(), *lines]).encode("ascii"))
+
+    def _missing_end(self) -> str:
+        """Return the line feed that the last line lacks, or an empty text."""
+        with output_errors(self._path):
+            end = os.fstat(self._file.fileno()).st_size
+            is_torn = end > 0 and os.pread(self._file.fileno(), 1, end - 1) != b"\n"
+        return "\n" if is_torn else ""
 
 
 def forget_later_steps(path: Path, step: int) -> list[int]:

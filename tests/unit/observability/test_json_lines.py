@@ -69,6 +69,19 @@ def test_a_file_that_exists_is_continued(tmp_path: Path) -> None:
     assert (tmp_path / "log.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
 
 
+@pytest.mark.parametrize(("torn", "steps"), [('{"step": 2}', [1, 2, 3]), ('{"step": 2', [1, 3])])
+def test_a_record_after_a_last_line_without_an_end_starts_a_new_line(
+    torn: str, steps: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"step": 1}}\n{torn}')
+    log = JsonLinesFile(path)
+    log.append({"step": 3})
+    log.close()
+    assert path.read_text() == f'{{"step": 1}}\n{torn}\n{{"step": 3}}\n'
+    assert [each["step"] for each in step_lines(path)] == steps
+
+
 def test_a_full_disk_and_a_folder_in_the_way_are_reported_with_the_path(tmp_path: Path) -> None:
     log = JsonLinesFile(Path("/dev/full"))
     with pytest.raises(OutputError, match="/dev/full cannot be written: No space left"):

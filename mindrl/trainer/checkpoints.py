@@ -152,10 +152,12 @@ class Checkpoints:
         record = {**self.record, **state, "step": step, "updates": updates}
         self.commits.commit(step, files, record)
         self.is_committed = True
-        self.committed = step
+        before, self.committed = self.committed, step
         self.best, self.nbytes = best, sum(file.nbytes for file in files)
         try:
-            self.commits.prune(self.kept(self.commits.steps()))
+            # Later ones than the restored one were skipped: they are damaged.
+            there = [each for each in self.commits.steps() if each <= before or each == step]
+            self.commits.prune(self.kept(there))
         except OutputError as error:
             # The new checkpoint is complete.
             self.run_log.warn(f"{error}; the next checkpoint tries to remove it again")

@@ -281,6 +281,23 @@ def test_a_checkpoint_is_complete_although_an_older_one_cannot_be_removed(
     assert commits(tmp_path).steps() == [5]
 
 
+@pytest.mark.parametrize(("last", "kept"), [(1, [5]), (2, [5, 4])])
+def test_checkpoints_after_the_restored_one_are_damaged_and_count_for_nothing(
+    last: int, kept: list[int], tmp_path: Path
+) -> None:
+    """A start skips a damaged checkpoint; the next steps may have other numbers than that one."""
+    build(tmp_path, MemoryRoles(), train_iters=6, save_interval=2, keep_last=3).run()
+    assert commits(tmp_path).steps() == [6, 4, 2]
+    (tmp_path / "checkpoints/step-00000006/manifest.json").write_text("{}")
+    found, _ = commits(tmp_path).newest_complete()
+    assert found is not None
+    again = build(tmp_path, MemoryRoles(), train_iters=5, save_interval=1, keep_last=last)
+    again.resume(found.step, found.state())
+    again.run()
+    assert commits(tmp_path).steps() == kept
+    assert [commits(tmp_path).read(step).step for step in kept] == kept
+
+
 def test_the_checkpoint_before_stays_where_the_next_cannot_be_committed(tmp_path: Path) -> None:
     class ShortFile(MemoryRoles):
         def finish_save(self) -> list[SavedFiles]:

@@ -15,7 +15,7 @@ from mindrl.checkpoint.fixed_models import fingerprint
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData, data_lines, read_data
-from mindrl.errors import SpoolError, WorkerDiedError
+from mindrl.errors import OutputError, SpoolError, WorkerDiedError
 from mindrl.launch.attempts import Attempts, RunFiles, Services
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests, trace_requests
 from mindrl.launch.restarts import Restarts
@@ -92,7 +92,8 @@ def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     """Train on the responses of rollout jobs, to the last step.
 
     Raises:
-        SpoolError: The spool belongs to other jobs, or another train job uses it.
+        SpoolError: The spool belongs to other jobs.
+        OutputError: Another train job uses it.
         MindrlError: As in `train`.
     """
     config, spool = plan.config, spool_of(plan.config)
@@ -139,6 +140,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
 
     Raises:
         SpoolError: The spool belongs to other jobs.
+        OutputError: Another process does this job.
         MindrlError: Workers or rewards fail.
     """
     config, folder = plan.config, RunFolder(run_dir.resolve())
@@ -220,9 +222,9 @@ def _part_of(spool: Spool, name: str, what: str) -> Iterator[Leases]:
     """Take part in a spool, as the only job with this name.
 
     Raises:
-        SpoolError: Another job has the name.
+        OutputError: Another job has the name; it may end.
     """
     with spool.leases(what) as leases:
         if (other := leases.take_or_wait(name)) is not None:
-            raise SpoolError(f"{spool.root} already has this job: {other}")
+            raise OutputError(f"{spool.root} already has this job: {other}")
         yield leases

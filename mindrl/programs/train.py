@@ -22,7 +22,7 @@ from mindrl.config.sft import SFTConfig
 from mindrl.config.supervision import supervised
 from mindrl.data.files import data_is_here
 from mindrl.data.vocabulary import has_vocabulary
-from mindrl.errors import ConfigError, InstallationError, OutputError
+from mindrl.errors import ConfigError, InstallationError, OutputError, SpoolError
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.prefork import start_prefork
@@ -122,7 +122,8 @@ def run_program(
         return 0
 
     with planning():
-        return exit_code(checked)
+        # The scheduler of two jobs starts no job again after the exit code of bad input.
+        return exit_code(checked, SpoolError)
 
 
 def _check_algorithm(config: RunConfig, assumed: Assumed) -> None:

@@ -50,4 +50,5 @@ def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable
             ours, theirs = (
                 json.dumps(each[name]) if name in each else "none" for each in (asked, found)
             )
-            yield f"{name} is {ours} here, but the spool was started with {theirs}"
+            # The blank continues the reason above.
+            yield f" {name} is {ours} here, but the spool was started with {theirs}"

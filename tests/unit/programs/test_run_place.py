@@ -16,6 +16,7 @@ from mindrl.programs.compose import composed, composed_config
 from mindrl.programs.entry import start as start_program
 from mindrl.programs.run_place import require_checkpoint, run_place
 from mindrl.programs.train import Assumed, check_and_train, run_program
+from mindrl.spool.folder import Spool
 
 _HOLDS = """\
 import sys
@@ -88,6 +89,24 @@ def test_a_job_without_checkpoints_resumes_all_the_same(run: Path, said: Said) -
     other = run.rename(run.with_name("it's a=b, (1)"))
     assert said(["--resume", str(other)], start) == (0, "")
     assert found == [run, other]
+
+
+def test_a_job_that_a_spool_refuses_ends_with_the_code_of_bad_input_and_all_reasons(
+    run: Path, said: Said, tmp_path: Path
+) -> None:
+    """After this code the scheduler of two jobs does not start the job again."""
+
+    def train(*_: object) -> None:
+        spool = Spool(tmp_path / "spool")
+        for value in (1, 2):
+            spool.agree({f"key_{number:02}": value for number in range(12)})
+
+    start = partial(run_program, Assumed(job="rollout"), train)
+    code, text = said(["--resume", str(run)], start)
+    assert code == 2
+    head, *reasons = text.splitlines()
+    assert head == f"error: {tmp_path}/spool is the spool of other jobs:"
+    assert [line.split()[:3] for line in reasons] == [[f"key_{n:02}", "is", "2"] for n in range(12)]
 
 
 @pytest.mark.parametrize("option", ["--resume", "hydra.run.dir"])

@@ -72,13 +72,13 @@ def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -
     first, *others = str(caught.value).splitlines()
     assert first == f"{tmp_path} is the spool of other jobs:"
     assert others == [
-        'model is "ffff" here, but the spool was started with "0a1b"',
-        "rl_config.max_staleness is 2 here, but the spool was started with 1",
+        ' model is "ffff" here, but the spool was started with "0a1b"',
+        " rl_config.max_staleness is 2 here, but the spool was started with 1",
     ]
     path = tmp_path / "spool.json"
     newer = {**json.loads(unsealed(path)), "format": FORMAT + 1, "prefetch": 3}
     path.write_bytes(sealed(json.dumps(newer).encode()))
-    with pytest.raises(SpoolError, match=r"format is 2 here, .* with 3\nprefetch is none here"):
+    with pytest.raises(SpoolError, match=r"format is 2 here, .* with 3\n prefetch is none here"):
         found.agree(OURS)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SpoolError, match=r"spool.json is damaged"):
@@ -97,7 +97,7 @@ def test_a_section_that_one_job_alone_has_is_no_other_version(
     with pytest.raises(SpoolError) as caught:
         found.agree(second)
     assert str(caught.value).splitlines()[1:] == [
-        f"environment_config.agent is {ours} here, but the spool was started with {theirs}"
+        f" environment_config.agent is {ours} here, but the spool was started with {theirs}"
     ]
 
 

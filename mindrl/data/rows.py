@@ -3,7 +3,7 @@
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import itemgetter
@@ -137,6 +137,7 @@ def _read_csv(file: Path) -> Iterator[Row]:
 def _records(file: Path, records: Any) -> Iterator[Row]:
     """Yield the records after the header line; skip blank lines."""
     names: list[str] = next(records, [])
+    _check_names(file, names)
     line = records.line_num + 1
     for values in records:
         place, line = f"{file}:{line}", records.line_num + 1
@@ -159,14 +160,19 @@ def _parquet_tables(file: Path) -> Iterator[datasets.Dataset]:
     """Yield a few rows at a time; `Dataset.from_parquet` would first copy the file to a disk."""
     with pq.ParquetFile(file) as opened:
         schema = opened.schema_arrow
-        name, count = max(Counter(schema.names).items(), key=itemgetter(1), default=("", 0))
-        if count > 1:
-            raise DataError(f"data file {file}: {count} columns have the name {name!r}")
+        _check_names(file, schema.names)
         features = datasets.Features(_undecoded(datasets.Features.from_arrow_schema(schema)))
         for batch in opened.iter_batches(_PARQUET_ROWS):
             table = table_cast(pa.Table.from_batches([batch], schema), features.arrow_schema)
             # A given fingerprint spares a hash of the table.
             yield datasets.Dataset(table, fingerprint=file.name)
+
+
+def _check_names(file: Path, names: Sequence[str]) -> None:
+    """Refuse a file in which two columns have the same name."""
+    name, count = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
+    if count > 1:
+        raise DataError(f"data file {file}: {count} columns have the name {name!r}")
 
 
 def _undecoded(feature: Any) -> Any:

@@ -127,6 +127,7 @@ def test_one_empty_file_of_several_is_named(load: Any, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("messages,answer\n1+1,2\n2+2\n", "rows.csv:3: 1 values; the first line names 2 columns"),
+        ("messages,answer,answer\n1+1,2,3\n", "rows.csv: 2 columns have the name 'answer'"),
         ('messages,answer\n"1\n+1",2\n2+2,4,5\n', "rows.csv:4: 3 values; the first line names 2"),
         ("question;answer\n1+1;2\n", "found: question;answer"),
         ('messages,answer\n"1+1"x,2\n', "not CSV: ',' expected after '\"'"),

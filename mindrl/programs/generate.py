@@ -45,12 +45,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from stdin")
     add("--system", metavar="TEXT", help="system prompt")
     add("--plain", action="store_true", help="use the text as the prompt, without chat template")
-    add("--samples", type=count, default=1, metavar="N", help="answers (default: 1)")
+    add("--samples", type=_samples, default=1, metavar="N", help="answers (default: 1)")
     drawn = "0 selects the most likely token (default: the run's, or the model's own)"
     add("--temperature", type=not_negative, metavar="T", help=drawn)
     limit = "tokens of an answer (default: the run's, or 1024)"
     add("--max-tokens", type=count, metavar="N", help=limit)
     add_chat_engine_options(parser)
+
+
+def _samples(text: str) -> int:
+    """Parse a number of answers, at most those that vLLM samples for one request."""
+    return count(text, most=16_384)
 
 
 def _generate(options: argparse.Namespace) -> int:

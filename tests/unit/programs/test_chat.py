@@ -171,6 +171,16 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
         assert reason in " ".join(" ".join(others).split()), arguments
 
 
+def test_more_answers_than_vllm_samples_are_refused_before_the_engine_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = PROGRAM.parser("generate")
+    assert parser.parse_args(["model", "1", "--samples", "16384"]).samples == 16_384
+    with pytest.raises(SystemExit):
+        parser.parse_args(["model", "1", "--samples", "16385"])
+    assert "--samples: 16385 must be 1 to 16384" in capsys.readouterr().err
+
+
 def test_the_limit_of_a_model_with_pictures_is_that_of_its_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     where = "parent of both folders"
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help=where)
     parser.add_argument(
-        "--tools", action="store_true", help="also make a model that sometimes calls a calculator"
+        "--tools",
+        action="store_true",
+        help=f"also make a model that sometimes calls a calculator; {FAMILY} only",
     )
     parser.add_argument(
         "--pictures",
@@ -83,6 +85,9 @@ def _make(options: argparse.Namespace) -> int:
         data, model = made_counter(options.output, options.seed, options.pictures)
         _print_command(PICTURES, data, model, {"data_config.images.folder": data / "kept"})
         return 0
+    # The recipe and the configuration of the tool user are those of one family.
+    is_default = options.family in (None, FAMILY)
+    refuse_unless(is_default, f"with --family {FAMILY}", options, ("--tools",))
     data, model = options.output / "data", options.output / "model"
     say(*write_questions(data, seed=options.seed))
     family = options.family or FAMILY

@@ -93,6 +93,20 @@ def test_an_option_without_effect_on_pictures_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("family", [each for each in get_args(Family) if each != "qwen2"])
+def test_a_tool_user_of_another_family_is_refused(
+    family: Family,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    given = ["tiny", "--output", str(tmp_path / "new"), "--tools", "--family", family]
+    monkeypatch.setattr("sys.argv", given)
+    assert start("tiny") == 2
+    assert "--tools has an effect only with --family qwen2; leave" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_output_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     ended = without_torch(COMMAND, "tiny", "--output", "mine", folder=tmp_path)

@@ -11,6 +11,8 @@ from mindrl.observability.units import GIB
 from mindrl.programs.exits import exit_code
 
 MOST_RANKS = 4096
+_SMALLEST, _LARGEST = 1e-12, 1e12
+"""Bounds of numbers other than 0: products and quotients of a few of them do not overflow."""
 _LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
 
 
@@ -92,25 +94,29 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def positive(text: str) -> float:
-    """Parse a finite number above 0."""
+    """Parse a number above 0, from 1e-12 to 1e12."""
     if (value := _finite(text)) <= 0:
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
 
 
 def not_negative(text: str) -> float:
-    """Parse a finite number, 0 or more."""
+    """Parse 0, or a number from 1e-12 to 1e12."""
     if (value := _finite(text)) < 0:
         raise argparse.ArgumentTypeError(f"{text} must be 0 or more")
     return value
 
 
 def _finite(text: str) -> float:
-    """Return a finite number, or -1 for another text."""
+    """Return a finite number, or -1 for another text; refuse one that is too small or too large."""
+    value = -1.0
     with suppress(ValueError):
-        if isfinite(value := float(text)):
-            return value
-    return -1.0
+        value = float(text)
+    if not isfinite(value):
+        return -1.0
+    if value > 0 and not _SMALLEST <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} must be between {_SMALLEST:g} and {_LARGEST:g}")
+    return value
 
 
 def gib(text: str) -> int:

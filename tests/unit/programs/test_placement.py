@@ -87,6 +87,11 @@ def test_what_it_cannot_do_is_refused(
     [
         *(("--engine-step", text, "above 0") for text in ("0", "-1", "nan", "inf", "x")),
         *(("--switch", text, "0 or more") for text in ("-1", "nan", "inf", "x")),
+        *(
+            (option, text, "between 1e-12 and 1e+12")
+            for option in ("--engine-step", "--switch")
+            for text in ("1e308", "1e-320")
+        ),
     ],
 )
 def test_a_rate_that_is_no_time_is_refused(

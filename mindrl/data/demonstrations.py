@@ -22,7 +22,7 @@ from mindrl.data.prompts import (
     load_set,
     question_of,
 )
-from mindrl.data.reading import Reading
+from mindrl.data.reading import ChosenRows, Reading
 from mindrl.data.roles import check_roles
 from mindrl.data.row_images import MARK, KeptImage, RowImages, pictures_of, with_parts
 from mindrl.data.rows import Row, column_of
@@ -92,10 +92,11 @@ def load_lessons(
             long and the policy is "error".
     """
 
-    def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
+    def make(chosen: ChosenRows, columns: Columns) -> tuple[Prompt, ...]:
+        reading = chosen.reading
         return tuple(
-            of_row(row, columns, reading.first_uid + place, reading.source_of(row))
-            for place, row in chosen.items()
+            of_row(row, columns, reading.first_uid + at, reading.source_of(row))
+            for at, row in chosen
         )
 
     training = config.megatron_training

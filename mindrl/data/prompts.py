@@ -2,8 +2,9 @@
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -15,7 +16,7 @@ from mindrl.config.megatron_training import PLAIN, MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.data.columns import Columns, columns_of
 from mindrl.data.files import files_of
-from mindrl.data.reading import Reading
+from mindrl.data.reading import ChosenRows, Reading
 from mindrl.data.roles import check_roles
 from mindrl.data.row_images import (
     KeptImage,
@@ -92,6 +93,7 @@ class _Rendered(NamedTuple):
     place: str
     text: str
     answer: str
+    source: str
     row: PromptRow | None
     images: tuple[KeptImage, ...] = ()
 
@@ -106,8 +108,8 @@ class Longest:
     drops: bool
 
 
-Make = Callable[[Mapping[int, Row], Columns, Reading], tuple[Prompt, ...]]
-"""Creates the prompts of the chosen rows, which are keyed by row index."""
+Make = Callable[[ChosenRows, Columns], tuple[Prompt, ...]]
+"""Creates the prompts of the chosen rows, which it must go through once, and completely."""
 
 
 def load_set(
@@ -124,20 +126,21 @@ def load_set(
             policy is "error", or no prompt is left.
     """
     path, rows = ", ".join(paths_of(paths)), _rows_of(paths)
-    columns = columns_of(training, rows[0])
+    first = next(rows)
+    columns = columns_of(training, first)
     reading = reading.by_form(columns.source)
-    chosen = reading.chosen(path, rows)
-    prompts = make(chosen, columns, reading)
-    kept = _limit_length(prompts, [row.place for row in chosen.values()], path, longest)
-    ranks = (reading.rank_of(rows[prompt.uid - reading.first_uid]) for prompt in kept)
+    chosen = ChosenRows(path=path, rows=chain([first], rows), reading=reading)
+    prompts = make(chosen, columns)
+    kept = _limit_length(prompts, chosen.places, path, longest)
+    ranks = (chosen.ranks[prompt.uid - reading.first_uid] for prompt in kept)
     return PromptSet(
         path=path,
         prompts=kept,
         dropped=len(prompts) - len(kept),
-        filtered=len(rows) - len(chosen),
+        filtered=chosen.count - len(chosen.places),
         ranks=tuple(rank for rank in ranks if rank is not None),
         note=columns.note,
-        columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
+        columns=tuple(chosen.columns),
     )
 
 
@@ -159,26 +162,29 @@ def load_prompts(
             the policy is "error", or no prompt is left.
     """
 
-    def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
+    def make(chosen: ChosenRows, columns: Columns) -> tuple[Prompt, ...]:
+        reading = chosen.reading
         chat = _Chat(tokenizer, tools, reading.images)
-        rendered = [_render(row, training, columns, chat, reading) for row in chosen.values()]
+        rendered = {at: _render(row, training, columns, chat, reading) for at, row in chosen}
         # The template contains every special token, so the tokenizer must not add more.
         prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
-        token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
+        texts = [row.text for row in rendered.values()]
+        token_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         placed = [
-            chat.placed(row, [*prefix, *ids]) for row, ids in zip(rendered, token_ids, strict=True)
+            chat.placed(row, [*prefix, *ids])
+            for row, ids in zip(rendered.values(), token_ids, strict=True)
         ]
         return tuple(
             Prompt(
-                uid=reading.first_uid + place,
+                uid=reading.first_uid + at,
                 token_ids=ids,
                 text=row.text,
                 answer=row.answer,
-                source=reading.source_of(chosen[place]),
+                source=row.source,
                 row=row.row,
                 images=shown_images,
             )
-            for place, row, (ids, shown_images) in zip(chosen, rendered, placed, strict=True)
+            for (at, row), (ids, shown_images) in zip(rendered.items(), placed, strict=True)
         )
 
     longest = Longest(
@@ -190,15 +196,15 @@ def load_prompts(
     return load_set(paths, training, reading or Reading(), longest, make)
 
 
-def _rows_of(paths: DataPath) -> list[Row]:
-    """Read the rows of all files; raise DataError if one is empty."""
-    rows: list[Row] = []
+def _rows_of(paths: DataPath) -> Iterator[Row]:
+    """Yield the rows of all files, at least one; raise DataError if a file is empty."""
     for file in files_of(paths):
-        before = len(rows)
-        rows += read_rows(file)
-        if len(rows) == before:
+        is_empty = True
+        for row in read_rows(file):
+            is_empty = False
+            yield row
+        if is_empty:
             raise DataError(f"data file {file}: no rows; needed at least one")
-    return rows
 
 
 def _limit_length(
@@ -250,7 +256,8 @@ def _render(
     given = reading.row_of(row, messages, images, is_chat=not isinstance(prompt, str))
     if given is not None and tools:
         given = replace(given, tools=tools)
-    return _Rendered(place=row.place, text=text, answer=answer, row=given, images=images)
+    source = reading.source_of(row)
+    return _Rendered(row.place, text, answer, source, given, images)
 
 
 def _answer(row: Row, column: str | None, *, has_environment: bool) -> str:

@@ -1,7 +1,7 @@
 """Fields to read from a row besides prompt and answer."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,25 +34,6 @@ class Reading:
         """Set the source column of a known row format, unless a source is configured."""
         says = self.source or self.source_column
         return self if says else replace(self, source_column=source_column)
-
-    def chosen(self, path: str, rows: Sequence[Row]) -> dict[int, Row]:
-        """Return the rows with a pass rate within the bounds, by row index.
-
-        Raises:
-            DataError: No row is left, or a row has no pass rate.
-        """
-        column, (low, high) = self.pass_rate_column, self.pass_rates
-        if column is None:
-            return dict(enumerate(rows))
-        rates = [_number(row, column, "data_config.pass_rate_column") for row in rows]
-        chosen = {at: rows[at] for at, rate in enumerate(rates) if low <= rate <= high}
-        if not chosen:
-            raise DataError(
-                f"data file {path}: data_config.pass_rate_low={low:g} and "
-                f"data_config.pass_rate_high={high:g} keep none of {len(rows)} rows; "
-                f"{column!r} ranges from {min(rates):g} to {max(rates):g}"
-            )
-        return chosen
 
     def source_of(self, row: Row) -> str:
         """Return the `data_source` of a row.
@@ -101,6 +82,51 @@ class Reading:
             messages=(*messages,) if asked.takes_chat else (),
             is_chat=is_chat,
         )
+
+
+@dataclass(kw_only=True)
+class ChosenRows:
+    """Yields the rows with a pass rate within the bounds, each with its index, while it reads them.
+
+    It keeps no row: the pictures of all rows may not fit into memory.
+
+    Raises:
+        DataError: No row is left, or a row has no pass rate or no number to sort it by.
+    """
+
+    path: str
+    """Paths of the files, for messages."""
+    rows: Iterator[Row]
+    reading: Reading
+    count: int = 0
+    """Number of rows so far, with those left out."""
+    columns: dict[str, None] = field(default_factory=dict)
+    """Columns of all rows so far, in order."""
+    places: list[str] = field(default_factory=list)
+    """Place of each chosen row, for messages."""
+    ranks: dict[int, float | None] = field(default_factory=dict)
+    """Number that each chosen row is sorted by, by its index."""
+
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        column, (low, high) = self.reading.pass_rate_column, self.reading.pass_rates
+        least, most = math.inf, -math.inf
+        for at, row in enumerate(self.rows):
+            self.count += 1
+            self.columns |= dict.fromkeys(row.values)
+            if column is not None:
+                rate = _number(row, column, "data_config.pass_rate_column")
+                least, most = min(least, rate), max(most, rate)
+                if not low <= rate <= high:
+                    continue
+            self.places.append(row.place)
+            self.ranks[at] = self.reading.rank_of(row)
+            yield at, row
+        if not self.places:
+            raise DataError(
+                f"data file {self.path}: data_config.pass_rate_low={low:g} and "
+                f"data_config.pass_rate_high={high:g} keep none of {self.count} rows; "
+                f"{column!r} ranges from {least:g} to {most:g}"
+            )
 
 
 def _number(row: Row, column: str, field: str) -> float:

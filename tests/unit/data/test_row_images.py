@@ -4,6 +4,8 @@ import base64
 import gc
 import json
 import pickle
+import random
+import tracemalloc
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -147,6 +149,25 @@ def test_rows_for_environments_and_rewards_do_not_hold_the_bytes_of_their_pictur
     assert columns["answer"] == "1"
     with pytest.raises(DataError, match="has changed since its row was read"):
         columns.get("images")
+
+
+def test_the_pictures_of_a_file_are_not_in_memory_together(reader: Reader) -> None:
+    rows = []
+    for number in range(40):
+        noise = random.Random(number).randbytes(160 * 160 * 3)
+        picture = base64.b64encode(png(Image.frombytes("RGB", (160, 160), noise))).decode()
+        rows.append(asked("<image>?", image=f"data:image/png;base64,{picture}"))
+    # The first picture loads libraries.
+    reader.rows(rows[0])
+    path = reader.folder / "many.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tracemalloc.start()
+    assert len(reader.read(path)) == 40
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 4_000_000
+    # A row, its parsed line, and its opened picture.
+    assert peak < 2_000_000
 
 
 def held(content: bytes, prompt: Prompt) -> bool:

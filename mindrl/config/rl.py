@@ -248,7 +248,8 @@ class RLConfig:
     400}]`. Empty passes none."""
     overlong_buffer_enable: bool = False
     """Subtract a penalty from the reward of responses close to
-    `generate_config.sampling_config.max_tokens` (DAPO, arXiv 2503.14476, eq. 13)."""
+    `generate_config.sampling_config.max_tokens` (DAPO, arXiv 2503.14476, eq. 13). The length of a
+    conversation includes the environment's tokens, as in that limit."""
     overlong_buffer: Count | None = None
     """Number of last tokens before that limit over which the penalty grows linearly from 0. None
     uses a fifth of the limit, as in DAPO."""

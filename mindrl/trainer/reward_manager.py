@@ -14,6 +14,7 @@ from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.segments import Conversations
 from mindrl.environments.host import EnvironmentHost
 from mindrl.observability.samples import Sample, SampledConversation
 from mindrl.observability.timing import StageTimer
@@ -215,7 +216,9 @@ class RewardManager:
                     given = tuple(talks.joined(turns_BT).sum(dim=1).tolist())
                     scores = scores.plus(ENVIRONMENT, given, sources.environment_weight)
                 if sources.length_penalty is not None:
-                    lengths = talks.mask().sum(dim=1).tolist()
+                    # As the limit does, it counts the tokens of environments too.
+                    whole = Conversations(rollouts.after_prompts(), rollouts.conversation_B)
+                    lengths = whole.mask().sum(dim=1).tolist()
                     scores = scores.plus("overlong", tuple(map(sources.length_penalty, lengths)))
                 return replace(by_rules, scores=scores)
 

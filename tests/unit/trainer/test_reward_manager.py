@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from memory_roles import MemoryRoles, config, data, decode, lines, rewards, run_log
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
-from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts, Turns
 from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
@@ -64,6 +65,28 @@ def test_the_penalty_for_length_is_added_in_training_and_not_where_rules_alone_r
     assert scores.metrics()["reward/overlong"] == -0.5
     evaluated = manager(sources).by_rules([PROMPT], rollouts(roles)).scores
     assert (evaluated.rewards, set(evaluated.components)) == ((0.0, 1.0), {"exact"})
+
+
+def test_the_penalty_for_length_counts_the_tokens_of_environments_in_all_sequences() -> None:
+    """A conversation of 3 and 2 tokens, of which the policy sampled 3, and one of 2 tokens."""
+    talks = Rollouts.of_turns(
+        [torch.tensor([7, 9])] * 3,
+        Responses.of(
+            [(1, 2, 3), (4, 5), (6, 8)], [(-1.0,) * each for each in (3, 2, 2)], [False] * 3
+        ),
+        [0, 0, 0],
+        Turns(
+            written_N=torch.tensor([True, False, True, True, False, True, True]),
+            rewards_N=torch.zeros(7),
+            conversation_B=torch.tensor([0, 0, 1]),
+        ),
+    )
+    penalty = LengthPenalty(longest=5, buffer=2, factor=0.5)
+    sources = RewardSources(
+        scorer=None, reward_model=None, reward_model_weight=0.0, length_penalty=penalty
+    )
+    with manager(sources).compute([PROMPT], talks, blocking=True) as rewarded:
+        assert rewarded().scores.rewards == (-0.5, 0.0)
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -17,6 +17,11 @@ _OF_CARRYING_OUT = (
     "turns/idle_seconds",
 )
 
+_OF_ALL_UPDATES = frozenset(
+    ("grad_norm", "lr", "skipped", "moe_aux_loss", "differing_routes", "without_routes")
+)
+"""Metrics of an optimizer step that do not depend on the weights of its tokens."""
+
 _EQUALLY_SLOW = 0.01
 """Idle share up to which a worker counts as slow as the slowest, so that one number stands for all
 ranks of a replica, which end together."""
@@ -28,15 +33,18 @@ def computed(metrics: Mapping[str, ValueT]) -> dict[str, ValueT]:
 
 
 def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
-    """Return the mean of each name over the parts, which must have the same names.
+    """Return the mean of each name over the parts that have it.
 
     A NaN or inf in a part makes the mean NaN or inf.
     """
-    assert parts, "the mean needs at least one set of metrics"
-    names = parts[0].keys()
-    for part in parts:
-        assert part.keys() == names, f"metric names differ: {sorted(part.keys() ^ names)}"
-    return {name: sum(part[name] for part in parts) / len(parts) for name in names}
+    names = dict.fromkeys(name for part in parts for name in part)
+    values = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def without_tokens(update: Metrics) -> Metrics:
+    """Return the metrics of an optimizer step without those that are means over its tokens."""
+    return {name: value for name, value in update.items() if name in _OF_ALL_UPDATES}
 
 
 def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
@@ -46,7 +54,7 @@ def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
     skipped, only the count is returned.
     """
     taken = [update for update in updates if not update["skipped"]]
-    means = mean_metrics(taken) if taken else {}
+    means = mean_metrics(taken)
     means["skipped"] = float(len(updates) - len(taken))
     return {f"{model}/{name}": value for name, value in means.items()}
 

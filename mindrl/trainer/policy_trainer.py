@@ -259,25 +259,21 @@ class PolicyTrainer(TrainingLoop[Gathered, RatedBatch]):
             rows.
         """
         read: list[Tensor] = []
-        learned: list[Metrics] = []
 
         def update(minibatch: Minibatch) -> Metrics:
             found = self.workers.update(minibatch)
             if found.logprobs_BT is not None:
                 read.append(found.logprobs_BT)
-            if minibatch.token_weights_BT.any():
-                learned.append(found.metrics)
             return found.metrics
 
         with self.timer("update"):
             minibatches = self.minibatches.cut(experience, dealt, Minibatch)
             updates = self.run_updates(update, minibatches)
         metrics = update_metrics("update", updates)
-        if (control := self.minibatches.entropy) is not None and "update/entropy" in metrics:
+        control, entropy = self.minibatches.entropy, metrics.get("update/entropy")
+        if control is not None and entropy is not None:
             metrics["update/entropy_coef"] = control.coef
-            # Updates without tokens, all of which a filter excluded, have no entropy.
-            if (entropy := update_metrics("update", learned).get("update/entropy")) is not None:
-                control.observe(entropy)
+            control.observe(entropy)
         if not read:
             return metrics, experience.old_logprobs_BT
         first, correction = experience.rows(dealt[0]), self.config.rollout_correction

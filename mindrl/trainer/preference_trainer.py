@@ -23,7 +23,7 @@ from mindrl.batch.prompts import Demonstration, LabelledAnswer, PreferencePair, 
 from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
-from mindrl.observability.metrics import Metrics, merge, update_metrics
+from mindrl.observability.metrics import Metrics, mean_metrics, merge, update_metrics
 from mindrl.trainer.reference_logprobs import ReferenceLogprobs
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.supervised_trainer import AnswerTrainer, sequences_of
@@ -96,7 +96,7 @@ class PreferenceTrainer(AnswerTrainer):
             "preference/epoch": step * len(data) / len(self.data.train.prompts),
             "preference/tokens": float(sum(lengths)),
         }
-        return merge(found, _mean(judged), own), None
+        return merge(found, mean_metrics(judged), own), None
 
     def _update(self, minibatch: SlopedSequences) -> Metrics:
         with self.timer("update"):
@@ -224,10 +224,3 @@ def minibatch_of(batch: Sequences, slopes: Tensor) -> SlopedSequences:
 def _labelled(row: Prompt) -> LabelledAnswer:
     assert isinstance(row, LabelledAnswer), "the data of the run has been read"
     return row
-
-
-def _mean(judged: Sequence[Metrics]) -> Metrics:
-    """Return the mean of each metric over the updates that have it."""
-    names = dict.fromkeys(name for each in judged for name in each)
-    values = {name: [each[name] for each in judged if name in each] for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items()}

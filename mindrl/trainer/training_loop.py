@@ -22,7 +22,7 @@ from mindrl.errors import (
     StopRequestedError,
 )
 from mindrl.observability.console import StepColumns
-from mindrl.observability.metrics import Metrics, measured, merge
+from mindrl.observability.metrics import Metrics, measured, merge, without_tokens
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.checkpoints import Checkpoints
@@ -214,11 +214,15 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
     def run_updates(
         self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
     ) -> list[Metrics]:
-        """Run one optimizer step on each minibatch, until one ends the run."""
+        """Run one optimizer step on each minibatch, until one ends the run.
+
+        Without a token, as a filter may leave it, a minibatch has no means over tokens.
+        """
         updates = []
         for minibatch in minibatches:
-            updates.append(update(minibatch))
-            if self.ends_with(updates[-1]):
+            found, has_tokens = update(minibatch), bool(minibatch.token_weights_BT.any())
+            updates.append(found if has_tokens else without_tokens(found))
+            if self.ends_with(found):
                 break
         return updates
 

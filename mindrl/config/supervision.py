@@ -57,6 +57,7 @@ def supervised(config: RunConfig) -> RunConfig:
     if not config.reads_answers:
         return config
     rl, longest, unset = config.rl_config, config.megatron_training.seq_length, _defaults()
+    drawn = config.generate_config.sampling_config
     own = {key: value for key, value in _own(config).items() if getattr(rl, key) == unset[key]}
     return replace(
         config,
@@ -74,7 +75,10 @@ def supervised(config: RunConfig) -> RunConfig:
             max_model_len=longest,
             max_num_batched_tokens=longest,
             sampling_config=SamplingConfig(
-                max_tokens=1, stop_token_ids=config.generate_config.sampling_config.stop_token_ids
+                max_tokens=1,
+                stop_token_ids=drawn.stop_token_ids,
+                # A teacher and the model are compared at it.
+                temperature=1.0 if config.teacher_config is None else drawn.temperature,
             ),
         ),
     )

@@ -39,6 +39,19 @@ def test_a_row_is_one_sequence_and_may_be_as_long_as_the_trainer_takes(
     require_engines(config)
 
 
+def test_a_teacher_of_rows_is_compared_at_the_temperature(
+    run_config: MakeConfig, model: str
+) -> None:
+    key = "generate_config.sampling_config.temperature"
+    taught = SFT | {"teacher_config": {"load": model, "candidates": 4}, key: 0.5}
+    config = run_config(model, taught)
+    assert config.generate_config.sampling_config.temperature == 0.5
+    assert findings(config) == []
+    served = {"url": "http://127.0.0.1:8000", "candidates": 4}
+    (found,) = findings(run_config(model, taught | {"teacher_config": served}))
+    assert key in str(found)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [

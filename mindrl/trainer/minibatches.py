@@ -1,6 +1,7 @@
 """Divide the sequences of a step into optimizer steps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -101,14 +102,20 @@ class MinibatchDealer:
         """Yield each optimizer step's rows with token weights, normalised over the whole update."""
         for update, rows in enumerate(dealt):
             part = experience.rows(rows)
-            columns = self._of_policy(part, update) if stage is Minibatch else _UNTAUGHT
-            yield part.into(stage, **self._weights(part), **columns)
+            learned = self._learned(part)
+            columns = self._of_policy(learned, update) if stage is Minibatch else _UNTAUGHT
+            yield part.into(stage, **self._weights(learned), **columns)
+
+    def _learned(self, part: Experience) -> Experience:
+        """Return an update with the mask of those response tokens that enter its loss."""
+        if not self.rl.overlong_filter_enable:
+            return part
+        mask_BT = part.response_mask_BT & part.finished_B[:, None]
+        return replace(part, response_mask_BT=mask_BT)
 
     def _weights(self, part: Experience) -> dict[str, Tensor | None]:
         """Return the weights of an update's tokens, and their sum if it is not 1."""
         mask_BT = part.response_mask_BT
-        if self.rl.overlong_filter_enable:
-            mask_BT = mask_BT & part.finished_B[:, None]
         if not mask_BT.any():
             return {"token_weights_BT": mask_BT.float()}
         talks = Conversations(mask_BT, part.conversation_B)

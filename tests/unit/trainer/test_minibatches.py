@@ -98,6 +98,18 @@ def test_metrics_of_an_update_are_means_over_its_tokens(aggregation: str) -> Non
     assert (whole.weight_sum_B is None) == (aggregation != "sequence_sum")
 
 
+@pytest.mark.parametrize("policy_loss", ["kl_cov", "clip_cov"])
+def test_a_loss_selects_none_of_the_tokens_that_were_cut(policy_loss: str) -> None:
+    """Of three responses the last was cut; all tokens are asked for."""
+    batch = replace(experience([0, 0, 0]), finished_B=torch.tensor([True, True, False]))
+    picks = {"kl_cov_ratio": 1.0, "clip_cov_ratio": 1.0, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}
+    rl = RLConfig(mini_batch_size=1, overlong_filter_enable=True, policy_loss=policy_loss, **picks)
+    selection = resolve_token_loss(rl).selection
+    (whole,) = cut(batch, MinibatchDealer(rl, 0, longest=4, selection=selection))
+    assert whole.picked_BT is not None
+    assert torch.equal(whole.picked_BT, whole.token_weights_BT > 0)
+
+
 def test_an_update_whose_responses_were_all_cut_has_no_loss() -> None:
     batch = replace(experience([0, 0]), finished_B=torch.zeros(2, dtype=torch.bool))
     rl = RLConfig(mini_batch_size=1, overlong_filter_enable=True, loss_aggregation="sequence_sum")

@@ -8,7 +8,7 @@ from mindrl.observability.units import quoted
 
 LARGEST_SCORE = 1e12
 """Maximum absolute score. Times the maximum weight, 1e6, its square fits into float32, as needed
-for the standard deviation of rewards."""
+for the loss of a critic."""
 
 
 def returned_number(value: object) -> float:

@@ -76,6 +76,14 @@ def test_the_mean_of_each_group_is_zero_in_float32_though_rewards_are_near_1000(
     assert advantages_B.view(8, 8).mean(dim=0).abs().max() < 1e-6
 
 
+def test_a_large_group_of_the_largest_rewards_has_a_finite_deviation() -> None:
+    """Of 512 rewards of 1e18, the sum of squares does not fit into float32."""
+    rewards_B = torch.tensor([1e18, -1e18]).repeat(256)
+    advantages_B = group_normalised_advantages(rewards_B, torch.zeros(512, dtype=torch.int64))
+    assert advantages_B.dtype == torch.float32
+    assert advantages_B.tolist() == pytest.approx([(511 / 512) ** 0.5, -((511 / 512) ** 0.5)] * 256)
+
+
 def test_a_group_tensor_of_another_length_is_refused_with_both_shapes() -> None:
     with pytest.raises(ValueError, match=r"\[3\] and group_B \[2\]"):
         group_normalised_advantages(torch.zeros(3), torch.zeros(2, dtype=torch.int64))

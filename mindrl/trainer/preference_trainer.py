@@ -105,7 +105,8 @@ class PreferenceTrainer(AnswerTrainer):
     def evaluate(self, step: int) -> float | None:
         """Measure loss and accuracy on held-out rows; return the accuracy for the best model.
 
-        It is that on the held-out file, or on the set named by `data_config.best_by`.
+        It is that on the held-out file, or on the set named by `data_config.best_by`; None if no
+        set has one.
         """
         found = {name: self._measured(each.prompts) for name, each in self.held_out().items()}
         for name, (loss, accuracy) in found.items():
@@ -114,9 +115,10 @@ class PreferenceTrainer(AnswerTrainer):
             return None
         # The cost of an evaluation's switches belongs to no step.
         self.workers.flush_metrics()
-        return found[self.best_set(found)][1]
+        rated = {name: accuracy for name, (_, accuracy) in found.items() if accuracy is not None}
+        return rated[self.best_set(rated)] if rated else None
 
-    def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
+    def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float | None]:
         """Return the mean loss and the accuracy on rows."""
         losses, right, total = 0.0, 0.0, 0
         for rows in self._cut(prompts):

@@ -58,15 +58,18 @@ class RewardModelTrainer(PreferenceTrainer):
         metrics = self._metrics(found, accuracy) | shown_rewards(chosen_P, rejected_P)
         return batch, found, metrics
 
-    def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
-        """Return the mean loss and the accuracy on rows; scores are compared over all of them."""
+    def _measured(self, prompts: Sequence[Prompt]) -> tuple[float, float | None]:
+        """Return the mean loss and the accuracy on rows; scores are compared over all of them.
+
+        The accuracy is None if the data has no two different scores.
+        """
         if self.section.loss != "score":
             return super()._measured(prompts)
         judged = [self.judged(rows)[1] for rows in self._cut(prompts)]
         wanted_B = torch.tensor([_wanted(row) for row in prompts], dtype=torch.float64)
         accuracy = concordance(torch.cat([each.rewards_B for each in judged]), wanted_B)
         losses_B = torch.cat([each.losses_B for each in judged])
-        return losses_B.mean().item(), 1.0 if accuracy is None else accuracy
+        return losses_B.mean().item(), accuracy
 
     def _metrics(self, found: PreferenceLosses, accuracy: float | None) -> Metrics:
         return {

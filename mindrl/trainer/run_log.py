@@ -296,10 +296,11 @@ class RunLog:
         self._held_out(step, name, {"loss": loss, "perplexity": perplexity})
 
     def held_out_preferences(
-        self, step: int, name: str | None, *, loss: float, accuracy: float
+        self, step: int, name: str | None, *, loss: float, accuracy: float | None
     ) -> None:
-        """Record loss and accuracy on preferences of a set, as `held_out_loss`."""
-        self._held_out(step, name, {"loss": loss, "accuracy": accuracy})
+        """Record loss and accuracy, if any, on preferences of a set, as `held_out_loss`."""
+        found = {"loss": loss} if accuracy is None else {"loss": loss, "accuracy": accuracy}
+        self._held_out(step, name, found)
 
     def _held_out(self, step: int, name: str | None, found: Metrics) -> None:
         when, label = "after" if step else "before", name or "held-out"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory_roles import data, run_log
+from memory_roles import data, lines, run_log
 from test_preference_trainer import PAIRS, JudgingRoles, answer, chosen, values
 
 from mindrl.batch.prompts import GradedSteps, Prompt, ScoredAnswer
@@ -84,6 +84,21 @@ def test_held_out_scores_are_compared_over_all_rows(mini_batch_size: int, tmp_pa
     assert trainer.evaluate(1) == 0.0
     (update, *_) = trainer._cut(rows)
     assert ("preference/accuracy" in trainer.judged(update)[2]) == (mini_batch_size > 1)
+
+
+def test_held_out_scores_that_are_all_equal_have_no_accuracy(tmp_path: Path) -> None:
+    # Of the named set the order is right; the scores of the held-out file are equal.
+    rows = tuple(ScoredAnswer(**values(answer(at, 20, at + 1)), score=float(at)) for at in range(3))
+    equal = tuple(replace(each, score=0.5) for each in rows)
+    asked, sets = chosen(loss="score"), data(equal, rows)
+    log = run_log(tmp_path, 3)
+    trainer = RewardModelTrainer(asked, sets, ScoringRoles(), log)
+    assert trainer.evaluate(1) is None
+    (shown,) = lines(tmp_path / "metrics.jsonl")
+    assert "evaluation/loss" in shown
+    assert "evaluation/accuracy" not in shown
+    named = replace(sets, eval_sets={"named": sets.train})
+    assert RewardModelTrainer(asked, named, ScoringRoles(), log).evaluate(1) == 1.0
 
 
 def test_an_update_on_steps_reads_each_and_has_the_slopes_of_the_cross_entropy(

@@ -205,12 +205,13 @@ def training_findings(
 ) -> Iterator[Finding]:
     """Yield what prevents a role's engine from building its model in its layout.
 
-    A model other than the actor's has its own expert sizes.
+    A model other than the actor's needs sizes of its own: findings name the keys of its section.
     """
     key, backend = config.backend_key(role), config.training_backend(role)
     text, keys = config.value_of(key), config.layout_keys(role) | {"backend": key}
     if actor not in (None, model):
-        keys |= {name: f"{role}_config.{SIZE_KEYS[name]}" for name in ("ep", "etp")}
+        own = SIZE_KEYS | {"layers_per_chunk": "num_layer_list"}
+        keys |= {name: f"{role}_config.{size}" for name, size in own.items()}
     sizes = config.layout(role if key == f"{role}_config.backend" else "actor")
     if model.moe and backend != TRAINING_BACKEND:
         # torch's grouped products require rows of whole 16 bytes.

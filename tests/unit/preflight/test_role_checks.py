@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from checked_runs import (
     ACTOR,
     CPU,
@@ -21,6 +22,8 @@ from mindrl.preflight.checks import check, checked_with_legal_values
 from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.model_checks import training_findings
 
+KL = {"rl_config.init_kl_coef": 0.1}
+
 
 def test_a_reference_of_another_shape_must_fit_the_training_layout_too(
     tmp_path: Path, run_config: MakeConfig
@@ -30,8 +33,33 @@ def test_a_reference_of_another_shape_must_fit_the_training_layout_too(
     with_other = {field: str(other), "rl_config.init_kl_coef": 0.1, DEVICES: 2, TRAIN_TP: 2}
     config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | with_other)
     assert refused(config)[0] == (
-        f"{field}={other}: {TRAIN_TP}=2 must divide num_attention_heads=7; nearest: 1, 7"
+        f"{field}={other}: ref_config.tensor_model_parallel_size=2 must divide "
+        "num_attention_heads=7; nearest: 1, 7"
     )
+
+
+@pytest.mark.parametrize("role", ["critic", "ref", "reward", "teacher"])
+def test_a_role_with_another_model_is_told_its_own_keys_for_the_actors_sizes(
+    role: str, tmp_path: Path, run_config: MakeConfig
+) -> None:
+    head = {"labels": 1} if role in ("critic", "reward") else {}
+    sizes = {"num_attention_heads": 7, "num_key_value_heads": 1, "num_hidden_layers": 3}
+    other = model_folder(tmp_path / "other", **head, **sizes)
+    model = model_folder(tmp_path / "model", num_hidden_layers=4)
+    keys = overrides(tmp_path) | {DEVICES: 2, f"{role}_config.load": str(other)}
+    keys |= {"critic": {"rl_config.adv_estimator": "gae"}, "ref": KL}.get(role, {})
+    stages = {f"{ACTOR}.pipeline_model_parallel_size": 2}
+    for cut, name, value, legal in (
+        ({TRAIN_TP: 2}, "tensor_model_parallel_size", 2, (1,)),
+        ({f"{ACTOR}.context_parallel_size": 2}, "context_parallel_size", 2, (1,)),
+        (stages, "pipeline_model_parallel_size", 2, (1,)),
+        (stages | {f"{ACTOR}.num_layer_list": [3, 1]}, "num_layer_list", (3, 1), ((2, 1),)),
+    ):
+        config = run_config(model, keys | cut)
+        (finding,) = checked_with_legal_values(config, CPU, Capacity()).findings
+        assert str(finding).startswith(f"{role}_config.load={other}: {role}_config.{name}=")
+        assert (finding.value, finding.legal) == (value, legal)
+        check(run_config(model, keys | cut | {f"{role}_config.{name}": legal[0]}), CPU)
 
 
 def test_a_layout_of_its_own_lets_a_reference_of_another_shape_fit(

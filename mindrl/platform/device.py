@@ -91,9 +91,10 @@ class Platform:
     def device_index(self, name: str) -> int:
         """Return torch's index of a device in this process.
 
-        Ray identifies it by its entry in the list of visible devices, if there is a list.
+        Ray identifies it by its entry in the list of visible devices, with blanks, if there is a
+        list.
         """
-        visible = self.visible_devices() or []
+        visible, name = self.visible_devices() or [], name.strip()
         return visible.index(name) if name in visible else int(name)
 
     def ray_options(self, devices: int) -> dict[str, Any]:
@@ -121,9 +122,12 @@ class Platform:
         Raises:
             ClusterError: One line per refused setting.
         """
-        found = refusals(self.settings, os.environ)
-        if found:
+        if found := self.refused_settings():
             raise ClusterError("\n".join(found))
+
+    def refused_settings(self) -> list[str]:
+        """Return a sentence for each setting of this process that mindrl refuses."""
+        return refusals(self.settings, os.environ)
 
 
 def usable_cores() -> int:

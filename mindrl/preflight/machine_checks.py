@@ -13,6 +13,7 @@ from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.device import Platform, choose_platform
 from mindrl.platform.environment import ray_address
 from mindrl.platform.host_memory import memory_bound
+from mindrl.platform.probes.machine import SETTINGS_PAGE
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunShardings
@@ -22,8 +23,10 @@ _KV_CACHE = "generate_config.kv_cache_mib"
 
 
 def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
-    """Yield a finding if this machine lacks the devices, unless a cluster is joined."""
+    """Yield what this machine lacks, or sets wrongly, for devices, unless a cluster is joined."""
     present, kind = platform.local_devices(), config.rl_config.device
+    for text in platform.refused_settings() if ray_address() is None else ():
+        yield Finding(text, text.partition("=")[0], page=SETTINGS_PAGE)
     if not present:
         best = choose_platform("auto").kind
         need = f": this machine has no such device; rl_config.device=auto selects {best}"

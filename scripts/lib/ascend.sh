@@ -145,7 +145,11 @@ findings=()
 find_fault() { findings+=("$1"$'\n'"      -> $2"); }
 
 check_devices() {
-    local found
+    local found listed="${ASCEND_RT_VISIBLE_DEVICES:-}"
+    if [[ "$listed" == *[[:space:]]* ]]; then
+        find_fault "ASCEND_RT_VISIBLE_DEVICES=$listed: CANN ends the list at a blank" \
+            "write ASCEND_RT_VISIBLE_DEVICES=${listed//[[:space:]]/}"
+    fi
     found="$(devices_there)"
     if ((!found)); then
         find_fault "NPU devices: no $DEVICE_DIR/davinci<N>" \

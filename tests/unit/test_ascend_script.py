@@ -73,6 +73,14 @@ def test_visible_devices_limit_the_count_to_2(node: Node) -> None:
     assert "the run needs 8 NPU(s)" in result.stderr
 
 
+def test_a_blank_in_the_list_of_devices_is_a_finding_with_the_list_without_it(node: Node) -> None:
+    result = node.run("--check", ASCEND_RT_VISIBLE_DEVICES="1, 3")
+
+    assert result.returncode == 3
+    assert "- ASCEND_RT_VISIBLE_DEVICES=1, 3: CANN ends the list at a blank" in result.stderr
+    assert "-> write ASCEND_RT_VISIBLE_DEVICES=1,3\n" in result.stderr
+
+
 def test_more_npus_than_the_node_has_are_a_finding(node: Node) -> None:
     result = node.run("--check", NPUS_PER_NODE="16")
 

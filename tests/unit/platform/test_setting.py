@@ -30,9 +30,10 @@ def test_a_default_is_the_users_where_he_has_set_it_and_a_fixed_one_is_not() -> 
         ("PYTORCH_NPU_ALLOC_CONF", "page_size:1g,expandable_segments:True", "page_size:1g"),
         ("VLLM_ASCEND_ENABLE_FLASHCOMM1", "1", "0"),
         ("VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "2", "0"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "4, 5", "4,5"),
     ],
 )
-def test_a_value_that_breaks_reshards_or_sleep_is_refused_with_its_reason(
+def test_a_value_that_breaks_a_run_is_refused_with_its_reason(
     name: str, refused: str, taken: str
 ) -> None:
     (sentence,) = refusals(NPU_SETTINGS, {name: refused})
@@ -66,9 +67,13 @@ def test_a_device_is_known_to_torch_by_its_place_in_the_visible_list(
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     assert NPU.visible_devices() is None
     assert NPU.device_index("6") == 6
-    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4, 5,6,7")
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4,5,6,7")
     assert NPU.visible_devices() == ["4", "5", "6", "7"]
     assert NPU.device_index("6") == 2
+    # CUDA permits blanks, and Ray keeps them in the names of devices.
+    gpu = PLATFORMS["gpu"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5")
+    assert [gpu.device_index(name) for name in ("4", " 5")] == [0, 1]
 
 
 @pytest.mark.parametrize(

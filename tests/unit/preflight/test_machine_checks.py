@@ -54,6 +54,20 @@ def test_devices_that_this_machine_has_not_are_a_finding(
     check(many, CPU, here=True)
 
 
+def test_an_environment_that_no_worker_accepts_is_a_finding_before_a_run(
+    model: Path, tmp_path: Path, run_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINDRL_DEVICE_FOLDER", str(tmp_path))
+    for number in (4, 5):
+        (tmp_path / f"davinci{number}").touch()
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4, 5")
+    two = run_config(model, overrides(tmp_path, rl_config__device="npu") | {DEVICES: 2})
+    assert "ASCEND_RT_VISIBLE_DEVICES=4, 5: CANN ends this list" in refused_here(two, "npu")
+    # The nodes of a joined cluster have environments of their own.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    check(two, PLATFORMS["npu"], here=True)
+
+
 def test_a_cache_beyond_the_memory_of_this_machine_is_a_finding(
     model: Path, tmp_path: Path, run_config: MakeConfig
 ) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, ForkProcess
 
@@ -63,32 +63,48 @@ ChunkResult = Scored | None
 """Outcomes of a first part of the chunk, or why its worker failed; None: lost for other reasons."""
 
 
+@dataclass(kw_only=True, slots=True)
+class _Streak:
+    began: float = field(default_factory=time.monotonic)
+    failures: list[Failure] = field(default_factory=list)
+    """Failures of single responses."""
+    lost_chunks: int = 0
+    """Failures of several responses: one of them may have caused it."""
+
+
 class FailureStreaks:
     """Failures of each function since its last score in a batch."""
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience_seconds = patience_seconds
-        self._streaks: dict[str, tuple[float, list[Failure]]] = {}
+        self._streaks: dict[str, _Streak] = {}
 
     def add(self, chunk: Chunk, result: ChunkResult) -> None:
-        """Add a result. A failure of several responses does not count: one may have caused it."""
-        if isinstance(result, Failure):
-            result = [result] if len(chunk.indices) == 1 else []
-        for outcome in result or []:
+        """Add a result; None counts as nothing."""
+        if isinstance(result, Failure) and len(chunk.indices) > 1:
+            self._streaks.setdefault(chunk.function, _Streak()).lost_chunks += 1
+            return
+        for outcome in [result] if isinstance(result, Failure) else result or []:
             if isinstance(outcome, Failure):
-                streak = self._streaks.setdefault(chunk.function, (time.monotonic(), []))
-                streak[1].append(outcome)
+                self._streaks.setdefault(chunk.function, _Streak()).failures.append(outcome)
             else:
                 self._streaks.pop(chunk.function, None)
 
     def hopeless(self) -> dict[str, Failure]:
         """Return the functions that failed too often and too long, with their first failure."""
+        failures = {function: each.failures for function, each in self._long().items()}
+        return {name: each[0] for name, each in failures.items() if len(each) >= FAILURES_ALLOWED}
+
+    def doubtful(self) -> set[str]:
+        """Return the functions that failed too long, also for several responses at once.
+
+        Only calls for single responses show whether such a function is hopeless.
+        """
+        return {function for function, each in self._long().items() if each.lost_chunks}
+
+    def _long(self) -> dict[str, _Streak]:
         latest = time.monotonic() - self._patience_seconds
-        return {
-            function: failures[0]
-            for function, (began, failures) in self._streaks.items()
-            if began <= latest and len(failures) >= FAILURES_ALLOWED
-        }
+        return {name: each for name, each in self._streaks.items() if each.began <= latest}
 
 
 class ScoringProcess(ForkProcess):
@@ -137,8 +153,9 @@ class WorkerPool:
 
         A chunk whose worker hung or died is run again one response at a time, so that only the
         responses at fault fail. A response that is late on its own is retried after all others: on
-        a busy machine right answers may be late. If a function becomes hopeless, such as that of a
-        server that hangs, it fails for the remaining responses.
+        a busy machine right answers may be late. If a function becomes doubtful, such as that of a
+        server that hangs, the remaining responses are run one at a time; if it becomes hopeless,
+        it fails for them.
         """
         streaks = FailureStreaks(self._plan.patience_seconds)
         outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in rows}
@@ -149,13 +166,15 @@ class WorkerPool:
         ]
         while chunks:
             results = self._run(chunks, rows, streaks)
-            chunks, hopeless = [], streaks.hopeless()
+            chunks, hopeless, doubtful = [], streaks.hopeless(), streaks.doubtful()
             for chunk, result in results:
                 final, rest = settled(chunk, result)
                 outcomes[chunk.function] |= final
                 if failure := hopeless.get(chunk.function):
                     left = [index for each in rest for index in each.indices]
                     outcomes[chunk.function] |= dict.fromkeys(left, failure)
+                elif chunk.function in doubtful:
+                    chunks += [part for each in rest for part in _singles(each)]
                 else:
                     chunks += rest
         return {
@@ -234,7 +253,8 @@ class WorkerPool:
         """Wait for all, or until the pool breaks or stalls; then create a new pool.
 
         A worker that dies while it holds pebble's locks (for example out of memory) would block
-        every other worker forever. Calls of a function that becomes hopeless are cancelled.
+        every other worker forever. Calls of a function that becomes hopeless are cancelled; if it
+        becomes doubtful, those for several responses that have not begun.
         """
         pending = set(futures)
         stall_seconds = max(self._seconds(chunk) for chunk in futures.values()) + STALL_SECONDS
@@ -243,9 +263,12 @@ class WorkerPool:
             done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
             for future in done:
                 streaks.add(futures[future], self._result(futures[future], future))
-            hopeless = streaks.hopeless()
-            for future in [each for each in pending if futures[each].function in hopeless]:
-                future.cancel()
+            hopeless, doubtful = streaks.hopeless(), streaks.doubtful()
+            for future in pending:
+                function, waits = futures[future].function, not future.running()
+                several = len(futures[future].indices) > 1
+                if function in hopeless or (function in doubtful and several and waits):
+                    future.cancel()
             if done:
                 deadline = time.monotonic() + stall_seconds
             elif not self._pool.active or time.monotonic() > deadline:
@@ -286,11 +309,16 @@ def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list
     if result is None and chunk.times_lost < LOSSES_ALLOWED:
         return {}, [replace(chunk, times_lost=chunk.times_lost + 1)]
     if len(chunk.indices) > 1:
-        return {}, [Chunk(function=chunk.function, indices=(index,)) for index in chunk.indices]
+        return {}, _singles(replace(chunk, times_lost=0))
     if _is_late(result) and not chunk.is_last:
         return {}, [_last(chunk, chunk.indices[0])]
     broken = f"the scoring processes ended {chunk.times_lost + 1} times"
     return {chunk.indices[0]: result or Failure(kind="crash", detail=broken)}, []
+
+
+def _singles(chunk: Chunk) -> list[Chunk]:
+    """Divide a chunk into those of one response."""
+    return [replace(chunk, indices=(index,)) for index in chunk.indices]
 
 
 def _last(chunk: Chunk, index: int) -> Chunk:

@@ -17,7 +17,7 @@ from scorers import scorer_of
 from mindrl.errors import RewardError
 from mindrl.rewards.host import RewardService
 from mindrl.rewards.scores import Failure, NamedReward, Outcome, PoolPlan
-from mindrl.rewards.service import Chunk, settled
+from mindrl.rewards.service import Chunk, FailureStreaks, settled
 from mindrl.rewards.worker import score_rows
 
 OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
@@ -304,3 +304,43 @@ def test_a_judge_that_hangs_for_all_is_not_tried_again_for_each(tmp_path: Path) 
 def test_a_judge_that_hangs_at_first_scores_all_within_its_patience(tmp_path: Path) -> None:
     outcomes, tries = _outcomes(tmp_path, hangs=64, patience_seconds=600.0)
     assert (outcomes, tries) == ([1.0] * 96, 160)
+
+
+def test_calls_for_lists_that_hang_do_not_cost_the_limit_of_each_list(tmp_path: Path) -> None:
+    """Of 2 lists of 64, the second does not begin: its responses are scored one by one."""
+    (waits := tmp_path / "waits").touch()
+    (file := tmp_path / "judge.py").write_text(
+        "import time\n"
+        "def judge(responses, references):\n"
+        "    if len(responses) == 1: return [1.0]\n"
+        "    time.sleep(1.5)\n"
+        f"    with open({str(waits)!r}, 'a') as file: file.write('x')\n"
+        "    time.sleep(1000)\n"
+    )
+    name = f"{file}:judge"
+    plan = PoolPlan(
+        rewards=(NamedReward(name=name),), timeout_seconds=0.03, processes=1, patience_seconds=0.0
+    )
+    service = RewardService(plan)
+    try:
+        outcomes = service.score({name: [("a", "72")] * 128})[name]
+    finally:
+        service.kill()
+    assert outcomes == (1.0,) * 128
+    assert waits.read_text() == "x"
+
+
+def test_a_function_is_doubtful_while_calls_for_several_responses_fail_and_none_scores() -> None:
+    streaks, several = FailureStreaks(patience_seconds=0.0), Chunk(function="f", indices=(4, 5))
+    single = Chunk(function="f", indices=(6,))
+    for _ in range(32):
+        streaks.add(several, LATE)
+    assert (streaks.doubtful(), streaks.hopeless()) == ({"f"}, {})
+    streaks.add(single, [1.0])
+    assert streaks.doubtful() == set()
+    for _ in range(32):
+        streaks.add(single, LATE)
+    assert (streaks.doubtful(), streaks.hopeless()) == (set(), {"f": LATE})
+    patient = FailureStreaks(patience_seconds=600.0)
+    patient.add(several, LATE)
+    assert patient.doubtful() == set()

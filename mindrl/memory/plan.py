@@ -65,6 +65,9 @@ class MemoryPlan:
     """Bytes of each rank on the host of a mixture's routes, at most. None without replay."""
     pictures: PictureBytes = field(default_factory=PictureBytes)
     """Bytes of pictures on each device during a rollout, and on the host outside the arena."""
+    steps: Mapping[Phase, int] = field(default_factory=dict)
+    """Upper bound of what the optimizer makes and frees in a step, in addition to the regions, on
+    any device, by phase; empty if activations need more."""
     graphs: int = 0
     """Estimated bytes of the engine's graphs on each device. They stay there at all times, in
     addition to the regions."""
@@ -165,6 +168,10 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """Peak with the graphs."""
         return self.peak_bytes + self.graphs
+
+    def working_bytes(self, phase: Phase, activations: int) -> int:
+        """Return what a phase needs besides its regions: activations, or its optimizer's step."""
+        return max(activations, self.steps.get(phase, 0))
 
     @property
     def peak_instant(self) -> Instant:

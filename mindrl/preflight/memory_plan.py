@@ -3,13 +3,14 @@
 Needs no torch.
 """
 
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
 from mindrl.config.finding import Finding, Value, broken, spelled
+from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.role_places import places
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
@@ -22,7 +23,7 @@ from mindrl.memory.plan import (
     rollout_side,
     with_kv_cache,
 )
-from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, Region
+from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.activation_estimates import activation_estimates
@@ -32,6 +33,7 @@ from mindrl.preflight.picture_memory import picture_bytes
 from mindrl.preflight.route_memory import kept_route_bytes
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.planning import CacheSizes
+from mindrl.training.trained_bytes import TrainedBytes
 
 _PAGE = "docs/how-to/plan-a-run.md#plan-the-memory"
 _CAPACITY = "rl_config.device_memory_mib"
@@ -115,7 +117,8 @@ def plan_without_kv_cache(
     shares = config.megatron_training.use_distributed_optimizer
     known = staging if config.rolls_out else none
     messages = models.staging if known is None else known
-    regions = region_bytes(models, messages, distributed_optimizer=shares)
+    trained = trained_bytes(models, distributed_optimizer=shares)
+    regions = region_bytes(models, messages, trained)
     trains_alone = config.is_apart or not config.rolls_out
     if trains_alone:
         del regions[Region.ROLLOUT_WEIGHTS]
@@ -134,6 +137,11 @@ def plan_without_kv_cache(
         waiting=models.waiting,
         routes=kept_route_bytes(models.plan),
         pictures=picture_bytes(models.plan),
+        steps={
+            phase: max(each.step for each in trained[role])
+            for phase, role in PHASE_ROLES.items()
+            if phase in UPDATES and role in trained
+        },
         graphs=0 if trains_alone else graph_bytes(models.plan),
         places=places(config),
         side="training" if trains_alone else "both",
@@ -153,24 +161,38 @@ def too_small(plan: MemoryPlan) -> str:
     )
 
 
+def trained_bytes(
+    models: RunShardings, *, distributed_optimizer: bool
+) -> dict[Role, tuple[TrainedBytes, ...]]:
+    """Return the bytes of each rank's trained models.
+
+    With `distributed_optimizer` replicas shard the optimizer states.
+    """
+    trained = (role for role in models.training if len(ROLE_REGIONS[role]) > 1)
+    return {
+        role: models.trained_bytes(role, distributed_optimizer=distributed_optimizer)
+        for role in trained
+    }
+
+
 def region_bytes(
-    models: RunShardings, staging: RankBytes, *, distributed_optimizer: bool
+    models: RunShardings, staging: RankBytes, trained: Mapping[Role, Sequence[TrainedBytes]]
 ) -> dict[Region, RankBytes]:
     """Return the bytes of each region on each rank, except the KV cache.
 
-    `staging` is for messages in flight; with `distributed_optimizer` replicas shard the optimizer
-    states.
+    `staging` is for messages in flight; `trained` is the result of `trained_bytes`.
     """
     found: dict[Region, RankBytes] = {
         Region.ROLLOUT_WEIGHTS: models.rollout_bytes,
         Region.STAGING: staging,
     }
     for role, side in models.training.items():
-        if len(regions := ROLE_REGIONS[role]) == 1:
+        regions = ROLE_REGIONS[role]
+        if role not in trained:
             found[regions[0]] = models.of_all_ranks(role, np.array(side.held_bytes()))
             continue
-        ranks = models.trained_bytes(role, distributed_optimizer=distributed_optimizer)
-        parts = np.array([astuple(rank) for rank in ranks])
+        ranks = trained[role]
+        parts = np.array([(each.weights, each.gradients, each.optimizer) for each in ranks])
         found |= dict(zip(regions, models.of_all_ranks(role, parts).T, strict=True))
     return found
 
@@ -238,10 +260,11 @@ def _findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
 def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
     """Yield the phase that exceeds the device most, including estimated activations."""
     estimates = activation_estimates(models.plan)
+    working = {phase: plan.working_bytes(phase, each) for phase, each in estimates.items()}
     needs = {
-        at.phase: most + plan.graphs + estimates[at.phase]
+        at.phase: most + plan.graphs + working[at.phase]
         for at, most in plan.moments
-        if at.move is None and at.phase in estimates
+        if at.move is None and at.phase in working
     }
     if not needs:
         # Devices with the rollout only.
@@ -249,10 +272,13 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
     phase = max(needs, key=lambda each: needs[each])
     if plan.capacity_bytes is not None and needs[phase] > plan.capacity_bytes:
         there = plan.capacity_bytes // MIB
+        recomputation = models.plan.planning(PHASE_ROLES[phase]).recomputation
+        what = f"activations; use smaller micro-batches or {recomputation}"
+        if working[phase] > estimates[phase]:
+            what = f"the optimizer's step; use a larger {SIZE_KEYS['tp']}"
         text = (
             f"{_CAPACITY}={there}: {phase.value} needs about {needs[phase] / MIB:,.0f} "
-            f"MiB, {estimates[phase] / MIB:,.0f} of them for activations; use smaller "
-            f"micro-batches or {models.plan.planning(PHASE_ROLES[phase]).recomputation}"
+            f"MiB, {working[phase] / MIB:,.0f} of them for {what}"
         )
         yield Finding(text, _CAPACITY, there, page=_PAGE)
 
@@ -322,7 +348,8 @@ def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
     }
     if not config.megatron_training.use_distributed_optimizer:
         staging = plan.regions[Region.STAGING]
-        shared = region_bytes(models, staging, distributed_optimizer=True)
+        trained = trained_bytes(models, distributed_optimizer=True)
+        shared = region_bytes(models, staging, trained)
         # The plan may be of one side of the run.
         there = {name: shared.get(name, old)[: len(old)] for name, old in plan.regions.items()}
         variants["megatron_training.use_distributed_optimizer=true"] = replace(plan, regions=there)

@@ -79,7 +79,10 @@ def _memory(options: argparse.Namespace) -> int:
 
 def peak_moments(plan: MemoryPlan, models: RunShardings) -> list[PlannedSnapshot]:
     """Return the turning points of the memory on the fullest device: its maxima and minima."""
-    estimates = activation_estimates(models.plan)
+    estimates = {
+        phase: plan.working_bytes(phase, each)
+        for phase, each in activation_estimates(models.plan).items()
+    }
     return [
         PlannedSnapshot(
             label=at.label,

@@ -280,6 +280,9 @@ def needs(
     most = max((total, at.label) for at, total in plan.moments)
     working = [(at.phase, total) for at, total in plan.moments if at.move is None]
     return {
-        settings: max(most, *((total + of.get(at, 0), at.value) for at, total in working))
+        settings: max(
+            most,
+            *((total + plan.working_bytes(at, of.get(at, 0)), at.value) for at, total in working),
+        )
         for settings, of in activations.items()
     }

@@ -12,3 +12,5 @@ class TrainedBytes:
     optimizer: int
     """Both moments, plus float32 main weights if the weights are bfloat16; allocated by the first
     update."""
+    step: int = 0
+    """Upper bound of what the optimizer makes and frees in a step; 0 if each pass needs more."""

@@ -114,13 +114,17 @@ class _Temporaries(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, _: Any, given: Any = (), named: Any = None) -> Any:
         made = operation(*given, **(named or {}))
-        old = {each.data_ptr() for each in tree_leaves((given, named)) if isinstance(each, Tensor)}
+        old = {_storage(each) for each in tree_leaves((given, named)) if isinstance(each, Tensor)}
         for each in tree_leaves(made):
-            if isinstance(each, Tensor) and each.data_ptr() not in old:
+            if isinstance(each, Tensor) and _storage(each) not in old:
                 self.alive[id(each)] = each.nbytes
                 weakref.finalize(each, self.alive.pop, id(each))
         self.most = max(self.most, sum(self.alive.values()))
         return made
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def step_bytes(case: Case, course: Course) -> tuple[int, int, int]:

@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_training import LOSS, OPTIMIZER, hugging_face, minibatches
 from training_messages import Case, Course, Trial, Updated
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.description import read_description
+from mindrl.training.planning import Storage, planning_of
 
 pytestmark = pytest.mark.distributed
 
 PEAK = 1e-2
+SCALARS = 64
+"""Bytes of a step's numbers, such as the gradient norm."""
 
 
 def course(minibatches: list[Minibatch], changes: Mapping[str, Any]) -> Course:
@@ -108,10 +113,34 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_and_leaves_
             assert torch.equal(skipping.weights[name], tensor), name
 
 
-def test_a_step_makes_room_for_a_few_tensors_at_a_time_on_a_device_too(
-    forked_workers: ForkedWorkers, random_model: Callable[[bool], Path]
+@pytest.mark.parametrize(
+    ("family", "layout", "bf16", "sharded"),
+    at_night_but(
+        [("qwen2", TrainLayout(), False, False)],
+        [
+            ("qwen2", TrainLayout(), False, False),
+            ("qwen3_moe", TrainLayout(), True, True),
+            ("qwen2", TrainLayout(dp=2), True, True),
+            ("qwen3_moe", TrainLayout(dp=2, ep=2), False, True),
+        ],
+    ),
+)
+def test_a_step_makes_room_for_a_few_tensors_at_a_time_on_a_device_too_as_planned(
+    family: str,
+    layout: TrainLayout,
+    bf16: bool,
+    sharded: bool,
+    forked_workers: ForkedWorkers,
+    random_model_of: Callable[..., Path],
 ) -> None:
-    case = Case(folder=str(random_model(False)))
-    ((whole, largest, most),) = forked_workers.run("memory_probe:step_bytes", case, course([], {}))
-    # Roots of second moments, before and after their division, and small tensors.
-    assert most < 4 * largest < whole
+    folder, planning = str(random_model_of(family)), planning_of("megatron")
+    asked = course([], {"use_distributed_optimizer": sharded})
+    case = Case(folder=folder, layout=layout, bf16=bf16)
+    found = forked_workers.run("memory_probe:step_bytes", case, asked, ranks=layout.world_size)
+    storage = Storage(dtype="bfloat16" if bf16 else "float32")
+    sharding = planning.sharding(read_description(folder), layout, storage)
+    planned = planning.trained_bytes(sharding, layout, distributed_optimizer=sharded)
+    for (whole, largest, most), rank in zip(found, planned, strict=True):
+        # The plan counts the second largest tensor as the one before the largest.
+        assert 2 * largest < most <= rank.step + SCALARS
+        assert rank.step <= 3 * largest < whole

@@ -5,7 +5,11 @@ experts into another, in the reverse order of the parameters. With the distribut
 parameters are in such buffers too: each starts at a multiple of 64 elements, a bucket ends at a
 multiple of 128 and of the ranks that share it, and a rank optimises its equal part of each bucket.
 Gradients that are reduced during the backward pass are in several buckets, on the first stage. The
-embedding that the first and the last stage both hold has its own bucket. Pure Python and numpy.
+embedding that the first and the last stage both hold has its own bucket.
+
+torch's AdamW updates tensor by tensor. It makes the root of a second moment, then its quotient,
+while the quotient of the tensor before still exists. Fused optimizers of other packages make less.
+Pure Python and numpy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,16 +55,21 @@ def trained_bytes(
         return list(_buckets(tables[shard], ranks, shares_embedding, least))
 
     @cache
-    def of_shard(shard: str, place: int, ranks: int, least: int | None) -> tuple[int, int, int]:
-        sizes = {name: prod(entry.shape) for name, entry in tables[shard].items()}
-        kept = sum(sizes[name] for name, entry in tables[shard].items() if _is_kept(entry))
-        size = optimized = sum(sizes.values()) - kept
+    def of_shard(shard: str, place: int, ranks: int, least: int | None) -> TrainedBytes:
+        kept = sum(prod(entry.shape) for entry in tables[shard].values() if _is_kept(entry))
+        optimized = [prod(each.shape) for each in tables[shard].values() if not _is_kept(each)]
+        size = sum(optimized)
         if distributed_optimizer:
             found = buckets(shard, ranks, least)
             size = sum(bucket.size for bucket in found)
-            optimized = sum(bucket.optimized(place, ranks) for bucket in found)
-        weights = size * ELEMENT_BYTES[sharding.dtype] + kept * ELEMENT_BYTES["float32"]
-        return weights, size * _GRADIENT_BYTES, optimized * (main + _MOMENTS_BYTES)
+            optimized = [each for bucket in found for each in bucket.optimized(place, ranks)]
+        *_, second, first = sorted([0, 0, *optimized])
+        return TrainedBytes(
+            weights=size * ELEMENT_BYTES[sharding.dtype] + kept * ELEMENT_BYTES["float32"],
+            gradients=size * _GRADIENT_BYTES,
+            optimizer=sum(optimized) * (main + _MOMENTS_BYTES),
+            step=(2 * first + second) * ELEMENT_BYTES["float32"],
+        )
 
     # A rank holds a shard of dense parameters, then one of experts: their groups in that order.
     places = (
@@ -74,9 +83,18 @@ def trained_bytes(
         # Reductions of later stages have time in the pipeline: Megatron gives them one bucket.
         least = bucket_size if stages[rank] == 0 else None
         parts = [of_shard(sharding.twin_of(shard), *place[rank], least) for shard, place in pairs]
-        weights, gradients, optimizer = map(sum, zip(*parts, strict=True))
-        trained.append(TrainedBytes(weights=weights, gradients=gradients, optimizer=optimizer))
+        trained.append(_joined(parts))
     return tuple(trained)
+
+
+def _joined(parts: Sequence[TrainedBytes]) -> TrainedBytes:
+    """Add up dense parameters and experts, whose optimizers take their steps in turn."""
+    return TrainedBytes(
+        weights=sum(each.weights for each in parts),
+        gradients=sum(each.gradients for each in parts),
+        optimizer=sum(each.optimizer for each in parts),
+        step=max(each.step for each in parts),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +105,12 @@ class _Bucket:
     stops: NDArray[np.int64]
     size: int
 
-    def optimized(self, place: int, ranks: int) -> int:
-        """Return the number of parameter elements in part `place` of `ranks` equal parts."""
+    def optimized(self, place: int, ranks: int) -> list[int]:
+        """Return the elements of each parameter in part `place` of `ranks` equal parts."""
         part = self.size // ranks
         low, high = place * part, (place + 1) * part
         both = np.minimum(self.stops, high) - np.maximum(self.starts, low)
-        return int(np.maximum(both, 0).sum())
+        return [*map(int, np.maximum(both, 0))]
 
 
 def _buckets(

@@ -7,8 +7,10 @@ import pytest
 from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 
 from mindrl.config.run import RunConfig
+from mindrl.memory.schedule import Phase
 from mindrl.preflight.memory_plan import Capacity, judged_memory, memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
+from mindrl.programs.memory import peak_moments
 
 MIB = 1 << 20
 PP = "actor_config.pipeline_model_parallel_size"
@@ -69,6 +71,26 @@ def test_a_derived_kv_cache_never_makes_a_run_too_large(
     config = run_config(folder, overrides(tmp_path) | derived)
     assert surely_fits(config, 64 * MIB)
     assert memory_plan(unordered_shardings(config).ordered, 64 * MIB).peak_bytes <= 64 * MIB
+
+
+def test_an_optimizer_step_that_needs_more_than_the_activations_is_counted_in_their_place(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    config = small_run(tmp_path, run_config, {"actor_config.logprob_chunk_tokens": 1})
+    models = unordered_shardings(config)
+    plan = memory_plan(models.ordered, None)
+    # Of the embedding and the head, 9600 rows each: one's root and quotient, and the other's.
+    step = 3 * 9600 * 28 * 4
+    assert dict(plan.steps) == {Phase.TRAIN: step}
+    assert plan.working_bytes(Phase.TRAIN, step + 1) == step + 1
+    fits = plan.peak_bytes + step
+    for there, count in ((fits, 0), (fits - MIB, 1)):
+        found, warnings = judged_memory(models, Capacity(device_bytes=there))
+        assert (found, len(warnings)) == ([], count)
+    (text,) = map(str, warnings)
+    assert "MiB, 3 of them for the optimizer's step; use a larger tensor_model" in text
+    (shown,) = (each for each in peak_moments(plan, models.ordered) if each.label == "train")
+    assert shown.activations_estimate_bytes == step
 
 
 def test_devices_with_the_rollout_only_are_judged_without_activations(

@@ -33,16 +33,24 @@ def trained(layout: TrainLayout, *, shared: bool, bf16: bool = True) -> tuple[Tr
     return trained_bytes(sharding, layout, distributed_optimizer=shared)
 
 
+# Room for a step: the roots of gate and up and their quotients, and those of another tensor.
+STEP = 4 * (2 * 192 + 192)
+
+
 def test_without_the_distributed_optimizer_every_weight_takes_18_bytes_in_bfloat16() -> None:
     (found,) = trained(TrainLayout(), shared=False)
     count = EMBEDDING + 2 * LAYER + NORM
-    assert found == TrainedBytes(weights=2 * count, gradients=4 * count, optimizer=12 * count)
+    assert found == TrainedBytes(
+        weights=2 * count, gradients=4 * count, optimizer=12 * count, step=STEP
+    )
 
 
 def test_in_float32_there_are_no_main_weights() -> None:
     (found,) = trained(TrainLayout(), shared=False, bf16=False)
     count = EMBEDDING + 2 * LAYER + NORM
-    assert found == TrainedBytes(weights=4 * count, gradients=4 * count, optimizer=8 * count)
+    assert found == TrainedBytes(
+        weights=4 * count, gradients=4 * count, optimizer=8 * count, step=STEP
+    )
 
 
 def test_with_it_parameters_are_padded_to_64_and_the_whole_to_a_multiple_of_128() -> None:
@@ -65,6 +73,8 @@ def test_ranks_have_equal_parts_of_the_padded_buffer_and_so_not_of_the_parameter
     second = 64 + 64 + 8 + 96 + 192
     third = EMBEDDING + 2 * LAYER + NORM - first - second
     assert [rank.optimizer for rank in ranks] == [12 * first, 12 * second, 12 * third]
+    # The first two have gate and up, and down; the third QKV and the embedding.
+    assert [rank.step for rank in ranks] == [4 * (2 * 192 + 96)] * 2 + [4 * (2 * 128 + 80)]
 
 
 def test_two_stages_hold_the_embedding_each_in_a_bucket_of_its_own() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from mindrl.agents.host import AgentHost
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.environments.host import EnvironmentHost
@@ -98,11 +99,13 @@ def worker_handle(
 
     The engines are those of the group, unless others are given; `kind` is that of its devices.
     """
-    costs, shares = None, False
+    costs, shares = None, frozenset[Role]()
     if plan.config.rl_config.use_dynamic_bsz:
-        actor = plan.models["actor"]
-        linear, quadratic = forward_cost(actor)
-        shares = shares_prompts(plan.config, "actor", actor, kind)
+        linear, quadratic = forward_cost(plan.models["actor"])
+        models = plan.models.items()
+        shares = frozenset(
+            role for role, model in models if shares_prompts(plan.config, role, model, kind)
+        )
         costs = partial(sequence_costs, linear=linear, quadratic=quadratic)
     return WorkerHandle(
         group,

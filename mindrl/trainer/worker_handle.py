@@ -64,8 +64,9 @@ class WorkerHandle:
     costs: Callable[[Sequence[int]], Sequence[float]] | None = field(default=None, kw_only=True)
     """Returns the cost of sequences from their lengths; training replicas then get equal work. None
     gives them equal numbers of sequences, in order."""
-    shares_prompts: bool = field(default=False, kw_only=True)
-    """Whether sequences with the same prompt go to the same replica, if the load stays balanced."""
+    shares_prompts: frozenset[Role] = field(default=frozenset(), kw_only=True)
+    """Roles whose engines compute a prompt once for all of its sequences: these go to the same
+    replica, if the load stays balanced."""
     engine_rows: int = field(kw_only=True)
     """Number of sequences that an engine processes in one step."""
     teacher: Callable[[Sequences], Logprobs] | None = field(default=None, kw_only=True)
@@ -349,7 +350,7 @@ class WorkerHandle:
             dealt = list(torch.arange(len(sequences)).chunk(count))
         else:
             lengths = sequences.lengths_B.tolist()
-            found = sequence_trees(sequences, shares_prompts=self.shares_prompts)
+            found = sequence_trees(sequences, shares_prompts=role in self.shares_prompts)
             dealt = [torch.tensor(rows) for rows in deal(found, lengths, self.costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
         return begin_replicas(self.group, layout, method, shares), dealt

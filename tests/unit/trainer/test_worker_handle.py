@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 from recording_groups import SAMPLING, RecordingGroup, dealing_actor
 
 from mindrl.batch.experience import CriticMinibatch
@@ -14,7 +15,9 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Sequences
 from mindrl.config.layout_keys import Role
+from mindrl.launch.parts import worker_handle
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.trainer.engines import ColocatedEngines
 from mindrl.trainer.worker_handle import WorkerHandle
 
@@ -202,6 +205,35 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     assert torch.equal(scored.logprobs_BT, sequences.tokens_BT.float())
     assert torch.equal(values.values_BT, sequences.tokens_BT / 2)
     assert rewards.rewards_B.tolist() == [3, 7, 26, 12]
+
+
+def test_replicas_of_a_model_that_shares_no_prompts_get_equal_numbers_of_all_tokens(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    """Answers of one token: four to a prompt of 8, and one each to prompts of 17 and 35."""
+    judge, model = model_folder(tmp_path / "judge", labels=1), model_folder(tmp_path / "model")
+    asked = {DEVICES: 4, TRAIN_TP: 2, "reward_config.load": str(judge)}
+    asked |= {"rl_config.use_dynamic_bsz": True, "rl_config.share_prompts": True}
+    plan = unordered_shardings(run_config(model, overrides(tmp_path) | asked)).plan
+    group = RecordingGroup()
+    workers = worker_handle(group, plan)
+    assert workers.shares_prompts == {"actor"}
+    workers = replace(workers, costs=lambda lengths: [float(length) for length in lengths])
+    firsts, lengths_B = [1, 1, 1, 1, 2, 3], torch.tensor([9, 9, 9, 9, 18, 36])
+    places_BT = torch.arange(36) + torch.tensor([100 * first for first in firsts])[:, None]
+    tokens_BT = places_BT * (torch.arange(36) < lengths_B[:, None])
+    mask_BT = torch.arange(36) == lengths_B[:, None] - 1
+    batch = Sequences(tokens_BT=tokens_BT, lengths_B=lengths_B, response_mask_BT=mask_BT)
+
+    workers.compute_log_prob(batch)
+    workers.compute_rewards(batch)
+
+    dealt = [[part.lengths_B.tolist() for (part,) in given[::2]] for given in group.given]
+    # The four have 12 tokens together, and 9 each alone.
+    assert [sorted(each) for each in dealt] == [
+        [[9, 9, 9, 9, 18], [36]],
+        [[9, 9, 9, 18], [9, 36]],
+    ]
 
 
 def test_a_batch_that_does_not_divide_over_the_replicas_is_filled_and_cut_again() -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import BufferedReader, RawIOBase
+from ssl import SSLContext
 from threading import Lock
 from typing import Any
 from urllib.error import HTTPError
@@ -136,8 +137,6 @@ class _Timed(HTTPConnection):
         """Send before the deadline."""
         if self.sock is None:
             self.connect()
-        # Over TLS it is another socket than the connected one.
-        self._sockets.add(self.sock)
         self.sock.settimeout(_left(self._ends))
         super().send(data)
 
@@ -163,7 +162,18 @@ class _Timed(HTTPConnection):
 
 
 class _TimedTls(_Timed, HTTPSConnection):
-    """The same over TLS: `HTTPSConnection.connect` takes the connection of `_Timed`."""
+    """The same over TLS."""
+
+    def connect(self) -> None:
+        """Connect as `HTTPSConnection`, which offers no access to the socket of the handshake."""
+        HTTPConnection.connect(self)
+        context: SSLContext = self._context  # type: ignore[attr-defined]
+        name: str = self._tunnel_host or self.host  # type: ignore[attr-defined]
+        self.sock = context.wrap_socket(
+            self.sock, server_hostname=name, do_handshake_on_connect=False
+        )
+        self._sockets.add(self.sock)
+        self.sock.do_handshake()
 
 
 class _TimedResponse(HTTPResponse):

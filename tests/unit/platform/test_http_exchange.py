@@ -85,3 +85,27 @@ def test_closing_a_client_ends_its_exchanges_over_tls_and_refuses_others(
     assert left.get() == b""
     with pytest.raises(OSError, match="the client is closed"):
         ask()
+
+
+def test_closing_a_client_ends_a_handshake_that_the_server_does_not_answer() -> None:
+    said, left = Queue[bytes](), Queue[bytes]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                said.put(connection.recv(4096))
+                left.put(connection.recv(4096))
+
+        Thread(target=serve, daemon=True).start()
+        sockets = OpenSockets()
+        opener = timed_opener(ProxyHandler({}), sockets=sockets)
+        request = Request(f"https://localhost:{listener.getsockname()[1]}/")
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(exchange, opener, request, seconds=5, most_bytes=100)
+            # The first byte of a TLS record with a handshake.
+            assert said.get()[0] == 22
+            sockets.close()
+            with pytest.raises(OSError, match="EOF occurred"):
+                answer.result()
+    assert left.get() == b""

@@ -26,6 +26,8 @@ class Script:
     unresolved: Mapping[str, str]
     """Keys whose value cannot be read from the script alone, with the missing part, such as
     `$1`."""
+    unread: tuple[str, ...] = ()
+    """Arguments whose keys cannot be read, such as `$EXTRA_ARGS`: they may be overrides."""
     config_name: str = ""
     """Configuration file of the run; empty if it is one of verl's own."""
 
@@ -45,9 +47,11 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     arguments = _the_one(reader.starts)
     overrides: dict[str, str] = {}
     unresolved: dict[str, str] = {}
+    unread: list[str] = []
     for word in arguments:
         found = _OVERRIDE.fullmatch(word.text)
         if found is None:
+            unread += () if word.text.startswith("-") else word.unknown
             continue
         key, value = found.groups()
         overrides.pop(key, None)
@@ -59,6 +63,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     return Script(
         overrides=tuple(overrides.values()),
         unresolved=unresolved,
+        unread=tuple(dict.fromkeys(unread)),
         config_name=_config_name([each.text for each in arguments]),
     )
 
@@ -136,8 +141,24 @@ class _Reader:
             items = (*before, *items)
         if is_conditional and items != before:
             # Only a shell can evaluate the condition that decides the value.
-            items = (ShellWord("", (f"${name}, which a condition sets",)),)
+            missing = f"${name}, which a condition sets"
+            is_array = word.items is not None
+            items = _merged(before, items, missing) if is_array else (ShellWord("", (missing,)),)
         self.variables[name] = items
+
+
+def _merged(
+    before: tuple[ShellWord, ...], after: tuple[ShellWord, ...], missing: str
+) -> tuple[ShellWord, ...]:
+    """Return the elements that an array may have; those of only one state lose their value."""
+    kept = [each if each in after else _without_value(each, missing) for each in before]
+    return (*kept, *(_without_value(each, missing) for each in after if each not in before))
+
+
+def _without_value(word: ShellWord, missing: str) -> ShellWord:
+    """Return a word of which only the key of an override is known."""
+    found = _OVERRIDE.fullmatch(word.text)
+    return ShellWord(f"{found[1]}=" if found else "", (missing,))
 
 
 def _divided(words: list[ShellWord]) -> tuple[str, list[ShellWord]]:

@@ -224,6 +224,11 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
             ".hydra/overrides.yaml of a run, or add them to the command line"
         )
         yield Mapped("--config-name", "open", note=note)
+    for missing in script.unread:
+        note = (
+            "the script does not contain these arguments; add their overrides to the command line"
+        )
+        yield Mapped(missing, "open", note=note)
     for key, missing in script.unresolved.items():
         if key not in given:
             note = (

@@ -88,6 +88,28 @@ def test_what_the_script_does_not_state_is_named_and_the_rest_is_read() -> None:
     }
 
 
+def test_a_condition_hides_only_the_elements_of_an_array_that_it_changes() -> None:
+    text = f"""
+    ALL=(data.seed=7 trainer.nnodes=4 $MORE)
+    if [ "$DEVICE" = npu ]; then
+      ALL+=(trainer.device=npu $FLAGS)
+      SIZE=(data.train_batch_size=8 trainer.save_freq=5)
+    else
+      SIZE=(data.train_batch_size=16 trainer.save_freq=5)
+    fi
+    [ -n "$FAST" ] && ALL=(data.seed=7)
+    {START} "${{ALL[@]}}" "${{SIZE[@]}}" --config-path=$HERE $EXTRA_ARGS data.shuffle=True
+    """
+    found = read_script(text, {})
+    assert found.overrides == ("data.seed=7", "data.shuffle=True")
+    unknown = {"ALL": ("trainer.nnodes", "trainer.device")}
+    unknown |= {"SIZE": ("data.train_batch_size", "trainer.save_freq")}
+    assert found.unresolved == {
+        key: f"${name}, which a condition sets" for name, keys in unknown.items() for key in keys
+    }
+    assert found.unread == ("$ALL, which a condition sets", "$EXTRA_ARGS")
+
+
 def test_a_script_is_never_executed(tmp_path: Path) -> None:
     made = tmp_path / "made"
     text = f"A=$(touch {made})\nB=`touch {made}`\ntouch {made}\n{START} data.seed=$A data.x=$B\n"

@@ -124,6 +124,8 @@ _LOSSES = {
     "gpg": "plain",
     **{name: name for name in ("gspo", "cispo", "sapo", "clip_cov", "kl_cov")},
 }
+_OF_SEQUENCES = ("gspo", "sapo", "geo_mean")
+"""Losses that are a mean over sequences in verl, whatever `loss_agg_mode` is."""
 _LOSS_DEFAULTS = {"kl_cov": {"kl_cov_ratio": 2e-4, "ppo_kl_coef": 0.1}}
 """verl's defaults of the options of a loss that differ from mindrl's."""
 _OMITTED = "not in the file; verl's default"
@@ -256,13 +258,20 @@ def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
                 yield Mapped(option, "derived", {NAMES[option]: default}, _OMITTED)
     else:
         yield Mapped(key, "refused", note=f"{mode}: write your own loss function")
+    yield _aggregation(theirs, mode)
+
+
+def _aggregation(theirs: Mapping[str, Any], loss: str) -> Mapped:
+    """Return the entry for the weights of the tokens in a loss."""
     key, ours = f"{_ACTOR}.loss_agg_mode", "rl_config.loss_aggregation"
     mode = theirs.get(key, "token-mean")
-    if mode in _WEIGHTS:
-        value, note = _WEIGHTS[mode]
-        yield Mapped(key, "derived" if note else "renamed", {ours: value}, note or SAME_MEANING)
-    else:
-        yield Mapped(key, "refused", note=f"{mode}: use {', '.join(_WEIGHTS)}")
+    if loss in _OF_SEQUENCES:
+        note = f"in verl {loss} is a mean over sequences; only KL and entropy follow {mode}"
+        return Mapped(key, "derived", {ours: "sequence_mean"}, note)
+    if mode not in _WEIGHTS:
+        return Mapped(key, "refused", note=f"{mode}: use {', '.join(_WEIGHTS)}")
+    value, note = _WEIGHTS[mode]
+    return Mapped(key, "derived" if note else "renamed", {ours: value}, note or SAME_MEANING)
 
 
 def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -132,6 +132,23 @@ def test_the_kl_term_is_where_verl_has_it(
     assert (rl.init_kl_coef, rl.use_kl_in_reward) == (coefficient, in_reward)
 
 
+@pytest.mark.parametrize(
+    ("loss", "ours"),
+    [
+        ("vanilla", "token_mean"),
+        ("cispo", "token_mean"),
+        ("gspo", "sequence_mean"),
+        ("sapo", "sequence_mean"),
+        ("geo_mean", "sequence_mean"),
+    ],
+)
+def test_losses_of_sequences_are_a_mean_over_sequences(loss: str, ours: str) -> None:
+    given = {**DAPO, f"{ACTOR}.policy_loss.loss_mode": loss}
+    assert run_of(given).rl_config.aggregation == ours
+    given[f"{ACTOR}.loss_agg_mode"] = "token-mean"
+    assert run_of(given).rl_config.aggregation == ours
+
+
 def test_the_steps_and_ranks_of_a_profile_are_those_of_verl() -> None:
     steps = {"global_profiler.tool": "torch", "global_profiler.steps": [2, 5]}
     found = run_of({**DAPO, **steps, f"{ACTOR}.profiler.ranks": [0, 3]}).profiler_config

@@ -324,9 +324,13 @@ def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
             "0 means no limit"
         )
         yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": batches}, note)
-    if drawn in theirs:
+    if drawn in theirs and theirs.get("algorithm.filter_groups.enable"):
         note = "prompts per generation round; mindrl generates for as many as are likely needed"
         yield Mapped(drawn, "ignored", note=note)
+    elif drawn in theirs:
+        sets = {NAMES["data.train_batch_size"]: at_a_time}
+        note = "without filter_groups.enable verl trains on all prompts that it generates for"
+        yield Mapped(drawn, "derived", sets, note)
 
 
 def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -13,7 +13,7 @@ _WHOLE = frozenset(
     {
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "save_freq", "test_freq")),
         *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
-        *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size")),
+        *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size", "train_max_samples")),
         *(f"data.max_{name}_length" for name in ("prompt", "response")),
         f"{_ROLLOUT}.max_model_len",
         "algorithm.filter_groups.max_num_gen_batches",
@@ -133,25 +133,46 @@ def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
     """Yield the entries for the step count of all epochs; verl drops an incomplete last batch."""
-    key, steps = "trainer.total_epochs", "trainer.total_training_steps"
-    if steps in theirs:
-        if key in theirs:
-            yield Mapped(key, "ignored", note=f"overridden by {steps}")
-        return
-    epochs, batch = theirs.get(key, 30), theirs.get("data.train_batch_size", 1024)
-    formula = f"{epochs} epochs of ROWS // {batch} steps"
-    if rows is None:
+    key, limit = "trainer.total_epochs", "trainer.total_training_steps"
+    most = theirs.get("data.train_max_samples", -1)
+    if most > 0:
+        note = f"mindrl trains on all rows of a file: write {most} rows to a file of their own"
+        yield Mapped("data.train_max_samples", "open", note=note)
+        rows = None if rows is None else min(rows, most)
+    elif "data.train_max_samples" in theirs:
+        yield Mapped("data.train_max_samples", "ignored", note="all rows, the same in mindrl")
+    trained = theirs.get("data.train_batch_size", 1024)
+    epochs, batch = theirs.get(key, 30), theirs.get("data.gen_batch_size", trained)
+    formula, steps = f"{epochs} epochs of ROWS // {batch} steps", epochs * ((rows or 0) // batch)
+    if limit in theirs:
+        yield from _lower(theirs, steps, formula)
+    elif rows is None:
         note = (
             f"{formula}, but data.train_files is not on this machine: set {STEPS} in the new "
-            f"file, or add {steps}=STEPS to the command line"
+            f"file, or add {limit}=STEPS to the command line"
         )
         yield Mapped(key, "open", {STEPS: MISSING}, note)
-    elif rows < batch:
+    elif not steps:
         note = f"{formula}: the {rows} rows of data.train_files do not fill one batch; set {STEPS}"
         yield Mapped(key, "open", {STEPS: MISSING}, note)
     else:
-        note = f"{formula}, with the {rows} rows of data.train_files"
-        yield Mapped(key, "derived", {STEPS: epochs * (rows // batch)}, note)
+        note = f"{formula}, with {rows} rows of data.train_files"
+        yield Mapped(key, "derived", {STEPS: steps}, note)
+
+
+def _lower(theirs: Mapping[str, Any], steps: int, formula: str) -> Iterator[Mapped]:
+    """Yield the entry of the epochs if the steps are given too: verl ends at the lower of both.
+
+    `steps` are those of all epochs, 0 if unknown.
+    """
+    key, limit = "trainer.total_epochs", "trainer.total_training_steps"
+    if 0 < steps < theirs[limit]:
+        yield Mapped(key, "derived", {STEPS: steps}, f"{formula}; {limit} is more")
+    elif key in theirs and not steps:
+        note = f"verl ends after {formula} if {limit} is more: set {STEPS} to the lower of both"
+        yield Mapped(key, "open", note=note)
+    elif key in theirs:
+        yield Mapped(key, "ignored", note=f"{formula}; {limit} is not more")
 
 
 def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

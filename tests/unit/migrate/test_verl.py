@@ -241,7 +241,7 @@ def test_any_engine_of_verl_becomes_vllm_and_a_wide_clip_range_stays_as_wide() -
 
 def test_epochs_become_steps_where_the_rows_are_known_and_are_asked_for_elsewhere() -> None:
     keys = {key: value for key, value in DAPO.items() if key != "trainer.total_training_steps"}
-    keys |= {"trainer.total_epochs": 3, "data.train_batch_size": 100}
+    keys |= {"trainer.total_epochs": 3, "data.train_batch_size": 50, "data.gen_batch_size": 100}
     place = "megatron_training.train_iters"
     # 7 batches of 100 fit into 799 rows; verl leaves the other 99 out.
     assert import_verl(keys, rows=799).values[place] == 3 * 7
@@ -250,6 +250,28 @@ def test_epochs_become_steps_where_the_rows_are_known_and_are_asked_for_elsewher
         assert imported.values[place] == "???"
         (entry,) = (each for each in imported.mapped if each.key == "trainer.total_epochs")
         assert (entry.kind, place in entry.note) == ("open", True)
+
+
+def test_the_step_count_is_that_of_the_data_loader_and_the_lower_of_both_limits() -> None:
+    most, limit = "data.train_max_samples", "trainer.total_training_steps"
+    keys: dict[str, Any] = {"trainer.total_epochs": 2, "data.train_batch_size": 10, limit: 50}
+
+    def steps(rows: int | None = 100, **more: int) -> tuple[int, str]:
+        imported = import_verl({**keys, **{f"data.{key}": more[key] for key in more}}, rows)
+        (epochs,) = (each for each in imported.mapped if each.key == "trainer.total_epochs")
+        return imported.values["megatron_training.train_iters"], epochs.kind
+
+    assert steps() == (20, "derived")
+    assert steps(gen_batch_size=25) == (8, "derived")
+    assert steps(train_max_samples=40) == (8, "derived")
+    assert steps(1000) == (50, "ignored")
+    assert steps(None) == (50, "open")
+    kinds = {each.key: each.kind for each in import_verl({**keys, most: 40}, 100).mapped}
+    assert kinds[most] == "open"
+    # Without a filter, a step has all prompts that the loader returns.
+    assert import_verl({**keys, "data.gen_batch_size": 25}).values[
+        "megatron_training.global_batch_size"
+    ] == (25)
 
 
 def test_values_that_rules_cannot_calculate_with_are_refused_all_at_once() -> None:

@@ -11,7 +11,8 @@ from mindrl.migrate.file import their_run
 from mindrl.migrate.keys import DOTTED, KEYS
 from mindrl.migrate.mapped import MISSING, Import, Mapped
 from mindrl.migrate.run import import_run
-from mindrl.migrate.verl import NAMES, SECTIONS, import_verl
+from mindrl.migrate.verl import import_verl
+from mindrl.migrate.verl_keys import NAMES, SECTIONS
 
 _SAMPLES, _TOKENS = (
     "rl_config.n_samples_per_prompt",

@@ -5,9 +5,9 @@ from typing import Any
 
 from mindrl.errors import ConfigError
 from mindrl.migrate.mapped import MISSING, SAME_MEANING, Mapped
+from mindrl.migrate.verl_keys import ACTOR, REF, ROLLOUT
 
 STEPS, LOAD = "megatron_training.train_iters", "actor_config.load"
-_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
 _TEST = "rl_config.test_freq"
 _WHOLE = frozenset(
     {
@@ -15,20 +15,20 @@ _WHOLE = frozenset(
         *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
         *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size", "train_max_samples")),
         *(f"data.max_{name}_length" for name in ("prompt", "response")),
-        f"{_ROLLOUT}.max_model_len",
+        f"{ROLLOUT}.max_model_len",
         "algorithm.filter_groups.max_num_gen_batches",
         *(f"actor_rollout_ref.model.{name}" for name in ("lora_rank", "lora.rank")),
         *(f"critic.model.{name}" for name in ("lora_rank", "lora.rank")),
     }
 )
 """Keys that the rules calculate with."""
-_PAIRS = frozenset({f"{_ACTOR}.optim.betas", "critic.optim.betas"})
-_LISTS = frozenset({"global_profiler.steps", f"{_ACTOR}.profiler.ranks"})
+_PAIRS = frozenset({f"{ACTOR}.optim.betas", "critic.optim.betas"})
+_LISTS = frozenset({"global_profiler.steps", f"{ACTOR}.profiler.ranks"})
 _TEXTS = frozenset(
     {
-        *(f"{_ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device", "algorithm.kl_penalty"),
-        *(f"{_ACTOR}.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")),
-        f"{_ACTOR}.kl_loss_type",
+        *(f"{ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device", "algorithm.kl_penalty"),
+        *(f"{ACTOR}.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")),
+        f"{ACTOR}.kl_loss_type",
     }
 )
 _NAMES = frozenset({"trainer.logger", "actor_rollout_ref.model.target_modules"})
@@ -193,31 +193,31 @@ def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     prompt, response = (
         theirs.get(f"data.max_{name}_length", 512) for name in ("prompt", "response")
     )
-    given = theirs.get(f"{_ROLLOUT}.max_model_len", 0)
+    given = theirs.get(f"{ROLLOUT}.max_model_len", 0)
     sets = {
         "megatron_training.seq_length": prompt + response,
         "generate_config.max_model_len": max(given, prompt + response),
     }
     note = f"{prompt} tokens of prompt and {response} of response"
-    yield Mapped(f"{_ROLLOUT}.max_model_len", "derived", sets, note)
+    yield Mapped(f"{ROLLOUT}.max_model_len", "derived", sets, note)
 
 
 def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for the rollout engine, and for the tokens per trainer pass."""
-    name = theirs.get(f"{_ROLLOUT}.name", "vllm")
+    name = theirs.get(f"{ROLLOUT}.name", "vllm")
     if name in _ENGINES:
         note = f"was {name}; mindrl generates with vLLM, from the same distribution"
-        yield Mapped(f"{_ROLLOUT}.name", "derived", note=note)
+        yield Mapped(f"{ROLLOUT}.name", "derived", note=note)
     else:
         note = f"{name}: use {', '.join(_ENGINES)}; if dropped, vLLM is used"
-        yield Mapped(f"{_ROLLOUT}.name", "refused", note=note)
-    budget, ours = f"{_ACTOR}.ppo_max_token_len_per_gpu", "rl_config.max_packing_token_size"
+        yield Mapped(f"{ROLLOUT}.name", "refused", note=note)
+    budget, ours = f"{ACTOR}.ppo_max_token_len_per_gpu", "rl_config.max_packing_token_size"
     if budget in theirs:
         note = "tokens per rank and micro-batch, used with use_dynamic_bsz"
         yield Mapped(budget, "renamed", {ours: theirs[budget]}, note)
-    elif theirs.get(f"{_ACTOR}.use_dynamic_bsz"):
+    elif theirs.get(f"{ACTOR}.use_dynamic_bsz"):
         yield Mapped(budget, "derived", {ours: 16384}, "not in the file; verl's default")
-    for role, ours in ((_REF, "ref"), (_ROLLOUT, "actor")):
+    for role, ours in ((REF, "ref"), (ROLLOUT, "actor")):
         key = f"{role}.log_prob_max_token_len_per_gpu"
         if key in theirs:
             sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key]}
@@ -236,7 +236,7 @@ def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield Mapped(key, "renamed", sets, "recomputes every layer")
     elif key in theirs:
         yield Mapped(key, "derived", note="nothing is recomputed")
-    roles = {_ACTOR: "actor_config"}
+    roles = {ACTOR: "actor_config"}
     if theirs.get("algorithm.adv_estimator", "gae") == "gae":
         roles["critic"] = "critic_config"
     for theirs_role, section in roles.items():
@@ -257,7 +257,7 @@ def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield Mapped(
             key, "derived", sets, "profiles all steps from the first to the last of the list"
         )
-        ranks = f"{_ACTOR}.profiler.ranks"
-        if theirs.get(ranks) and not theirs.get(f"{_ACTOR}.profiler.all_ranks"):
+        ranks = f"{ACTOR}.profiler.ranks"
+        if theirs.get(ranks) and not theirs.get(f"{ACTOR}.profiler.all_ranks"):
             sets = {"profiler_config.profile_ranks": tuple(theirs[ranks])}
             yield Mapped(ranks, "renamed", sets, SAME_MEANING)

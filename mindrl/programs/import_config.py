@@ -31,7 +31,8 @@ from mindrl.migrate.mapped import MISSING, Import, Kind, Mapped
 from mindrl.migrate.run import import_run
 from mindrl.migrate.script import Script, read_script
 from mindrl.migrate.sizes import model_sizes
-from mindrl.migrate.verl import SECTIONS, import_verl
+from mindrl.migrate.verl import import_verl
+from mindrl.migrate.verl_keys import SECTIONS
 from mindrl.migrate.verl_run import LOAD, STEPS
 from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import printable, say

@@ -10,7 +10,7 @@ import pytest
 from mindrl.config.load import field_names, load_run_config
 from mindrl.errors import ConfigError
 from mindrl.migrate.names import OTHER_NAMES, other_name
-from mindrl.migrate.verl import NAMES
+from mindrl.migrate.verl_keys import NAMES
 
 ROOT = Path(__file__).parents[3]
 

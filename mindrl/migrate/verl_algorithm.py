@@ -1,0 +1,158 @@
+"""Import rules of verl for advantages, the policy loss, the KL term and dynamic sampling. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mindrl.migrate.mapped import SAME_MEANING, Kind, Mapped
+from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, NAMES, OMITTED
+
+_ESTIMATORS = {
+    **{name: name for name in ("gae", "rloo", "opo", "remax", "reinforce_plus_plus")},
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "rloo_vectorized": "rloo",
+}
+_LOSSES = {
+    "vanilla": "dual_clip",
+    "geo_mean": "gmpo",
+    "gpg": "plain",
+    **{name: name for name in ("gspo", "cispo", "sapo", "clip_cov", "kl_cov")},
+}
+_OF_SEQUENCES = ("gspo", "sapo", "geo_mean")
+"""Losses that are a mean over sequences in verl, whatever `loss_agg_mode` is."""
+_LOSS_DEFAULTS = {"kl_cov": {"kl_cov_ratio": 2e-4, "ppo_kl_coef": 0.1}}
+"""verl's defaults of the options of a loss that differ from mindrl's."""
+_WEIGHTS = {
+    "token-mean": ("token_mean", ""),
+    "seq-mean-token-mean": ("sequence_mean", ""),
+    "seq-mean-token-sum": (
+        "sequence_sum",
+        "mindrl also divides by max_tokens: the loss is smaller by that factor",
+    ),
+    "seq-mean-token-sum-norm": (
+        "sequence_sum",
+        "mindrl also divides by the number of sequences of the update",
+    ),
+}
+_KINDS = {"kl", "k1", "k2", "k3", "mse", "abs", "low_var_kl"}
+
+
+def algorithm_of_verl(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for the keys of the algorithm."""
+    for rule in (_advantage, _loss, _divergence, _groups, _correction):
+        yield from rule(theirs)
+
+
+def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
+    ours, name, normed = "rl_config.adv_estimator", theirs.get(key, "gae"), theirs.get(by_std, True)
+    kind: Kind = "renamed" if key in theirs else "derived"
+    if name in ("grpo", "grpo_vectorized"):
+        yield Mapped(
+            key, kind, {ours: "group_norm" if normed else "group_mean"}, f"depends on {by_std}"
+        )
+    elif name == "grpo_passk" and not normed:
+        yield Mapped(key, kind, {ours: "pass_at_k"}, SAME_MEANING)
+    elif name in _ESTIMATORS:
+        yield Mapped(key, kind, {ours: _ESTIMATORS[name]}, SAME_MEANING)
+    else:
+        yield Mapped(key, "refused", note=f"{name}: write your own advantage function")
+    if by_std in theirs:
+        yield Mapped(by_std, "derived", note=f"part of {ours}, with {key}")
+
+
+def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    key, ours = f"{ACTOR}.policy_loss.loss_mode", "rl_config.policy_loss"
+    mode = theirs.get(key, "vanilla")
+    if mode in _LOSSES:
+        yield Mapped(key, "derived", {ours: _LOSSES[mode]}, f"was {mode}")
+        for name, default in _LOSS_DEFAULTS.get(mode, {}).items():
+            if (option := f"{ACTOR}.policy_loss.{name}") not in theirs:
+                yield Mapped(option, "derived", {NAMES[option]: default}, OMITTED)
+    else:
+        yield Mapped(key, "refused", note=f"{mode}: write your own loss function")
+    yield _aggregation(theirs, mode)
+
+
+def _aggregation(theirs: Mapping[str, Any], loss: str) -> Mapped:
+    """Return the entry for the weights of the tokens in a loss."""
+    key, ours = f"{ACTOR}.loss_agg_mode", "rl_config.loss_aggregation"
+    mode = theirs.get(key, "token-mean")
+    if loss in _OF_SEQUENCES:
+        note = f"in verl {loss} is a mean over sequences; only KL and entropy follow {mode}"
+        return Mapped(key, "derived", {ours: "sequence_mean"}, note)
+    if mode not in _WEIGHTS:
+        return Mapped(key, "refused", note=f"{mode}: use {', '.join(_WEIGHTS)}")
+    value, note = _WEIGHTS[mode]
+    return Mapped(key, "derived" if note else "renamed", {ours: value}, note or SAME_MEANING)
+
+
+def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for the KL term; mindrl has one, in the loss or in the reward."""
+    in_loss, in_reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    loss, reward = theirs.get(in_loss, False), theirs.get(in_reward, False)
+    if loss and reward:
+        yield Mapped(
+            in_loss, "refused", note=f"mindrl has one KL term; set only this or {in_reward}"
+        )
+        return
+    weight, kind = f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"
+    if reward:
+        weight, kind = "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"
+        if theirs.get("algorithm.kl_ctrl.type", "fixed") != "fixed":
+            yield Mapped(
+                "algorithm.kl_ctrl.type", "refused", note="mindrl has only a constant coefficient"
+            )
+    for key in {in_loss, in_reward} & theirs.keys():
+        yield Mapped(key, "derived", note="replaced by rl_config.init_kl_coef and use_kl_in_reward")
+    coefficient = theirs.get(weight, 0.001) if loss or reward else 0.0
+    sets = {"rl_config.init_kl_coef": coefficient}
+    yield Mapped(weight, "derived", sets, "0 if the run has no KL term")
+    if not (loss or reward):
+        return
+    yield Mapped(in_reward, "derived", {"rl_config.use_kl_in_reward": reward}, SAME_MEANING)
+    found = theirs.get(kind, "kl" if reward else "low_var_kl")
+    if found in _KINDS:
+        yield Mapped(kind, "renamed", {"rl_config.kl_penalty": found}, SAME_MEANING)
+    else:
+        yield Mapped(kind, "refused", note=f"{found}: use {', '.join(sorted(_KINDS))}")
+
+
+def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the dynamic sampling entries; verl counts its limit in batches of `gen_batch_size`."""
+    metric, most, drawn = (
+        *(f"algorithm.filter_groups.{name}" for name in ("metric", "max_num_gen_batches")),
+        "data.gen_batch_size",
+    )
+    if metric in theirs:
+        by = "math_verify" if theirs[metric] == "acc" else None
+        note = f"was {theirs[metric]}; null means the sum of the rewards"
+        yield Mapped(metric, "derived", {"rl_config.filter_groups_metric": by}, note)
+    trained = theirs.get("data.train_batch_size", DEFAULTS["data.train_batch_size"])
+    at_a_time = theirs.get(drawn, trained)
+    if most in theirs:
+        batches = -(-max(theirs[most], 0) * at_a_time // trained)
+        note = (
+            f"was {theirs[most]} times {at_a_time} prompts; mindrl counts batches of {trained}; "
+            "0 means no limit"
+        )
+        yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": batches}, note)
+    if drawn in theirs and theirs.get("algorithm.filter_groups.enable"):
+        note = "prompts per generation round; mindrl generates for as many as are likely needed"
+        yield Mapped(drawn, "ignored", note=note)
+    elif drawn in theirs:
+        sets = {NAMES["data.train_batch_size"]: at_a_time}
+        note = "without filter_groups.enable verl trains on all prompts that it generates for"
+        yield Mapped(drawn, "derived", sets, note)
+
+
+def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    place, ours = "algorithm.rollout_correction", "rl_config.rollout_correction"
+    level, bound = theirs.get(f"{place}.rollout_is"), theirs.get(f"{place}.rollout_is_threshold")
+    if level in ("token", "sequence"):
+        yield Mapped(f"{place}.rollout_is", "renamed", {f"{ours}.level": level}, SAME_MEANING)
+        if bound is not None:
+            name = f"{place}.rollout_is_threshold"
+            yield Mapped(name, "renamed", {f"{ours}.max_weight": bound}, SAME_MEANING)
+    elif f"{place}.rollout_is" not in theirs:
+        note = "not in the file; off in verl by default"
+        yield Mapped(f"{place}.rollout_is", "derived", {f"{ours}.level": "off"}, note)

@@ -1,0 +1,138 @@
+"""The keys of a verl run that need no rule, and verl's defaults. Data only.
+
+Based on verl's configuration files of January 2026 (commit b178a3c) and its DAPO recipe.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
+"""Any of these sections identifies a verl file."""
+ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
+_SAMPLING = "generate_config.sampling_config"
+NAMES: Mapping[str, str] = {
+    "actor_rollout_ref.model.path": "actor_config.load",
+    "actor_rollout_ref.model.trust_remote_code": "generate_config.trust_remote_code",
+    f"{ACTOR}.ppo_mini_batch_size": "rl_config.mini_batch_size",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "actor_config.micro_batch_size",
+    f"{ACTOR}.ppo_epochs": "rl_config.epochs",
+    f"{ACTOR}.shuffle": "rl_config.shuffle_mini_batch",
+    f"{ACTOR}.use_dynamic_bsz": "rl_config.use_dynamic_bsz",
+    f"{ACTOR}.clip_ratio": "rl_config.clip_ratio",
+    f"{ACTOR}.clip_ratio_low": "rl_config.clip_ratio_low",
+    f"{ACTOR}.clip_ratio_high": "rl_config.clip_ratio_high",
+    f"{ACTOR}.clip_ratio_c": "rl_config.dual_clip_ratio",
+    f"{ACTOR}.tau_pos": "rl_config.sapo_tau_positive",
+    f"{ACTOR}.tau_neg": "rl_config.sapo_tau_negative",
+    f"{ACTOR}.policy_loss.clip_cov_ratio": "rl_config.clip_cov_ratio",
+    f"{ACTOR}.policy_loss.clip_cov_lb": "rl_config.clip_cov_lb",
+    f"{ACTOR}.policy_loss.clip_cov_ub": "rl_config.clip_cov_ub",
+    f"{ACTOR}.policy_loss.kl_cov_ratio": "rl_config.kl_cov_ratio",
+    f"{ACTOR}.policy_loss.ppo_kl_coef": "rl_config.kl_cov_coef",
+    f"{ACTOR}.entropy_coeff": "rl_config.entropy_coeff",
+    f"{ACTOR}.optim.lr": "actor_config.lr",
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": "actor_config.lr_warmup_fraction",
+    f"{ACTOR}.optim.weight_decay": "actor_config.weight_decay",
+    f"{ACTOR}.grad_clip": "actor_config.clip_grad",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "actor_config.context_parallel_size",
+    f"{REF}.log_prob_micro_batch_size_per_gpu": "rl_config.ref_forward_micro_batch_size",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "rl_config.actor_forward_micro_batch_size",
+    f"{ROLLOUT}.n": "rl_config.n_samples_per_prompt",
+    f"{ROLLOUT}.tensor_model_parallel_size": "generate_config.infer_tensor_parallel_size",
+    f"{ROLLOUT}.pipeline_model_parallel_size": "generate_config.infer_pipeline_parallel_size",
+    f"{ROLLOUT}.expert_parallel_size": "generate_config.infer_expert_parallel_size",
+    **{f"{ROLLOUT}.{key}": f"{_SAMPLING}.{key}" for key in ("temperature", "top_p", "top_k")},
+    **{
+        f"{ROLLOUT}.{key}": f"generate_config.{key}"
+        for key in (
+            *("dtype", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching"),
+            *("max_num_batched_tokens", "max_num_seqs"),
+        )
+    },
+    **{
+        f"{ACTOR}.megatron.{key}": f"actor_config.{key}"
+        for key in (
+            *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+            *("context_parallel_size", "expert_model_parallel_size"),
+            "expert_tensor_parallel_size",
+        )
+    },
+    f"{ACTOR}.freeze_vision_tower": "actor_config.freeze_vision_tower",
+    "algorithm.gamma": "rl_config.gamma",
+    "algorithm.lam": "rl_config.lam",
+    "algorithm.filter_groups.enable": "rl_config.filter_groups_enable",
+    "data.train_batch_size": "megatron_training.global_batch_size",
+    "data.max_prompt_length": "rl_config.max_prompt_length",
+    "data.max_response_length": f"{_SAMPLING}.max_tokens",
+    "data.prompt_key": "megatron_training.prompt_column",
+    "data.reward_fn_key": "data_config.source_column",
+    "data.seed": "megatron_training.seed",
+    "trainer.total_training_steps": "megatron_training.train_iters",
+    "trainer.n_gpus_per_node": "rl_config.actor_resource.npus_per_node",
+    "trainer.max_actor_ckpt_to_keep": "megatron_training.keep_last",
+    **{
+        f"reward_model.{place}.{theirs}": f"rl_config.overlong_buffer{ours}"
+        for place in ("overlong_buffer", "reward_kwargs.overlong_buffer_cfg")
+        for theirs, ours in (
+            ("enable", "_enable"),
+            ("len", ""),
+            ("penalty_factor", "_penalty_factor"),
+        )
+    },
+}
+"""Keys with the same meaning under another name."""
+CRITIC_NAMES: Mapping[str, str] = {
+    "critic.model.path": "critic_config.load",
+    "critic.optim.lr": "critic_config.lr",
+    "critic.optim.weight_decay": "critic_config.weight_decay",
+    "critic.optim.lr_warmup_steps_ratio": "critic_config.lr_warmup_fraction",
+    "critic.grad_clip": "critic_config.clip_grad",
+    "critic.ppo_micro_batch_size_per_gpu": "critic_config.micro_batch_size",
+    "critic.cliprange_value": "rl_config.cliprange_value",
+    "trainer.critic_warmup": "rl_config.critic_warmup",
+}
+"""The same, for runs with `algorithm.adv_estimator: gae`."""
+DEFAULTS: Mapping[str, Any] = {
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    "critic.optim.lr": 1e-5,
+    f"{ROLLOUT}.n": 1,
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.max_num_batched_tokens": 8192,
+    f"{ROLLOUT}.max_num_seqs": 256,
+    "algorithm.lam": 1.0,
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.prompt_key": "prompt",
+    "trainer.n_gpus_per_node": 8,
+}
+"""verl defaults that differ from mindrl's; they are written out for omitted keys."""
+OMITTED = "not in the file; verl's default"
+"""Note of such an entry."""
+IGNORED: Mapping[str, Sequence[str]] = {
+    "used only by verl; mindrl writes metrics to the run folder": (
+        *("trainer.project_name", "trainer.experiment_name"),
+        *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.log_val_generations"),
+    ),
+    "mindrl trains with Megatron and offload_* on; it does not affect results": (
+        *(f"{role}.fsdp_config." for role in (ACTOR, REF)),
+        *(f"{role}.strategy" for role in (ACTOR, REF)),
+        *(f"{role}.use_torch_compile" for role in (ACTOR, REF)),
+        *(f"{ACTOR}.megatron.{part}_offload" for part in ("param", "grad", "optimizer")),
+        f"{REF}.megatron.param_offload",
+    ),
+    "mindrl does the same without a key": (
+        *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch", "trainer.resume_mode"),
+        f"{ROLLOUT}.calculate_log_probs",
+        *(f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine"),
+        *(f"{ROLLOUT}.load_format", f"{ROLLOUT}.mode"),
+    ),
+}
+"""By reason, the keys or key prefixes that change no result."""
+FIXED: Mapping[str, tuple[Any, str]] = {
+    "data.truncation": ("error", "rl_config.overlong_prompt_policy ends the run, or drops prompts"),
+    "trainer.val_before_train": (True, "mindrl also evaluates before the first step"),
+    f"{ROLLOUT}.do_sample": (True, "mindrl samples all responses that it trains on"),
+}
+"""By key, the only value that mindrl has, and a note for the other ones."""

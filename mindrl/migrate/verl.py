@@ -6,7 +6,7 @@ from typing import Any
 from mindrl.migrate.mapped import SAME_MEANING, Import, Mapped
 from mindrl.migrate.trackers import verl_trackers
 from mindrl.migrate.verl_adapters import verl_adapters
-from mindrl.migrate.verl_algorithm import algorithm_of_verl
+from mindrl.migrate.verl_algorithm import algorithm_of_verl, clip_bounds
 from mindrl.migrate.verl_keys import CRITIC_NAMES, DEFAULTS, FIXED, IGNORED, NAMES, OMITTED
 from mindrl.migrate.verl_run import check_values, run_rules
 
@@ -25,7 +25,7 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     check_values(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     found = [*_names(theirs, {**NAMES, **(CRITIC_NAMES if has_critic else {})})]
-    found += [*algorithm_of_verl(theirs), *_fixed(theirs)]
+    found += [*algorithm_of_verl(theirs), *clip_bounds(given), *_fixed(theirs)]
     found += [*run_rules(theirs, rows), *verl_trackers(theirs), *verl_adapters(theirs)]
     accounted = {each.key for each in found}
     found += [_left(key, given[key], has_critic) for key in given if key not in accounted]

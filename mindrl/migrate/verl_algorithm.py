@@ -42,6 +42,26 @@ def algorithm_of_verl(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield from rule(theirs)
 
 
+def clip_bounds(given: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for omitted clip bounds; verl reads `clip_ratio` only for a null bound."""
+    both, value = f"{ACTOR}.clip_ratio", given.get(f"{ACTOR}.clip_ratio")
+    bounds = [f"{both}_{side}" for side in ("low", "high")]
+    nulls = [key for key in bounds if given.get(key, both) is None]
+    for key in bounds:
+        if key in nulls:
+            sets = {NAMES[key]: 0.2 if value is None else value}
+            yield Mapped(key, "derived", sets, f"null: the value of {both}")
+        elif key not in given:
+            yield Mapped(key, "derived", {NAMES[key]: 0.2}, OMITTED)
+    if value is not None and nulls:
+        yield Mapped(both, "derived", note=f"the value of {' and '.join(nulls)}")
+    elif value is not None:
+        note = (
+            "verl reads it only if clip_ratio_low or clip_ratio_high is null; their default is 0.2"
+        )
+        yield Mapped(both, "ignored", note=note)
+
+
 def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
     ours, name, normed = "rl_config.adv_estimator", theirs.get(key, "gae"), theirs.get(by_std, True)

@@ -18,7 +18,6 @@ NAMES: Mapping[str, str] = {
     f"{ACTOR}.ppo_epochs": "rl_config.epochs",
     f"{ACTOR}.shuffle": "rl_config.shuffle_mini_batch",
     f"{ACTOR}.use_dynamic_bsz": "rl_config.use_dynamic_bsz",
-    f"{ACTOR}.clip_ratio": "rl_config.clip_ratio",
     f"{ACTOR}.clip_ratio_low": "rl_config.clip_ratio_low",
     f"{ACTOR}.clip_ratio_high": "rl_config.clip_ratio_high",
     f"{ACTOR}.clip_ratio_c": "rl_config.dual_clip_ratio",

@@ -149,6 +149,22 @@ def test_losses_of_sequences_are_a_mean_over_sequences(loss: str, ours: str) -> 
     assert run_of(given).rl_config.aggregation == ours
 
 
+def test_the_clip_ratio_counts_only_for_a_bound_that_is_null() -> None:
+    low, high = f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"
+    plain = {key: value for key, value in DAPO.items() if key not in (low, high)}
+
+    def bounds(keys: dict[str, Any]) -> tuple[float | None, float | None, str]:
+        given = {**plain, f"{ACTOR}.clip_ratio": 0.1, **keys}
+        kinds = {each.key: each.kind for each in import_verl(given).mapped}
+        rl = run_of(given).rl_config
+        return rl.clip_ratio_low, rl.clip_ratio_high, kinds[f"{ACTOR}.clip_ratio"]
+
+    assert bounds({}) == (0.2, 0.2, "ignored")
+    assert bounds({high: 0.28}) == (0.2, 0.28, "ignored")
+    assert bounds({low: None, high: 0.28}) == (0.1, 0.28, "derived")
+    assert bounds({low: None, high: None}) == (0.1, 0.1, "derived")
+
+
 def test_the_steps_and_ranks_of_a_profile_are_those_of_verl() -> None:
     steps = {"global_profiler.tool": "torch", "global_profiler.steps": [2, 5]}
     found = run_of({**DAPO, **steps, f"{ACTOR}.profiler.ranks": [0, 3]}).profiler_config

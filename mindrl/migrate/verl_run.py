@@ -51,10 +51,10 @@ def check_values(theirs: Mapping[str, Any]) -> None:
 def _need(key: str, value: Any) -> str:
     if key in _WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
         return "must be a whole number"
-    numbers = value if isinstance(value, list) and all(map(_is_number, value)) else []
-    if key in _LISTS and not numbers:
+    is_list = isinstance(value, list) and all(map(_is_number, value))
+    if key in _LISTS and not is_list:
         return "must be a list of numbers"
-    if key in _PAIRS and len(numbers) != 2:
+    if key in _PAIRS and not (is_list and len(value) == 2):
         return "must be a list of two numbers"
     names = value if isinstance(value, list) else [value]
     if key in _NAMES and not all(isinstance(name, str) for name in names):

@@ -169,6 +169,8 @@ def test_the_steps_and_ranks_of_a_profile_are_those_of_verl() -> None:
     steps = {"global_profiler.tool": "torch", "global_profiler.steps": [2, 5]}
     found = run_of({**DAPO, **steps, f"{ACTOR}.profiler.ranks": [0, 3]}).profiler_config
     assert (list(found.profiled_steps), found.profile_ranks) == ([2, 3, 4, 5], (0, 3))
+    # A composed file of verl has an empty list.
+    assert not import_verl({**DAPO, f"{ACTOR}.profiler.ranks": []}).refused
     other = run_of({**DAPO, **steps, "global_profiler.tool": "nsys"}).profiler_config
     assert list(other.profiled_steps) == []
 

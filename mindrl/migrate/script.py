@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mindrl.errors import ConfigError
-from mindrl.migrate.shell_words import Scanner, ShellWord
+from mindrl.migrate.shell_words import CLOSING, OPENING, Scanner, ShellWord
 
 _OVERRIDE = re.compile(r"\+*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _OF_VERL = re.compile(r"\+*(actor_rollout_ref|algorithm|data|trainer|critic)\.\w[\w.]*=")
 _OTHER_PROGRAM = re.compile(r"sft|generation|eval")
 _OWN_FILES = ("", "ppo_trainer", "ppo_megatron_trainer")
-_DECLARE = ("export", "declare", "local", "readonly", "typeset")
-_OPEN, _CLOSE = ("if", "while", "until", "for", "case", "select", "{"), ("fi", "done", "esac", "}")
-_INNER = ("then", "else", "elif", "do", "!", "time", "exec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,20 +111,14 @@ class _Reader:
         """Store the variables that a command assigns, or the arguments that it passes to verl."""
         others: list[ShellWord] = []
         for word in words:
-            if others or not self._is_prefix(word):
+            if others or not word.precedes:
                 others.append(word)
             elif word.assigns:
                 self._assign(word, is_conditional=is_conditional or self.depth > 0)
+            else:
+                self.depth += (word.text in OPENING) - (word.text in CLOSING)
         if any(_OF_VERL.match(each.text) for each in others):
             self.starts.append(_divided(others))
-
-    def _is_prefix(self, word: ShellWord) -> bool:
-        """Return whether a word may precede a command, and update the nesting depth."""
-        if word.text in _OPEN:
-            self.depth += 1
-        elif word.text in _CLOSE:
-            self.depth -= 1
-        return word.assigns or word.text in (*_OPEN, *_CLOSE, *_INNER, *_DECLARE)
 
     def _assign(self, word: ShellWord, *, is_conditional: bool) -> None:
         name, _, value = word.text.partition("=")

@@ -4,7 +4,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mindrl.errors import ConfigError
 
@@ -22,6 +22,11 @@ _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!]")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*]\])?(?::?[-=](.*)|)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _ARGUMENTS = ("@", "*")
+OPENING = ("if", "while", "until", "for", "case", "select", "{")
+CLOSING = ("fi", "done", "esac", "}")
+_DECLARING = ("export", "declare", "local", "readonly", "typeset")
+_INNER = ("then", "else", "elif", "do", "!", "time", "exec")
+_PRECEDING = (*OPENING, *CLOSING, *_DECLARING, *_INNER)
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,16 @@ class ShellWord:
     """Parts that cannot be read from the script, such as `$1` or `$(date)`; `text` omits them."""
     items: tuple["ShellWord", ...] | None = field(default=None, compare=False)
     """Elements of the array that the word assigns; None for other words."""
+    assigns: bool = field(default=False, compare=False)
+    """Whether the script sets a variable here: NAME=VALUE or NAME+=VALUE before a command."""
 
     def __add__(self, other: "ShellWord") -> "ShellWord":
         return ShellWord(self.text + other.text, (*self.unknown, *other.unknown))
 
     @property
-    def assigns(self) -> bool:
-        """Whether the word has the form NAME=VALUE or NAME+=VALUE."""
-        return _ASSIGNMENT.match(self.text) is not None
+    def precedes(self) -> bool:
+        """Whether a command may follow the word."""
+        return self.assigns or self.text in _PRECEDING
 
 
 def _quotient(one: int, other: int) -> int:
@@ -92,6 +99,7 @@ class Scanner:
 
     def _words(self) -> Iterator[ShellWord]:
         """Yield the words up to the next separator."""
+        is_before = True
         while self._at < len(self._text):
             if self._take(_BLANK) or self._take(_COMMENT):
                 continue
@@ -100,17 +108,22 @@ class Scanner:
             elif _END.match(self._text, self._at):
                 return
             else:
-                yield from self._word()
+                for word in self._word(is_before):
+                    is_before = is_before and word.precedes
+                    yield word
 
-    def _word(self) -> Iterator[ShellWord]:
-        """Yield a word, or several if it is an array or an unquoted value with blanks."""
+    def _word(self, is_before: bool = False) -> Iterator[ShellWord]:
+        """Yield a word, or several if it is an array or an unquoted value with blanks.
+
+        An assignment is a single word. It `is_before` the command, not an argument.
+        """
         begin, current = self._at, ShellWord("")
+        assigns = is_before and _ASSIGNMENT.match(self._text, begin) is not None
         while self._at < len(self._text) and not self._at_a_border():
             first, *others = self._piece() or [ShellWord("")]
             current += first
             for each in others:
-                if current.assigns:
-                    # The shell does not split an assigned value.
+                if assigns:
                     current += ShellWord(" ") + each
                 else:
                     yield current
@@ -122,7 +135,7 @@ class Scanner:
             raise ConfigError(f"a value of {len(current.text)} letters is too long to be read")
         # An unquoted variable without a value yields no word.
         if current.text or current.unknown or not raw.startswith("$"):
-            yield current
+            yield replace(current, assigns=assigns)
 
     def _at_a_border(self) -> bool:
         letter = self._text[self._at]

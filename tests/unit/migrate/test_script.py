@@ -88,6 +88,27 @@ def test_what_the_script_does_not_state_is_named_and_the_rest_is_read() -> None:
     }
 
 
+def test_elements_of_an_array_stay_words_of_their_own_like_in_bash(tmp_path: Path) -> None:
+    text = f"""\
+two='data.seed=1 data.shuffle=True'
+EXTRA=(model_engine=megatron rollout=4 name=$two data.max_prompt_length=8)
+export kept=$two
+{START} "${{EXTRA[@]}}" size=$two data.train_files="$kept" data.train_batch_size=2
+"""
+    ended = subprocess.run(
+        ["bash", "-c", f"python3() {{ printf '%s\\0' \"$@\"; }}\n{text}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = [word for word in ended.stdout.split("\0")[2:] if word]
+    last = {word.partition("=")[0]: word for word in words}
+    assert sorted(read_script(text, {}).overrides) == sorted(last.values())
+    assert last["data.train_files"] == "data.train_files=data.seed=1 data.shuffle=True"
+    assert "data.max_prompt_length=8" in words
+
+
 def test_a_condition_hides_only_the_elements_of_an_array_that_it_changes() -> None:
     text = f"""
     ALL=(data.seed=7 trainer.nnodes=4 $MORE)

@@ -5,7 +5,7 @@ from typing import Any
 
 from mindrl.errors import ConfigError
 from mindrl.migrate.file import TheirRun
-from mindrl.migrate.mapped import Mapped, default, same
+from mindrl.migrate.mapped import SAME_MEANING, Mapped, default, same
 
 _STAGES = ("grpo", "dapo", "ppo")
 _OURS = {"math_17k_acc": "math_verify", "acc_for_ppo": "math_verify"}
@@ -129,14 +129,29 @@ def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
 def _loss(theirs: TheirRun) -> Iterator[Mapped]:
     """Yield the entries for ratio clipping and for the weight of a token in the loss."""
     enabled = "rl_config.clip_higher_enable"
-    if theirs.stage == "dapo":
-        yield from same(theirs, "rl_config.token_level_loss")
+    yield _aggregation(theirs)
     if theirs.stage == "dapo" and theirs.given.get(enabled):
         yield Mapped(enabled, "derived", note="replaced by clip_ratio_low and clip_ratio_high")
         yield from same(theirs, "rl_config.clip_ratio_low")
         yield from same(theirs, "rl_config.clip_ratio_high")
     else:
         yield from same(theirs, "rl_config.clip_ratio")
+
+
+def _aggregation(theirs: TheirRun) -> Mapped:
+    """Return the entry for the weight of a token: MindSpeed-RL averages each micro-batch alone."""
+    key, ours = "rl_config.token_level_loss", "rl_config.loss_aggregation"
+    if theirs.stage == "dapo" and theirs.given.get(key) is False:
+        return Mapped(key, "renamed", {ours: "sequence_mean"}, SAME_MEANING)
+    is_one = theirs.actor.given("micro_batch_size", 1) == 1
+    if is_one and not theirs.given.get("rl_config.use_dynamic_bsz"):
+        note = "MindSpeed-RL averages the tokens of a micro-batch, which is one sequence here"
+        return Mapped(key, "derived", {ours: "sequence_mean"}, note)
+    note = (
+        "MindSpeed-RL averages the tokens of each micro-batch, then the micro-batches, so their "
+        "size changes the loss; mindrl averages all tokens of an update"
+    )
+    return Mapped(key, "derived", {ours: "token_mean"}, note)
 
 
 def _divergence(theirs: TheirRun) -> Iterator[Mapped]:

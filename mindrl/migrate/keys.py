@@ -122,11 +122,9 @@ no effect without use_dynamic_bsz = rl_config: max_packing_token_size@2.1
     ref_max_packing_token_size@2.2 actor_max_packing_token_size@2.2
     update_max_packing_token_size@2.2
 replaced by clip_ratio_low and clip_ratio_high = rl_config: clip_ratio
-only DAPO's loss reads it = rl_config: clip_higher_enable@2.2
 only DAPO's loss reads it, and only with clip_higher_enable = rl_config: clip_ratio_low@2.2
     clip_ratio_high@2.2
-only DAPO's loss reads it in MindSpeed-RL; in mindrl all tokens have the same weight by default =
-    rl_config: token_level_loss@2.2
+only DAPO's loss reads it = rl_config: token_level_loss@2.2 clip_higher_enable@2.2
 no effect without overlong_buffer_enable = rl_config: overlong_buffer@2.2
     overlong_buffer_penalty_factor@2.2
 replaced by sampling_config.max_tokens = rl_config: rollout_max_tokens@2.2

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mindrl.config.rl import ACCURACY
 from mindrl.migrate.mapped import SAME_MEANING, Kind, Mapped
 from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, NAMES, OMITTED
 
@@ -144,7 +145,7 @@ def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         "data.gen_batch_size",
     )
     if metric in theirs:
-        by = "math_verify" if theirs[metric] == "acc" else None
+        by = ACCURACY if theirs[metric] == "acc" else None
         note = f"was {theirs[metric]}; null means the sum of the rewards"
         yield Mapped(metric, "derived", {"rl_config.filter_groups_metric": by}, note)
     trained = theirs.get("data.train_batch_size", DEFAULTS["data.train_batch_size"])
@@ -156,6 +157,9 @@ def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
             "0 means no limit"
         )
         yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": batches}, note)
+    elif theirs.get("algorithm.filter_groups.enable"):
+        note = f"{OMITTED}: no limit; mindrl stops after every prompt of the data"
+        yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": 0}, note)
     if drawn in theirs and theirs.get("algorithm.filter_groups.enable"):
         note = "prompts per generation round; mindrl generates for as many as are likely needed"
         yield Mapped(drawn, "ignored", note=note)

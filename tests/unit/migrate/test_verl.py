@@ -68,7 +68,7 @@ def test_a_dapo_run_of_verl_is_one_of_ours_and_each_of_its_keys_is_told_of() -> 
     )
     assert (rl.clip_ratio_low, rl.clip_ratio_high, rl.dual_clip_ratio) == (0.2, 0.28, 10.0)
     # 10 times 1536 prompts, in units of 512.
-    assert (rl.filter_groups_enable, rl.filter_groups_metric) == (True, "math_verify")
+    assert (rl.filter_groups_enable, rl.filter_groups_metric) == (True, "accuracy")
     assert rl.filter_groups_max_batches == 30
     assert (rl.overlong_buffer_enable, rl.overlong_buffer) == (True, 4096)
     assert (rl.init_kl_coef, rl.n_samples_per_prompt, run.world_size) == (0.0, 16, 128)
@@ -248,6 +248,16 @@ def test_a_reward_function_of_the_user_comes_along_with_its_arguments() -> None:
     assert rl.verifier_kwargs == ({"low": 0.1, "high": 2.0},)
     unnamed = run_of({**DAPO, f"{place}.path": "own.py"}).rl_config
     assert unnamed.verifier_function == ("own.py:compute_score",)
+
+
+def test_groups_are_filtered_by_the_accuracy_of_any_reward_and_without_a_limit_of_their_own() -> (
+    None
+):
+    given = {**DAPO, "custom_reward_function.path": "own.py"}
+    given.pop("algorithm.filter_groups.max_num_gen_batches")
+    run = run_of(given)
+    assert (findings(run), run.rl_config.filter_groups_metric) == ([], "accuracy")
+    assert run.rl_config.filter_groups_max_batches == 0
 
 
 def test_any_engine_of_verl_becomes_vllm_and_a_wide_clip_range_stays_as_wide() -> None:

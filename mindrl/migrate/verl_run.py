@@ -5,12 +5,17 @@ from typing import Any
 
 from mindrl.errors import ConfigError
 from mindrl.migrate.mapped import MISSING, SAME_MEANING, Mapped
-from mindrl.migrate.verl_keys import ACTOR, REF, ROLLOUT
+from mindrl.migrate.verl_keys import ACTOR, OMITTED, REF, ROLLOUT
 
 STEPS, LOAD = "megatron_training.train_iters", "actor_config.load"
 _TEST = "rl_config.test_freq"
+_SPLITS = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size")
+"""Devices that share a sequence; a run has one of these keys."""
 _WHOLE = frozenset(
     {
+        *_SPLITS,
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        *(f"{role}.log_prob_max_token_len_per_gpu" for role in (REF, ROLLOUT)),
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "save_freq", "test_freq")),
         *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
         *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size", "train_max_samples")),
@@ -74,6 +79,7 @@ def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
     yield from _steps(theirs, rows)
     yield from _run(theirs)
     yield from _engine(theirs)
+    yield from _budgets(theirs)
     yield from _training(theirs)
     yield from _profiler(theirs)
 
@@ -203,7 +209,7 @@ def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Yield the entries for the rollout engine, and for the tokens per trainer pass."""
+    """Yield the entry for the rollout engine."""
     name = theirs.get(f"{ROLLOUT}.name", "vllm")
     if name in _ENGINES:
         note = f"was {name}; mindrl generates with vLLM, from the same distribution"
@@ -211,17 +217,24 @@ def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     else:
         note = f"{name}: use {', '.join(_ENGINES)}; if dropped, vLLM is used"
         yield Mapped(f"{ROLLOUT}.name", "refused", note=note)
+
+
+def _budgets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for tokens per trainer pass: mindrl counts those of a whole sequence."""
+    parts = max(theirs.get(key, 1) for key in _SPLITS)
+    split = f"; times {parts} devices that share a sequence" if parts > 1 else ""
     budget, ours = f"{ACTOR}.ppo_max_token_len_per_gpu", "rl_config.max_packing_token_size"
     if budget in theirs:
         note = "tokens per rank and micro-batch, used with use_dynamic_bsz"
-        yield Mapped(budget, "renamed", {ours: theirs[budget]}, note)
+        sets = {ours: theirs[budget] * parts}
+        yield Mapped(budget, "derived" if split else "renamed", sets, f"{note}{split}")
     elif theirs.get(f"{ACTOR}.use_dynamic_bsz"):
-        yield Mapped(budget, "derived", {ours: 16384}, "not in the file; verl's default")
+        yield Mapped(budget, "derived", {ours: 16384 * parts}, f"{OMITTED}{split}")
     for role, ours in ((REF, "ref"), (ROLLOUT, "actor")):
         key = f"{role}.log_prob_max_token_len_per_gpu"
         if key in theirs:
-            sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key]}
-            yield Mapped(key, "renamed", sets, SAME_MEANING)
+            sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key] * parts}
+            yield Mapped(key, "derived" if split else "renamed", sets, f"{SAME_MEANING}{split}")
 
 
 def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -260,6 +260,19 @@ def test_groups_are_filtered_by_the_accuracy_of_any_reward_and_without_a_limit_o
     assert run.rl_config.filter_groups_max_batches == 0
 
 
+@pytest.mark.parametrize(
+    "split", [f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size"]
+)
+def test_tokens_per_device_become_tokens_of_the_devices_that_share_a_sequence(split: str) -> None:
+    given = {**DAPO, split: 4, f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 30000}
+    given["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"] = 20000
+    rl = run_of(given).rl_config
+    assert rl.max_packing_token_size == 4 * 22528
+    assert (rl.actor_max_packing_token_size, rl.ref_max_packing_token_size) == (120000, 80000)
+    given.pop(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    assert run_of(given).rl_config.max_packing_token_size == 4 * 16384
+
+
 def test_any_engine_of_verl_becomes_vllm_and_a_wide_clip_range_stays_as_wide() -> None:
     keys = {f"{ROLLOUT}.name": "sglang", f"{ACTOR}.clip_ratio_low": 10, "trainer.device": "cuda"}
     imported, run = import_verl({**DAPO, **keys}), run_of({**DAPO, **keys})

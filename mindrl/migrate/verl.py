@@ -9,6 +9,7 @@ from mindrl.migrate.verl_adapters import verl_adapters
 from mindrl.migrate.verl_algorithm import algorithm_of_verl, clip_bounds
 from mindrl.migrate.verl_keys import CRITIC_NAMES, DEFAULTS, FIXED, IGNORED, NAMES, OMITTED
 from mindrl.migrate.verl_run import check_values, run_rules
+from mindrl.migrate.verl_training import training_of_verl
 
 
 def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
@@ -24,9 +25,13 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     theirs = {key: value for key, value in given.items() if value is not None}
     check_values(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
-    found = [*_names(theirs, {**NAMES, **(CRITIC_NAMES if has_critic else {})})]
-    found += [*algorithm_of_verl(theirs), *clip_bounds(given), *_fixed(theirs)]
-    found += [*run_rules(theirs, rows), *verl_trackers(theirs), *verl_adapters(theirs)]
+    rules = [*algorithm_of_verl(theirs), *clip_bounds(given), *_fixed(theirs)]
+    rules += [*run_rules(theirs, rows), *training_of_verl(theirs)]
+    rules += [*verl_trackers(theirs), *verl_adapters(theirs)]
+    # A rule may depend on other keys; it replaces the entry for a key alone.
+    names = {**NAMES, **(CRITIC_NAMES if has_critic else {})}.items()
+    ruled = {each.key for each in rules}
+    found = [*_names(theirs, {key: ours for key, ours in names if key not in ruled}), *rules]
     accounted = {each.key for each in found}
     found += [_left(key, given[key], has_critic) for key in given if key not in accounted]
     return Import(mapped=found)

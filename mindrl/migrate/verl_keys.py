@@ -56,6 +56,10 @@ NAMES: Mapping[str, str] = {
             "expert_tensor_parallel_size",
         )
     },
+    **{
+        f"{ACTOR}.megatron.override_transformer_config.{key}": f"actor_config.{key}"
+        for key in ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    },
     f"{ACTOR}.freeze_vision_tower": "actor_config.freeze_vision_tower",
     "algorithm.gamma": "rl_config.gamma",
     "algorithm.lam": "rl_config.lam",
@@ -89,6 +93,10 @@ CRITIC_NAMES: Mapping[str, str] = {
     "critic.ppo_micro_batch_size_per_gpu": "critic_config.micro_batch_size",
     "critic.cliprange_value": "rl_config.cliprange_value",
     "trainer.critic_warmup": "rl_config.critic_warmup",
+    **{
+        f"critic.megatron.override_transformer_config.{key}": f"critic_config.{key}"
+        for key in ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    },
 }
 """The same, for runs with `algorithm.adv_estimator: gae`."""
 DEFAULTS: Mapping[str, Any] = {
@@ -114,6 +122,7 @@ IGNORED: Mapping[str, Sequence[str]] = {
         *("trainer.project_name", "trainer.experiment_name"),
         *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.log_val_generations"),
     ),
+    "a mindrl checkpoint has all models": ("trainer.max_critic_ckpt_to_keep",),
     "mindrl trains with Megatron and offload_* on; it does not affect results": (
         *(f"{role}.fsdp_config." for role in (ACTOR, REF)),
         *(f"{role}.strategy" for role in (ACTOR, REF)),

@@ -18,6 +18,8 @@ _WHOLE = frozenset(
         *(f"{role}.log_prob_max_token_len_per_gpu" for role in (REF, ROLLOUT)),
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "save_freq", "test_freq")),
         *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
+        "trainer.max_actor_ckpt_to_keep",
+        *(f"{ACTOR}.megatron.{name}_model_parallel_size" for name in ("tensor", "expert")),
         *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size", "train_max_samples")),
         *(f"data.max_{name}_length" for name in ("prompt", "response")),
         f"{ROLLOUT}.max_model_len",
@@ -80,7 +82,6 @@ def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
     yield from _run(theirs)
     yield from _engine(theirs)
     yield from _budgets(theirs)
-    yield from _training(theirs)
     yield from _profiler(theirs)
 
 
@@ -235,28 +236,6 @@ def _budgets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         if key in theirs:
             sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key] * parts}
             yield Mapped(key, "derived" if split else "renamed", sets, f"{SAME_MEANING}{split}")
-
-
-def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Yield the entries for packing, recomputation and the optimizer."""
-    key = "actor_rollout_ref.model.use_remove_padding"
-    if key in theirs:
-        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, SAME_MEANING)
-    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
-    if theirs.get(key):
-        names = {"granularity": "full", "method": "uniform", "num_layers": 1}
-        sets = {f"actor_config.recompute_{name}": value for name, value in names.items()}
-        yield Mapped(key, "renamed", sets, "recomputes every layer")
-    elif key in theirs:
-        yield Mapped(key, "derived", note="nothing is recomputed")
-    roles = {ACTOR: "actor_config"}
-    if theirs.get("algorithm.adv_estimator", "gae") == "gae":
-        roles["critic"] = "critic_config"
-    for theirs_role, section in roles.items():
-        key = f"{theirs_role}.optim.betas"
-        betas = theirs.get(key, (0.9, 0.999))
-        sets = {f"{section}.adam_beta1": betas[0], f"{section}.adam_beta2": betas[1]}
-        yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
 
 
 def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

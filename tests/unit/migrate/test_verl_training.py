@@ -1,0 +1,68 @@
+"""Import of verl's training: defaults that the file relies on, precision, schedule, checkpoints."""
+
+from typing import Any
+
+import pytest
+
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+from mindrl.config.text import nested
+from mindrl.migrate.mapped import Mapped
+from mindrl.migrate.verl import import_verl
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MEGATRON = f"{ACTOR}.megatron"
+GRPO: dict[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "actor_rollout_ref.model.path": "model",
+    "data.train_files": "train.parquet",
+    "trainer.total_training_steps": 50,
+    f"{ROLLOUT}.n": 8,
+}
+
+
+def run_of(**keys: Any) -> RunConfig:
+    return load_run_config(nested(import_verl({**GRPO, **keys}).values))
+
+
+def entry(key: str, keys: dict[str, Any]) -> Mapped:
+    (found,) = (each for each in import_verl({**GRPO, **keys}).mapped if each.key == key)
+    return found
+
+
+def test_layers_are_recomputed_as_verl_does_without_a_key() -> None:
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    for given, granularity in (({}, "full"), ({key: True}, "full"), ({key: False}, None)):
+        assert run_of(**given).actor_config.recompute_granularity == granularity
+    # Megatron has keys of its own.
+    megatron = {f"{MEGATRON}.tensor_model_parallel_size": 2, key: True}
+    assert run_of(**megatron).actor_config.recompute_granularity is None
+    assert entry(key, megatron).kind == "ignored"
+    megatron[f"{MEGATRON}.override_transformer_config.recompute_granularity"] = "selective"
+    assert run_of(**megatron).actor_config.recompute_granularity == "selective"
+    critic = run_of(**{"algorithm.adv_estimator": "gae"}).critic_config
+    assert critic is not None
+    assert critic.recompute_granularity == "full"
+
+
+@pytest.mark.parametrize(("expert", "size"), [(1, 1), (2, 4)])
+def test_an_expert_is_split_over_the_tensor_parallel_ranks_without_a_key(
+    expert: int, size: int
+) -> None:
+    keys = {f"{MEGATRON}.tensor_model_parallel_size": 4}
+    keys |= {f"{MEGATRON}.expert_model_parallel_size": expert}
+    assert run_of(**keys).actor_config.expert_tensor_parallel_size == size
+    keys |= {f"{MEGATRON}.expert_tensor_parallel_size": 1}
+    assert run_of(**keys).actor_config.expert_tensor_parallel_size == 1
+
+
+def test_all_checkpoints_are_kept_without_a_limit() -> None:
+    key = "trainer.max_actor_ckpt_to_keep"
+    for keys, kept in (
+        ({"trainer.save_freq": 20}, (2, 20)),
+        ({"trainer.save_freq": 20, key: None}, (2, 20)),
+        ({"trainer.save_freq": 20, key: 5}, (5, 0)),
+        ({key: 0}, (2, 0)),
+    ):
+        training = run_of(**keys).megatron_training
+        assert (training.keep_last, training.keep_every) == kept

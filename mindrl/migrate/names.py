@@ -113,6 +113,7 @@ _ALONE = {
     "actor_rollout_ref.actor.kl_loss_type": "rl_config.kl_penalty",
     "algorithm.kl_ctrl.kl_coef": "rl_config.init_kl_coef",
     "algorithm.kl_penalty": "rl_config.kl_penalty",
+    "trainer.resume_from_path": "megatron_training.resume",
 }
 """verl keys whose rules need other keys, with their meaning if given alone."""
 

@@ -69,7 +69,7 @@ def _left(key: str, value: Any, has_critic: bool) -> Mapped:
 def _fixed(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for values that mindrl has in every run."""
     for key, (same, note) in FIXED.items():
-        if theirs.get(key) == same:
+        if key in theirs and theirs[key] in same:
             yield Mapped(key, "ignored", note="mindrl does the same without a key")
         elif key in theirs:
             yield Mapped(key, "open", note=f"was {theirs[key]!r}: {note}")

@@ -60,6 +60,7 @@ NAMES: Mapping[str, str] = {
         f"{ACTOR}.megatron.override_transformer_config.{key}": f"actor_config.{key}"
         for key in ("recompute_granularity", "recompute_method", "recompute_num_layers")
     },
+    f"{ACTOR}.fsdp_config.full_determinism": "megatron_training.deterministic",
     f"{ACTOR}.freeze_vision_tower": "actor_config.freeze_vision_tower",
     "algorithm.gamma": "rl_config.gamma",
     "algorithm.lam": "rl_config.lam",
@@ -124,23 +125,45 @@ IGNORED: Mapping[str, Sequence[str]] = {
     ),
     "a mindrl checkpoint has all models": ("trainer.max_critic_ckpt_to_keep",),
     "mindrl trains with Megatron and offload_* on; it does not affect results": (
-        *(f"{role}.fsdp_config." for role in (ACTOR, REF)),
-        *(f"{role}.strategy" for role in (ACTOR, REF)),
+        *(f"{role}.fsdp_config." for role in (ACTOR, REF, "critic.model")),
+        *(f"{role}.strategy" for role in (ACTOR, REF, "critic")),
         *(f"{role}.use_torch_compile" for role in (ACTOR, REF)),
-        *(f"{ACTOR}.megatron.{part}_offload" for part in ("param", "grad", "optimizer")),
-        f"{REF}.megatron.param_offload",
+        *(
+            f"{role}.megatron.{part}_offload"
+            for role in (ACTOR, REF, "critic")
+            for part in ("param", "grad", "optimizer")
+        ),
     ),
     "mindrl does the same without a key": (
-        *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch", "trainer.resume_mode"),
+        *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch"),
         f"{ROLLOUT}.calculate_log_probs",
         *(f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine"),
         *(f"{ROLLOUT}.load_format", f"{ROLLOUT}.mode"),
     ),
 }
 """By reason, the keys or key prefixes that change no result."""
-FIXED: Mapping[str, tuple[Any, str]] = {
-    "data.truncation": ("error", "rl_config.overlong_prompt_policy ends the run, or drops prompts"),
-    "trainer.val_before_train": (True, "mindrl also evaluates before the first step"),
-    f"{ROLLOUT}.do_sample": (True, "mindrl samples all responses that it trains on"),
+_FSDP = (f"{ACTOR}.fsdp_config", "critic.model.fsdp_config")
+FIXED: Mapping[str, tuple[Sequence[Any], str]] = {
+    "data.truncation": (
+        ("error",),
+        "rl_config.overlong_prompt_policy ends the run, or drops prompts",
+    ),
+    "trainer.val_before_train": ((True,), "mindrl also evaluates before the first step"),
+    f"{ROLLOUT}.do_sample": ((True,), "mindrl samples all responses that it trains on"),
+    **{
+        f"{place}.model_dtype": (("fp32", "float32"), "mindrl's optimizer has float32 weights")
+        for place in _FSDP
+    },
+    **{
+        f"{place}.dtype": (
+            ("bfloat16", "bf16"),
+            "mindrl trains in bfloat16, or in float32 with megatron_training.bf16=false",
+        )
+        for place in (*_FSDP, f"{ACTOR}.megatron", "critic.megatron")
+    },
+    **{
+        f"{place}.ulysses_sequence_parallel_size": ((1,), "set context_parallel_size")
+        for place in _FSDP
+    },
 }
-"""By key, the only value that mindrl has, and a note for the other ones."""
+"""By key, the spellings of the only value that mindrl has, and a note for the other ones."""

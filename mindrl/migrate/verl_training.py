@@ -27,6 +27,7 @@ def training_of_verl(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
     yield from _experts(theirs)
     yield from _checkpoints(theirs)
+    yield from _resume(theirs)
 
 
 def uses_megatron(theirs: Mapping[str, Any], role: str) -> bool:
@@ -73,3 +74,25 @@ def _checkpoints(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         yield Mapped(key, "derived", sets, "no limit: verl keeps the checkpoints of all save_freq")
     elif key in theirs:
         yield Mapped(key, "ignored", note="no limit, and no checkpoint is written")
+
+
+def _resume(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for the checkpoint that the run starts from."""
+    key, folder, ours = (
+        *("trainer.resume_mode", "trainer.resume_from_path"),
+        "megatron_training.resume",
+    )
+    mode, found = theirs.get(key, "auto"), theirs.get(folder)
+    if mode == "resume_path":
+        note = (
+            f"was {found}; mindrl cannot read verl's checkpoint: finish the run in verl, start "
+            f"from its weights, actor_config.load, or set {ours} to the folder of a mindrl run"
+        )
+        yield Mapped(key, "open", note=note)
+        if found is not None:
+            yield Mapped(folder, "derived", note=f"see {key}")
+    elif key in theirs:
+        sets = {ours: "never" if mode == "disable" else "auto"}
+        yield Mapped(key, "renamed", sets, f"was {mode}; {ours} can also be a folder")
+    if found is not None and mode != "resume_path":
+        yield Mapped(folder, "ignored", note=f"verl reads it only with {key}=resume_path")

@@ -66,3 +66,33 @@ def test_all_checkpoints_are_kept_without_a_limit() -> None:
     ):
         training = run_of(**keys).megatron_training
         assert (training.keep_last, training.keep_every) == kept
+
+
+@pytest.mark.parametrize(
+    ("mode", "ours", "kind"),
+    [("auto", "auto", "renamed"), ("disable", "never", "renamed"), ("resume_path", "auto", "open")],
+)
+def test_a_run_starts_from_the_checkpoint_that_verl_starts_from(
+    mode: str, ours: str, kind: str
+) -> None:
+    keys = {"trainer.resume_mode": mode, "trainer.resume_from_path": "out/global_step_20"}
+    assert run_of(**keys).megatron_training.resume == ours
+    assert entry("trainer.resume_mode", keys).kind == kind
+    assert entry("trainer.resume_from_path", keys).kind != "open"
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [
+        ("model_dtype", "fp32", "bfloat16"),
+        ("dtype", "bfloat16", "float16"),
+        ("ulysses_sequence_parallel_size", 1, 2),
+    ],
+)
+def test_keys_of_fsdp_that_change_results_are_open_unless_they_are_the_default(
+    name: str, default: object, other: object
+) -> None:
+    key = f"{ACTOR}.fsdp_config.{name}"
+    assert entry(key, {key: default}).kind == "ignored"
+    assert entry(key, {key: other}).kind == "open"
+    assert run_of(**{f"{ACTOR}.fsdp_config.full_determinism": True}).megatron_training.deterministic

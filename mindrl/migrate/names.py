@@ -108,6 +108,7 @@ _VALUES: Mapping[str, Mapping[str, object]] = {
 """Names whose values are spelled differently; the user must choose a value that is not listed."""
 _LISTS = ("rl_config.verifier_function", "rl_config.verifier_weight", "rl_config.tracking.trackers")
 _ALONE = {
+    "actor_rollout_ref.rollout.dtype": "generate_config.dtype",
     "actor_rollout_ref.actor.clip_ratio": "rl_config.clip_ratio",
     "actor_rollout_ref.actor.kl_loss_coef": "rl_config.init_kl_coef",
     "actor_rollout_ref.actor.kl_loss_type": "rl_config.kl_penalty",

@@ -1,5 +1,6 @@
 """Import rules of verl for advantages, the policy loss, the KL term and dynamic sampling. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ _WEIGHTS = {
         "mindrl also divides by the number of sequences of the update",
     ),
 }
+_NUMBER = r"\d+\.?\d*|\.\d+"
+_BOUNDS = re.compile(rf"(?:({_NUMBER})_)?({_NUMBER})")
 _KINDS = {"kl", "k1", "k2", "k3", "mse", "abs", "low_var_kl"}
 
 
@@ -171,12 +174,30 @@ def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     place, ours = "algorithm.rollout_correction", "rl_config.rollout_correction"
-    level, bound = theirs.get(f"{place}.rollout_is"), theirs.get(f"{place}.rollout_is_threshold")
+    key, level = f"{place}.rollout_is", theirs.get(f"{place}.rollout_is")
     if level in ("token", "sequence"):
-        yield Mapped(f"{place}.rollout_is", "renamed", {f"{ours}.level": level}, SAME_MEANING)
-        if bound is not None:
-            name = f"{place}.rollout_is_threshold"
-            yield Mapped(name, "renamed", {f"{ours}.max_weight": bound}, SAME_MEANING)
-    elif f"{place}.rollout_is" not in theirs:
+        yield Mapped(key, "renamed", {f"{ours}.level": level}, SAME_MEANING)
+        yield from _bounds(theirs, f"{place}.rollout_is_threshold", ours)
+    elif level is not None:
+        yield Mapped(key, "refused", note=f"{level}: use token or sequence; if dropped, off")
+    else:
         note = "not in the file; off in verl by default"
-        yield Mapped(f"{place}.rollout_is", "derived", {f"{ours}.level": "off"}, note)
+        yield Mapped(key, "derived", {f"{ours}.level": "off"}, note)
+
+
+def _bounds(theirs: Mapping[str, Any], key: str, ours: str) -> Iterator[Mapped]:
+    """Yield the entry for the bounds of a weight: `2.0` truncates, `0.5_4.0` masks both sides."""
+    if key not in theirs:
+        return
+    found = _BOUNDS.fullmatch(str(theirs[key]).strip())
+    if found is None:
+        note = f"{theirs[key]}: use a number, or two as in 0.5_4.0; if dropped, it is 2.0"
+        yield Mapped(key, "refused", note=note)
+        return
+    least, most = found.groups()
+    sets: dict[str, Any] = {f"{ours}.max_weight": float(most)}
+    if least is None:
+        yield Mapped(key, "renamed", sets, SAME_MEANING)
+        return
+    sets |= {f"{ours}.min_weight": float(least), f"{ours}.beyond": "mask"}
+    yield Mapped(key, "derived", sets, "a token whose weight is out of these bounds has no effect")

@@ -44,7 +44,7 @@ NAMES: Mapping[str, str] = {
     **{
         f"{ROLLOUT}.{key}": f"generate_config.{key}"
         for key in (
-            *("dtype", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching"),
+            *("gpu_memory_utilization", "enforce_eager", "enable_prefix_caching"),
             *("max_num_batched_tokens", "max_num_seqs"),
         )
     },

@@ -33,7 +33,13 @@ _PAIRS = frozenset({f"{ACTOR}.optim.betas", "critic.optim.betas"})
 _LISTS = frozenset({"global_profiler.steps", f"{ACTOR}.profiler.ranks"})
 _TEXTS = frozenset(
     {
-        *(f"{ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device", "algorithm.kl_penalty"),
+        *(
+            f"{ROLLOUT}.name",
+            f"{ROLLOUT}.dtype",
+            "algorithm.adv_estimator",
+            "trainer.device",
+            "algorithm.kl_penalty",
+        ),
         *(f"{ACTOR}.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")),
         f"{ACTOR}.kl_loss_type",
     }
@@ -41,6 +47,10 @@ _TEXTS = frozenset(
 _NAMES = frozenset({"trainer.logger", "actor_rollout_ref.model.target_modules"})
 """Keys with a name or a list of names."""
 _ENGINES = ("vllm", "sglang", "trtllm", "hf")
+_DTYPES = {
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("float32", "fp32", "float"), "float32"),
+}
 _DEVICES = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
 
 
@@ -210,7 +220,7 @@ def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 
 def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Yield the entry for the rollout engine."""
+    """Yield the entries for the rollout engine and its data type."""
     name = theirs.get(f"{ROLLOUT}.name", "vllm")
     if name in _ENGINES:
         note = f"was {name}; mindrl generates with vLLM, from the same distribution"
@@ -218,6 +228,11 @@ def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     else:
         note = f"{name}: use {', '.join(_ENGINES)}; if dropped, vLLM is used"
         yield Mapped(f"{ROLLOUT}.name", "refused", note=note)
+    key, dtype = f"{ROLLOUT}.dtype", theirs.get(f"{ROLLOUT}.dtype")
+    if dtype in _DTYPES:
+        yield Mapped(key, "renamed", {"generate_config.dtype": _DTYPES[dtype]}, SAME_MEANING)
+    elif dtype is not None:
+        yield Mapped(key, "refused", note=f"{dtype}: use bfloat16 or float32; if dropped, bfloat16")
 
 
 def _budgets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -15,9 +15,7 @@ _ROLES: Mapping[str, tuple[str, str]] = {
 
 def training_of_verl(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for the training of each model, and for the checkpoints."""
-    key = "actor_rollout_ref.model.use_remove_padding"
-    if key in theirs:
-        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, SAME_MEANING)
+    yield from _packing(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     for role in _ROLES if has_critic else (ACTOR,):
         yield from _recomputation(theirs, role)
@@ -34,6 +32,23 @@ def uses_megatron(theirs: Mapping[str, Any], role: str) -> bool:
     """Return whether verl trains a model with Megatron; otherwise it does with FSDP."""
     named = theirs.get(f"{role}.strategy", theirs.get("model_engine"))
     return named == "megatron" or any(key.startswith(f"{role}.megatron.") for key in theirs)
+
+
+def _packing(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for packing, which `use_dynamic_bsz` requires in mindrl."""
+    ours, megatron = "rl_config.use_remove_padding", f"{ACTOR}.megatron.use_remove_padding"
+    key = "actor_rollout_ref.model.use_remove_padding"
+    if uses_megatron(theirs, ACTOR):
+        if key in theirs:
+            yield Mapped(key, "ignored", note=f"only FSDP reads it; for Megatron: {megatron}")
+        key = megatron
+    if key not in theirs:
+        return
+    if theirs.get(f"{ACTOR}.use_dynamic_bsz") and not theirs[key]:
+        note = "use_dynamic_bsz requires packing, which does not change the gradient"
+        yield Mapped(key, "derived", {ours: True}, note)
+    else:
+        yield Mapped(key, "renamed", {ours: theirs[key]}, SAME_MEANING)
 
 
 def _recomputation(theirs: Mapping[str, Any], role: str) -> Iterator[Mapped]:

@@ -7,6 +7,7 @@ import pytest
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.text import nested
+from mindrl.config.validate import findings
 from mindrl.migrate.mapped import Mapped
 from mindrl.migrate.verl import import_verl
 
@@ -96,3 +97,41 @@ def test_keys_of_fsdp_that_change_results_are_open_unless_they_are_the_default(
     assert entry(key, {key: default}).kind == "ignored"
     assert entry(key, {key: other}).kind == "open"
     assert run_of(**{f"{ACTOR}.fsdp_config.full_determinism": True}).megatron_training.deterministic
+
+
+def test_dynamic_micro_batches_are_packed() -> None:
+    key, dynamic = "actor_rollout_ref.model.use_remove_padding", f"{ACTOR}.use_dynamic_bsz"
+    run = run_of(**{key: False, dynamic: True, f"{ACTOR}.ppo_max_token_len_per_gpu": 16384})
+    assert (findings(run), run.rl_config.use_remove_padding) == ([], True)
+    assert not run_of(**{key: False}).rl_config.use_remove_padding
+    # Megatron has a key of its own.
+    megatron = {f"{MEGATRON}.use_remove_padding": True, key: False}
+    assert run_of(**megatron).rl_config.use_remove_padding
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2.5, ("truncate", 0.0, 2.5)),
+        ("3", ("truncate", 0.0, 3.0)),
+        ("0.5_4.0", ("mask", 0.5, 4.0)),
+        ("half", None),
+    ],
+)
+def test_weights_of_a_correction_have_the_bounds_of_verl(
+    value: object, expected: tuple[str, float, float] | None
+) -> None:
+    key = "algorithm.rollout_correction.rollout_is_threshold"
+    keys = {"algorithm.rollout_correction.rollout_is": "token", key: value}
+    if expected is None:
+        assert [each.key for each in import_verl({**GRPO, **keys}).refused] == [key]
+        return
+    found = run_of(**keys).rl_config.rollout_correction
+    assert (found.beyond, found.min_weight, found.max_weight) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "half"])
+def test_a_data_type_that_mindrl_lacks_is_refused(dtype: str) -> None:
+    key = f"{ROLLOUT}.dtype"
+    assert [each.key for each in import_verl({**GRPO, key: dtype}).refused] == [key]
+    assert run_of(**{key: "float32"}).generate_config.dtype == "float32"

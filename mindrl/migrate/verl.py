@@ -7,9 +7,10 @@ from mindrl.migrate.mapped import SAME_MEANING, Import, Mapped
 from mindrl.migrate.trackers import verl_trackers
 from mindrl.migrate.verl_adapters import verl_adapters
 from mindrl.migrate.verl_algorithm import algorithm_of_verl, clip_bounds
-from mindrl.migrate.verl_keys import CRITIC_NAMES, DEFAULTS, FIXED, IGNORED, NAMES, OMITTED
-from mindrl.migrate.verl_run import check_values, run_rules
+from mindrl.migrate.verl_keys import CRITIC_NAMES, DEFAULTS, FIXED, IGNORED, NAMES, OMITTED, REFUSED
+from mindrl.migrate.verl_run import run_rules, total_steps
 from mindrl.migrate.verl_training import training_of_verl
+from mindrl.migrate.verl_values import check_values
 
 
 def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
@@ -26,7 +27,7 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     check_values(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     rules = [*algorithm_of_verl(theirs), *clip_bounds(given), *_fixed(theirs)]
-    rules += [*run_rules(theirs, rows), *training_of_verl(theirs)]
+    rules += [*run_rules(theirs, rows), *training_of_verl(theirs, total_steps(theirs, rows))]
     rules += [*verl_trackers(theirs), *verl_adapters(theirs)]
     # A rule may depend on other keys; it replaces the entry for a key alone.
     names = {**NAMES, **(CRITIC_NAMES if has_critic else {})}.items()
@@ -67,7 +68,10 @@ def _left(key: str, value: Any, has_critic: bool) -> Mapped:
 
 
 def _fixed(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Yield the entries for values that mindrl has in every run."""
+    """Yield the entries for parts that are not imported, and for values that each run has."""
+    for key, (without, note) in REFUSED.items():
+        if theirs.get(key, without) != without:
+            yield Mapped(key, "refused", note=note)
     for key, (same, note) in FIXED.items():
         if key in theirs and theirs[key] in same:
             yield Mapped(key, "ignored", note="mindrl does the same without a key")

@@ -37,6 +37,11 @@ _WEIGHTS = {
 }
 _NUMBER = r"\d+\.?\d*|\.\d+"
 _BOUNDS = re.compile(rf"(?:({_NUMBER})_)?({_NUMBER})")
+_OF_LOSS = tuple(f"{ACTOR}.kl_loss_{name}" for name in ("coef", "type"))
+_OF_REWARD = (
+    *("algorithm.kl_penalty", "algorithm.kl_ctrl.type"),
+    *(f"algorithm.kl_ctrl.{name}" for name in ("kl_coef", "horizon", "target_kl")),
+)
 _KINDS = {"kl", "k1", "k2", "k3", "mse", "abs", "low_var_kl"}
 
 
@@ -131,6 +136,10 @@ def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     coefficient = theirs.get(weight, 0.001) if loss or reward else 0.0
     sets = {"rl_config.init_kl_coef": coefficient}
     yield Mapped(weight, "derived", sets, "0 if the run has no KL term")
+    unused = (*(() if reward else _OF_REWARD), *(() if loss else _OF_LOSS))
+    for key in (each for each in unused if each in theirs and each != weight):
+        place = in_reward if key in _OF_REWARD else in_loss
+        yield Mapped(key, "ignored", note=f"no effect without {place}")
     if not (loss or reward):
         return
     yield Mapped(in_reward, "derived", {"rl_config.use_kl_in_reward": reward}, SAME_MEANING)

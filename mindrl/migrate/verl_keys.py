@@ -9,6 +9,8 @@ from typing import Any
 SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
 """Any of these sections identifies a verl file."""
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
+SPLITS = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size")
+"""Devices that share a sequence; a run has one of these keys."""
 _SAMPLING = "generate_config.sampling_config"
 NAMES: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "actor_config.load",
@@ -32,6 +34,7 @@ NAMES: Mapping[str, str] = {
     f"{ACTOR}.optim.lr": "actor_config.lr",
     f"{ACTOR}.optim.lr_warmup_steps_ratio": "actor_config.lr_warmup_fraction",
     f"{ACTOR}.optim.weight_decay": "actor_config.weight_decay",
+    f"{ACTOR}.optim.min_lr": "actor_config.min_lr",
     f"{ACTOR}.grad_clip": "actor_config.clip_grad",
     f"{ACTOR}.ulysses_sequence_parallel_size": "actor_config.context_parallel_size",
     f"{REF}.log_prob_micro_batch_size_per_gpu": "rl_config.ref_forward_micro_batch_size",
@@ -53,7 +56,7 @@ NAMES: Mapping[str, str] = {
         for key in (
             *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
             *("context_parallel_size", "expert_model_parallel_size"),
-            "expert_tensor_parallel_size",
+            *("expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
         )
     },
     **{
@@ -90,6 +93,7 @@ CRITIC_NAMES: Mapping[str, str] = {
     "critic.optim.lr": "critic_config.lr",
     "critic.optim.weight_decay": "critic_config.weight_decay",
     "critic.optim.lr_warmup_steps_ratio": "critic_config.lr_warmup_fraction",
+    "critic.optim.min_lr": "critic_config.min_lr",
     "critic.grad_clip": "critic_config.clip_grad",
     "critic.ppo_micro_batch_size_per_gpu": "critic_config.micro_batch_size",
     "critic.cliprange_value": "rl_config.cliprange_value",
@@ -134,14 +138,33 @@ IGNORED: Mapping[str, Sequence[str]] = {
             for part in ("param", "grad", "optimizer")
         ),
     ),
+    "a conversation in several turns is configured anew, in environment_config": (
+        f"{ROLLOUT}.multi_turn.",
+    ),
+    "a reward model is configured anew, in reward_config": (
+        *(f"reward_model.{part}." for part in ("model", "rollout", "megatron")),
+        *(f"reward_model.{name}" for name in ("strategy", "micro_batch_size_per_gpu")),
+    ),
+    "mindrl trains with Megatron": ("model_engine",),
     "mindrl does the same without a key": (
         *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch"),
-        f"{ROLLOUT}.calculate_log_probs",
+        *(f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.enable_rollout_routing_replay"),
         *(f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine"),
         *(f"{ROLLOUT}.load_format", f"{ROLLOUT}.mode"),
     ),
 }
 """By reason, the keys or key prefixes that change no result."""
+_TURNS = "mindrl has tools in environment_config; if dropped, a response is one turn"
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    f"{ROLLOUT}.multi_turn.enable": (False, _TURNS),
+    f"{ROLLOUT}.multi_turn.tool_config_path": (None, _TURNS),
+    f"{ROLLOUT}.multi_turn.interaction_config_path": (None, _TURNS),
+    "reward_model.enable": (
+        False,
+        "mindrl configures a reward model in the section reward_config: add it",
+    ),
+}
+"""By key of a part that is not imported, the value without it, and the note for other values."""
 _FSDP = (f"{ACTOR}.fsdp_config", "critic.model.fsdp_config")
 FIXED: Mapping[str, tuple[Sequence[Any], str]] = {
     "data.truncation": (

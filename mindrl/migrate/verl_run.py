@@ -3,86 +3,19 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mindrl.errors import ConfigError
 from mindrl.migrate.mapped import MISSING, SAME_MEANING, Mapped
-from mindrl.migrate.verl_keys import ACTOR, OMITTED, REF, ROLLOUT
+from mindrl.migrate.verl_keys import ACTOR, OMITTED, REF, ROLLOUT, SPLITS
 
 STEPS, LOAD = "megatron_training.train_iters", "actor_config.load"
 _TEST = "rl_config.test_freq"
-_SPLITS = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size")
-"""Devices that share a sequence; a run has one of these keys."""
-_WHOLE = frozenset(
-    {
-        *_SPLITS,
-        f"{ACTOR}.ppo_max_token_len_per_gpu",
-        *(f"{role}.log_prob_max_token_len_per_gpu" for role in (REF, ROLLOUT)),
-        *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "save_freq", "test_freq")),
-        *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
-        "trainer.max_actor_ckpt_to_keep",
-        *(f"{ACTOR}.megatron.{name}_model_parallel_size" for name in ("tensor", "expert")),
-        *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size", "train_max_samples")),
-        *(f"data.max_{name}_length" for name in ("prompt", "response")),
-        f"{ROLLOUT}.max_model_len",
-        "algorithm.filter_groups.max_num_gen_batches",
-        *(f"actor_rollout_ref.model.{name}" for name in ("lora_rank", "lora.rank")),
-        *(f"critic.model.{name}" for name in ("lora_rank", "lora.rank")),
-    }
-)
-"""Keys that the rules calculate with."""
-_PAIRS = frozenset({f"{ACTOR}.optim.betas", "critic.optim.betas"})
-_LISTS = frozenset({"global_profiler.steps", f"{ACTOR}.profiler.ranks"})
-_TEXTS = frozenset(
-    {
-        *(
-            f"{ROLLOUT}.name",
-            f"{ROLLOUT}.dtype",
-            "algorithm.adv_estimator",
-            "trainer.device",
-            "algorithm.kl_penalty",
-        ),
-        *(f"{ACTOR}.{name}" for name in ("policy_loss.loss_mode", "loss_agg_mode")),
-        f"{ACTOR}.kl_loss_type",
-    }
-)
-_NAMES = frozenset({"trainer.logger", "actor_rollout_ref.model.target_modules"})
-"""Keys with a name or a list of names."""
+_GREEDY = {"n": 1, "temperature": 0, "top_p": 1.0, "top_k": -1}
+"""verl's defaults of `val_kwargs`."""
 _ENGINES = ("vllm", "sglang", "trtllm", "hf")
 _DTYPES = {
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
     **dict.fromkeys(("float32", "fp32", "float"), "float32"),
 }
 _DEVICES = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
-
-
-def check_values(theirs: Mapping[str, Any]) -> None:
-    """Check the types of the values that the rules calculate with.
-
-    Raises:
-        ConfigError: Some values are invalid; all are listed, one per line.
-    """
-    needs = {key: _need(key, value) for key, value in theirs.items()}
-    if wrong := [f"{key}={theirs[key]!r} {need}" for key, need in needs.items() if need]:
-        raise ConfigError("\n".join(wrong))
-
-
-def _need(key: str, value: Any) -> str:
-    if key in _WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
-        return "must be a whole number"
-    is_list = isinstance(value, list) and all(map(_is_number, value))
-    if key in _LISTS and not is_list:
-        return "must be a list of numbers"
-    if key in _PAIRS and not (is_list and len(value) == 2):
-        return "must be a list of two numbers"
-    names = value if isinstance(value, list) else [value]
-    if key in _NAMES and not all(isinstance(name, str) for name in names):
-        return "must be a name or a list of names"
-    if key.endswith("batch_size") and key in _WHOLE and value < 1:
-        return "must be at least 1"
-    return "must be text" if key in _TEXTS and not isinstance(value, str) else ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
@@ -96,15 +29,12 @@ def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
 
 
 def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    tests = theirs.get("trainer.test_freq", -1) > 0
-    for key, ours, example, needed in (
-        ("data.train_files", "megatron_training.data_path", "data/train.parquet", True),
-        ("data.val_files", "megatron_training.test_data_path", "data/test.parquet", tests),
-    ):
-        if files := theirs.get(key):
-            yield Mapped(key, "renamed", {ours: files}, SAME_MEANING)
-        elif needed:
-            yield Mapped(key, "open", {ours: example}, "not in the file: set the data file")
+    key, ours, example = "data.train_files", "megatron_training.data_path", "data/train.parquet"
+    if key in theirs:
+        yield Mapped(key, "renamed", {ours: theirs[key]}, SAME_MEANING)
+    else:
+        yield Mapped(key, "open", {ours: example}, "not in the file: set the data file")
+    yield from _held_out(theirs)
     note = "the column of verl's data with the reference answer"
     sets: dict[str, Any] = {"megatron_training.answer_column": "reward_model.ground_truth"}
     yield Mapped("data.train_files.ground_truth", "derived", sets, note)
@@ -119,6 +49,33 @@ def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         sets = {"rl_config.overlong_prompt_policy": policy}
         yield Mapped("data.filter_overlong_prompts", "renamed", sets, SAME_MEANING)
     yield from _reward(theirs)
+
+
+def _held_out(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for the test file; mindrl answers it greedily, as verl does by default."""
+    key, ours, sampling = (
+        "data.val_files",
+        "megatron_training.test_data_path",
+        f"{ROLLOUT}.val_kwargs",
+    )
+    given = {name: theirs.get(f"{sampling}.{name}", same) for name, same in _GREEDY.items()}
+    keys = [f"{sampling}.{name}" for name in _GREEDY if f"{sampling}.{name}" in theirs]
+    is_greedy = not given["temperature"]
+    note = "the answers are greedy, as in mindrl" if is_greedy else "part of data_config.eval_sets"
+    for each in keys:
+        yield Mapped(each, "ignored" if is_greedy else "derived", note=note)
+    if f"{sampling}.do_sample" in theirs:
+        note = "verl's agent loop reads only val_kwargs.temperature"
+        yield Mapped(f"{sampling}.do_sample", "ignored", note=note)
+    if key in theirs and not is_greedy:
+        own = {"samples" if name == "n" else name: value for name, value in given.items()}
+        sets = {"data_config.eval_sets": [{"name": "test", "data_path": theirs[key], **own}]}
+        yield Mapped(key, "derived", sets, f"a set with the sampling of {sampling}")
+    elif key in theirs:
+        yield Mapped(key, "renamed", {ours: theirs[key]}, SAME_MEANING)
+    elif theirs.get("trainer.test_freq", -1) > 0:
+        note = "not in the file: set the data file"
+        yield Mapped(key, "open", {ours: "data/test.parquet"}, note)
 
 
 def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
@@ -148,19 +105,38 @@ def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         )
 
 
-def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
-    """Yield the entries for the step count of all epochs; verl drops an incomplete last batch."""
-    key, limit = "trainer.total_epochs", "trainer.total_training_steps"
+def total_steps(theirs: Mapping[str, Any], rows: int | None) -> int | None:
+    """Return the number of training steps, the lower of both limits; None if unknown."""
+    known = [theirs.get("trainer.total_training_steps"), _of_epochs(theirs, rows)]
+    return min((each for each in known if each), default=None)
+
+
+def _of_epochs(theirs: Mapping[str, Any], rows: int | None) -> int:
+    """Return the steps of all epochs, 0 if unknown; verl drops an incomplete last batch."""
     most = theirs.get("data.train_max_samples", -1)
-    if most > 0:
-        note = f"mindrl trains on all rows of a file: write {most} rows to a file of their own"
-        yield Mapped("data.train_max_samples", "open", note=note)
-        rows = None if rows is None else min(rows, most)
-    elif "data.train_max_samples" in theirs:
-        yield Mapped("data.train_max_samples", "ignored", note="all rows, the same in mindrl")
+    used = (rows or 0) if most < 1 else min(rows or 0, most)
+    return int(theirs.get("trainer.total_epochs", 30) * (used // _loaded(theirs)))
+
+
+def _loaded(theirs: Mapping[str, Any]) -> int:
+    """Return the prompts that the data loader returns at a time."""
     trained = theirs.get("data.train_batch_size", 1024)
-    epochs, batch = theirs.get(key, 30), theirs.get("data.gen_batch_size", trained)
-    formula, steps = f"{epochs} epochs of ROWS // {batch} steps", epochs * ((rows or 0) // batch)
+    return int(theirs.get("data.gen_batch_size", trained))
+
+
+def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
+    """Yield the entries for the step count."""
+    key, limit, most = (
+        *("trainer.total_epochs", "trainer.total_training_steps"),
+        "data.train_max_samples",
+    )
+    if theirs.get(most, -1) > 0:
+        note = f"mindrl trains on all rows of a file: write {theirs[most]} rows to their own file"
+        yield Mapped(most, "open", note=note)
+    elif most in theirs:
+        yield Mapped(most, "ignored", note="all rows, the same in mindrl")
+    steps = _of_epochs(theirs, rows)
+    formula = f"{theirs.get(key, 30)} epochs of ROWS // {_loaded(theirs)} steps"
     if limit in theirs:
         yield from _lower(theirs, steps, formula)
     elif rows is None:
@@ -173,7 +149,7 @@ def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
         note = f"{formula}: the {rows} rows of data.train_files do not fill one batch; set {STEPS}"
         yield Mapped(key, "open", {STEPS: MISSING}, note)
     else:
-        note = f"{formula}, with {rows} rows of data.train_files"
+        note = f"{formula}, with the {rows} rows of data.train_files"
         yield Mapped(key, "derived", {STEPS: steps}, note)
 
 
@@ -237,7 +213,7 @@ def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 def _budgets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for tokens per trainer pass: mindrl counts those of a whole sequence."""
-    parts = max(theirs.get(key, 1) for key in _SPLITS)
+    parts = max(theirs.get(key, 1) for key in SPLITS)
     split = f"; times {parts} devices that share a sequence" if parts > 1 else ""
     budget, ours = f"{ACTOR}.ppo_max_token_len_per_gpu", "rl_config.max_packing_token_size"
     if budget in theirs:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindrl.migrate.mapped import SAME_MEANING, Mapped
-from mindrl.migrate.verl_keys import ACTOR, OMITTED
+from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, OMITTED
 
 _ROLES: Mapping[str, tuple[str, str]] = {
     ACTOR: ("actor_config", "actor_rollout_ref.model"),
@@ -12,18 +12,29 @@ _ROLES: Mapping[str, tuple[str, str]] = {
 }
 """By verl's name of a trained model: its mindrl section, and verl's section of its model."""
 
+_STYLES = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
+"""Names of the decay: FSDP's, its old one, Megatron's."""
+_REPLAYS = {"disabled": "none", "R2": "R2", "R3": "R3"}
 
-def training_of_verl(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Yield the entries for the training of each model, and for the checkpoints."""
+
+def training_of_verl(theirs: Mapping[str, Any], total: int | None) -> Iterator[Mapped]:
+    """Yield the entries for the training of each model, and for the checkpoints.
+
+    `total` is the number of training steps, None if unknown.
+    """
     yield from _packing(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     for role in _ROLES if has_critic else (ACTOR,):
         yield from _recomputation(theirs, role)
+        yield from _warmup(theirs, role, total)
+        yield from _decay(theirs, role)
+        yield from _clipping(theirs, role)
         section, key = _ROLES[role][0], f"{role}.optim.betas"
         betas = theirs.get(key, (0.9, 0.999))
         sets = {f"{section}.adam_beta1": betas[0], f"{section}.adam_beta2": betas[1]}
         yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
     yield from _experts(theirs)
+    yield from _routes(theirs)
     yield from _checkpoints(theirs)
     yield from _resume(theirs)
 
@@ -68,6 +79,63 @@ def _recomputation(theirs: Mapping[str, Any], role: str) -> Iterator[Mapped]:
             yield Mapped(key, "derived", sets, f"{OMITTED}: recomputes every layer")
     else:
         yield Mapped(key, "derived", note="nothing is recomputed")
+
+
+def _warmup(theirs: Mapping[str, Any], role: str, total: int | None) -> Iterator[Mapped]:
+    """Yield the entries for a warm-up in steps, which replaces the one as a fraction."""
+    key, fraction = f"{role}.optim.lr_warmup_steps", f"{role}.optim.lr_warmup_steps_ratio"
+    ours = f"{_ROLES[role][0]}.lr_warmup_fraction"
+    steps, least = theirs.get(key, -1), 1 if uses_megatron(theirs, role) else 0
+    if steps < least:
+        if key in theirs:
+            yield Mapped(key, "ignored", note=f"below {least}: {fraction} counts")
+        return
+    if total is None:
+        yield Mapped(key, "open", note=f"set {ours} to {steps} divided by the number of steps")
+    else:
+        note = f"{steps} of {total} steps"
+        yield Mapped(key, "derived", {ours: min(1.0, steps / total)}, note)
+    if fraction in theirs:
+        yield Mapped(fraction, "ignored", note=f"replaced by {key}")
+
+
+def _decay(theirs: Mapping[str, Any], role: str) -> Iterator[Mapped]:
+    """Yield the entries for the decay of the learning rate."""
+    place, (section, _) = f"{role}.optim", _ROLES[role]
+    for key in (f"{place}.{name}" for name in _STYLES):
+        if theirs.get(key) in ("constant", "linear", "cosine"):
+            yield Mapped(key, "renamed", {f"{section}.lr_decay_style": theirs[key]}, SAME_MEANING)
+        elif key in theirs:
+            note = f"{theirs[key]}: use constant, linear or cosine; if dropped, it is constant"
+            yield Mapped(key, "refused", note=note)
+    key = f"{place}.min_lr_ratio"
+    if key in theirs:
+        peak = theirs.get(f"{place}.lr", DEFAULTS.get(f"{place}.lr", 1e-6))
+        note = f"was {theirs[key]} times the peak"
+        yield Mapped(key, "derived", {f"{section}.min_lr": theirs[key] * peak}, note)
+
+
+def _clipping(theirs: Mapping[str, Any], role: str) -> Iterator[Mapped]:
+    """Yield the entries for the maximum gradient norm: each engine of verl has its own key."""
+    fsdp, megatron = f"{role}.grad_clip", f"{role}.optim.clip_grad"
+    read, other = (megatron, fsdp) if uses_megatron(theirs, role) else (fsdp, megatron)
+    if read in theirs:
+        sets = {f"{_ROLES[role][0]}.clip_grad": theirs[read]}
+        yield Mapped(read, "renamed", sets, SAME_MEANING)
+    if other in theirs:
+        yield Mapped(other, "ignored", note=f"verl's engine of this run reads {read}")
+
+
+def _routes(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entry for the replay of an expert choice; newer releases have a longer key."""
+    for key in (f"{ACTOR}.router_replay.mode", f"{ACTOR}.megatron.router_replay.mode"):
+        mode = theirs.get(key)
+        if mode in _REPLAYS:
+            sets = {"actor_config.router_replay": _REPLAYS[mode]}
+            yield Mapped(key, "renamed", sets, SAME_MEANING)
+        elif mode is not None:
+            note = f"{mode}: use {', '.join(_REPLAYS)}; if dropped, each pass chooses its experts"
+            yield Mapped(key, "refused", note=note)
 
 
 def _experts(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

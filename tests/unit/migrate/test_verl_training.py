@@ -99,6 +99,77 @@ def test_keys_of_fsdp_that_change_results_are_open_unless_they_are_the_default(
     assert run_of(**{f"{ACTOR}.fsdp_config.full_determinism": True}).megatron_training.deterministic
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{ROLLOUT}.multi_turn.enable", True),
+        (f"{ROLLOUT}.multi_turn.tool_config_path", "tools.yaml"),
+        ("reward_model.enable", True),
+    ],
+)
+def test_a_part_that_mindrl_configures_anew_is_refused(key: str, value: object) -> None:
+    assert [each.key for each in import_verl({**GRPO, key: value}).refused] == [key]
+    assert not import_verl({**GRPO, f"{ROLLOUT}.multi_turn.enable": False}).refused
+
+
+def test_the_schedule_of_the_learning_rate_is_that_of_verl() -> None:
+    place = f"{ACTOR}.optim"
+    keys: dict[str, Any] = {
+        f"{place}.lr": 1e-5,
+        f"{place}.lr_warmup_steps": 10,
+        f"{place}.lr_warmup_steps_ratio": 0.1,
+        f"{place}.lr_scheduler_type": "cosine",
+        f"{place}.min_lr_ratio": 0.1,
+    }
+    actor = run_of(**keys).actor_config
+    assert (actor.lr_warmup_fraction, actor.lr_decay_style) == (10 / 50, "cosine")
+    assert actor.min_lr == pytest.approx(1e-6)
+    # FSDP reads 0 steps, Megatron only more.
+    keys[f"{place}.lr_warmup_steps"] = 0
+    assert run_of(**keys).actor_config.lr_warmup_fraction == 0
+    keys[f"{MEGATRON}.tensor_model_parallel_size"] = 2
+    assert run_of(**keys).actor_config.lr_warmup_fraction == 0.1
+    keys[f"{place}.lr_warmup_steps"] = 10
+    assert entry(
+        f"{place}.lr_warmup_steps", {**keys, "trainer.total_training_steps": None}
+    ).kind == ("open")
+
+
+def test_gradients_are_clipped_by_the_key_of_the_engine() -> None:
+    keys = {f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 0.7}
+    assert run_of(**keys).actor_config.clip_grad == 0.5
+    assert run_of(**keys, **{f"{ACTOR}.strategy": "megatron"}).actor_config.clip_grad == 0.7
+
+
+def test_the_layout_of_chunks_and_the_replay_of_routes_come_along() -> None:
+    keys = {f"{MEGATRON}.pipeline_model_parallel_size": 2, f"{ACTOR}.router_replay.mode": "R2"}
+    keys |= {f"{MEGATRON}.virtual_pipeline_model_parallel_size": 2}
+    actor = run_of(**keys).actor_config
+    assert (actor.virtual_pipeline_model_parallel_size, actor.router_replay) == (2, "R2")
+    key = f"{ACTOR}.router_replay.mode"
+    assert entry(key, {key: "record"}).kind == "refused"
+
+
+def test_a_test_file_is_sampled_as_in_verl() -> None:
+    files, place = {"data.val_files": "test.parquet"}, f"{ROLLOUT}.val_kwargs"
+    greedy = run_of(**files, **{f"{place}.n": 1, f"{place}.temperature": 0})
+    assert greedy.megatron_training.test_data_path == "test.parquet"
+    keys = {f"{place}.n": 8, f"{place}.temperature": 0.6, f"{place}.top_p": 0.9}
+    sampled = run_of(**files, **keys)
+    assert sampled.megatron_training.test_data_path is None
+    (found,) = sampled.data_config.eval_sets
+    assert (found.samples, found.temperature, found.top_p, found.top_k) == (8, 0.6, 0.9, -1)
+    assert entry(f"{place}.n", {**files, **keys}).kind == "derived"
+
+
+def test_options_of_a_kl_term_that_the_run_lacks_have_no_effect() -> None:
+    kind, reward = f"{ACTOR}.kl_loss_type", "algorithm.kl_ctrl.kl_coef"
+    keys = {kind: "low_var_kl", reward: 0.1}
+    assert {entry(key, keys).kind for key in keys} == {"ignored"}
+    assert entry(reward, {**keys, f"{ACTOR}.use_kl_loss": True}).kind == "ignored"
+    assert entry(kind, {**keys, f"{ACTOR}.use_kl_loss": True}).kind == "renamed"
+
+
 def test_dynamic_micro_batches_are_packed() -> None:
     key, dynamic = "actor_rollout_ref.model.use_remove_padding", f"{ACTOR}.use_dynamic_bsz"
     run = run_of(**{key: False, dynamic: True, f"{ACTOR}.ppo_max_token_len_per_gpu": 16384})

@@ -44,7 +44,7 @@ SAME_OF_RUN = _keys("""
 """Keys of a role that become `megatron_training.<key>`."""
 SAME_OF_ROLE = _keys("""
     tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size lr min_lr
-    lr_warmup_fraction weight_decay clip_grad adam_beta1 adam_beta2
+    weight_decay clip_grad adam_beta1 adam_beta2
 """)
 """Keys of a role that become `<role>_config.<key>`."""
 SAME = _keys("""
@@ -66,7 +66,8 @@ PROFILER = _keys("""
 _RULED = _keys("""
     load save_interval no_save_optim data_path global_batch_size seq_length sequence_parallel
     prompt_type stage ddp_bucket_size overlap_param_gather
-    context_parallel_size lr_decay_style recompute_granularity lora_target_modules@new mm_model@2.1
+    context_parallel_size lr_decay_style lr_warmup_fraction recompute_granularity
+    lora_target_modules@new mm_model@2.1
     rl_config: use_integrated_worker reference_resource.num_npus reward_resource.num_npus
     mini_batch_size use_remove_padding@2.1 init_kl_coef verifier_function verifier_weight
     generate_config: infer_tensor_parallel_size infer_expert_parallel_size max_model_len

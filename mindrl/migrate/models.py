@@ -1,8 +1,10 @@
 """Import rules of MindSpeed-RL for one model: folder, layout, experts, optimizer."""
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
+from mindrl.migrate.answer_rows import ROW_COLUMNS
 from mindrl.migrate.file import TheirModel, numbers
 from mindrl.migrate.keys import SAME_OF_ROLE
 from mindrl.migrate.mapped import Mapped, default, of_model, same_of_model
@@ -41,6 +43,7 @@ def model_rules(model: TheirModel) -> Iterator[Mapped]:
         yield from _experts(model)
         yield from _balance(model)
     yield from _decay(model)
+    yield from _dropout(model)
     yield from same_of_model(model, "recompute_granularity")
     if model.value("recompute_granularity") == "full":
         yield from same_of_model(model, "recompute_method")
@@ -172,9 +175,37 @@ def _balance(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _decay(model: TheirModel) -> Iterator[Mapped]:
-    style = model.value("lr_decay_style")
-    if style in ("constant", "linear", "cosine"):
-        yield from same_of_model(model, "lr_decay_style")
-    else:
+    """Yield the entries for the schedule, which MindSpeed-RL advances by sequences."""
+    style, warmup = model.value("lr_decay_style"), "lr_warmup_fraction"
+    passes = _passes(model)
+    shorter = f"in MindSpeed-RL {{}} {passes} times as early: it counts each sequence of each epoch"
+    if style not in ("constant", "linear", "cosine"):
         note = f"{style}: use constant, linear or cosine; if dropped, it is constant"
         yield of_model(model, "lr_decay_style", "refused", "constant", note)
+    elif style != "constant" and passes > 1:
+        there = "" if model.given("lr_decay_style") else "not in the file; "
+        note = there + shorter.format("it ends")
+        yield of_model(model, "lr_decay_style", "derived", style, note)
+    else:
+        yield from same_of_model(model, "lr_decay_style")
+    if passes > 1 and model.given(warmup):
+        note = shorter.format("the warm-up ends")
+        yield of_model(model, warmup, "derived", model.given(warmup), note)
+    else:
+        yield from same_of_model(model, warmup)
+
+
+def _passes(model: TheirModel) -> int:
+    """Return how often MindSpeed-RL's schedule counts a prompt: its length is one for each."""
+    if model.run.stage in ROW_COLUMNS:
+        return 1
+    keys = ("rl_config.n_samples_per_prompt", "rl_config.epochs")
+    return prod(int(model.run.value(key, 1)) for key in keys)
+
+
+def _dropout(model: TheirModel) -> Iterator[Mapped]:
+    """Yield the entries for omitted rates, which are not 0 in MindSpeed-RL."""
+    for key in ("attention_dropout", "hidden_dropout"):
+        if model.given(key) is None:
+            note = "not in the file; 0.1 in MindSpeed-RL, mindrl has no dropout"
+            yield of_model(model, key, "derived", note=note)

@@ -93,7 +93,13 @@ _VALUES: Mapping[str, Mapping[str, object]] = {
         **dict.fromkeys(("false", "none"), "group_mean"),
         **dict.fromkeys(("true", "group"), "group_norm"),
     },
-    "loss_type": {"dapo": "token_mean", "bnpo": "token_mean", "grpo": "sequence_mean"},
+    "loss_type": {
+        **dict.fromkeys(("dapo", "bnpo"), "token_mean"),
+        "grpo": "sequence_mean",
+        "dr_grpo": "sequence_sum",
+    },
+    # TRL counts optimizer steps, mindrl rollouts.
+    "max_steps": {},
     "advantage_estimator": {
         "gae": "gae",
         "rloo": "rloo",

@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[3]
         ("scale_rewards", False, "rl_config.adv_estimator=group_mean"),
         ("reward_funcs", "f.py:g", 'rl_config.verifier_function=["f.py:g"]'),
         ("loss_type", "own", "rl_config.loss_aggregation"),
+        ("loss_type", "dr_grpo", "rl_config.loss_aggregation=sequence_sum"),
+        ("max_steps", 100, "megatron_training.train_iters"),
         ("adv_estimator", "grpo", "rl_config.adv_estimator=group_norm"),
         ("device", "cuda", "rl_config.device=gpu"),
         ("actor_rollout_ref.rollout.n", 8, "rl_config.n_samples_per_prompt=8"),

@@ -138,8 +138,7 @@ class Scanner:
             yield replace(current, assigns=assigns)
 
     def _at_a_border(self) -> bool:
-        letter = self._text[self._at]
-        return letter in " \t\r\n;&|()<>" or self._text.startswith("\\\n", self._at)
+        return self._text[self._at] in " \t\r\n;&|()<>"
 
     def _array(self) -> Iterator[ShellWord]:
         """Yield the elements of an array; line ends do not end it."""
@@ -162,7 +161,8 @@ class Scanner:
             return self._quoted()
         if letter == "\\":
             self._at += 2
-            return [ShellWord(self._text[self._at - 1 : self._at])]
+            # A word may continue on the next line.
+            return [ShellWord(self._text[self._at - 1 : self._at].strip("\n"))]
         if letter in "$`":
             found = self._variable()
             if isinstance(found, _Default):

@@ -20,7 +20,9 @@ prompt=$((1024 * 2))
 response=$((1024 * 8)); export lr="1e-6" offload=True
 total=$(( (prompt + response) * 3 / 2 - 7 % 4 ))
 empty=
-name='a "b" $HOME'"_${lr}"
+name='a "b" $HOME'"_${lr}"\\
+'_more',\\
+"$lr"
 DATA=(
     data.train_files="$train_files"   # of both sets
     data.train_batch_size=${BATCH:-256}

@@ -9,8 +9,12 @@ from typing import Any
 SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
 """Any of these sections identifies a verl file."""
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
-SPLITS = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size")
-"""Devices that share a sequence; a run has one of these keys."""
+SPLITS = (
+    f"{ACTOR}.ulysses_sequence_parallel_size",
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+    f"{ACTOR}.megatron.context_parallel_size",
+)
+"""Devices that share a sequence: the engine of a run reads one of these keys."""
 _SAMPLING = "generate_config.sampling_config"
 NAMES: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "actor_config.load",
@@ -184,9 +188,9 @@ FIXED: Mapping[str, tuple[Sequence[Any], str]] = {
         )
         for place in (*_FSDP, f"{ACTOR}.megatron", "critic.megatron")
     },
-    **{
-        f"{place}.ulysses_sequence_parallel_size": ((1,), "set context_parallel_size")
-        for place in _FSDP
-    },
+    "critic.model.fsdp_config.ulysses_sequence_parallel_size": (
+        (1,),
+        "set critic_config.context_parallel_size",
+    ),
 }
 """By key, the spellings of the only value that mindrl has, and a note for the other ones."""

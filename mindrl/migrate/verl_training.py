@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindrl.migrate.mapped import SAME_MEANING, Mapped
-from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, OMITTED
+from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, OMITTED, SPLITS
 
 _ROLES: Mapping[str, tuple[str, str]] = {
     ACTOR: ("actor_config", "actor_rollout_ref.model"),
@@ -33,6 +33,7 @@ def training_of_verl(theirs: Mapping[str, Any], total: int | None) -> Iterator[M
         betas = theirs.get(key, (0.9, 0.999))
         sets = {f"{section}.adam_beta1": betas[0], f"{section}.adam_beta2": betas[1]}
         yield Mapped(key, "renamed", sets, f"{SAME_MEANING}, or verl's default")
+    yield from _split(theirs)
     yield from _experts(theirs)
     yield from _routes(theirs)
     yield from _checkpoints(theirs)
@@ -132,10 +133,23 @@ def _routes(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         mode = theirs.get(key)
         if mode in _REPLAYS:
             sets = {"actor_config.router_replay": _REPLAYS[mode]}
+            if mode == "R2":
+                sets["rl_config.old_log_probs"] = "recompute"
             yield Mapped(key, "renamed", sets, SAME_MEANING)
         elif mode is not None:
             note = f"{mode}: use {', '.join(_REPLAYS)}; if dropped, each pass chooses its experts"
             yield Mapped(key, "refused", note=note)
+
+
+def _split(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for the devices that share a sequence."""
+    sizes = {key: theirs[key] for key in SPLITS if key in theirs}
+    for key, size in sizes.items():
+        if size == max(sizes.values()):
+            sets = {"actor_config.context_parallel_size": size}
+            yield Mapped(key, "renamed", sets, SAME_MEANING)
+        else:
+            yield Mapped(key, "ignored", note="another key of the actor's context is larger")
 
 
 def _experts(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -84,11 +84,7 @@ def test_a_run_starts_from_the_checkpoint_that_verl_starts_from(
 
 @pytest.mark.parametrize(
     ("name", "default", "other"),
-    [
-        ("model_dtype", "fp32", "bfloat16"),
-        ("dtype", "bfloat16", "float16"),
-        ("ulysses_sequence_parallel_size", 1, 2),
-    ],
+    [("model_dtype", "fp32", "bfloat16"), ("dtype", "bfloat16", "float16")],
 )
 def test_keys_of_fsdp_that_change_results_are_open_unless_they_are_the_default(
     name: str, default: object, other: object
@@ -144,10 +140,21 @@ def test_gradients_are_clipped_by_the_key_of_the_engine() -> None:
 def test_the_layout_of_chunks_and_the_replay_of_routes_come_along() -> None:
     keys = {f"{MEGATRON}.pipeline_model_parallel_size": 2, f"{ACTOR}.router_replay.mode": "R2"}
     keys |= {f"{MEGATRON}.virtual_pipeline_model_parallel_size": 2}
-    actor = run_of(**keys).actor_config
+    keys |= {f"{ACTOR}.ppo_mini_batch_size": 1024}
+    run = run_of(**keys)
+    actor = run.actor_config
+    assert not [each for each in findings(run) if each.field == "actor_config.router_replay"]
     assert (actor.virtual_pipeline_model_parallel_size, actor.router_replay) == (2, "R2")
     key = f"{ACTOR}.router_replay.mode"
     assert entry(key, {key: "record"}).kind == "refused"
+
+
+def test_the_size_of_the_engine_splits_a_sequence() -> None:
+    sizes = {f"{ACTOR}.ulysses_sequence_parallel_size": 1}
+    sizes |= {f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 4}
+    run = run_of(**sizes, **{f"{ACTOR}.ppo_max_token_len_per_gpu": 1000})
+    assert run.actor_config.context_parallel_size == 4
+    assert run.rl_config.max_packing_token_size == 4000
 
 
 def test_a_test_file_is_sampled_as_in_verl() -> None:

@@ -50,6 +50,8 @@ def verl_trackers(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         sets = {_NAMES: names, _TENSORBOARD: "tensorboard" in loggers}
         yield Mapped(key, "derived" if others else "renamed", sets, note)
     for theirs_key, ours in zip(("project_name", "experiment_name"), _OURS.values(), strict=True):
-        if names and theirs.get(f"trainer.{theirs_key}"):
-            place = f"trainer.{theirs_key}"
+        place = f"trainer.{theirs_key}"
+        if names and theirs.get(place):
             yield Mapped(place, "renamed", {ours: str(theirs[place])}, SAME_MEANING)
+        elif place in theirs:
+            yield Mapped(place, "ignored", note="no tracker of mindrl uses it")

@@ -15,6 +15,16 @@ SPLITS = (
     f"{ACTOR}.megatron.context_parallel_size",
 )
 """Devices that share a sequence: the engine of a run reads one of these keys."""
+LAYOUT = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size"),
+    *("expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
+)
+"""Keys of a model's layout with Megatron, of verl and of mindrl."""
+_TRANSFORMER = (
+    *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("moe_grouped_gemm", "moe_aux_loss_coeff"),
+)
 _SAMPLING = "generate_config.sampling_config"
 NAMES: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "actor_config.load",
@@ -55,17 +65,10 @@ NAMES: Mapping[str, str] = {
             *("max_num_batched_tokens", "max_num_seqs"),
         )
     },
-    **{
-        f"{ACTOR}.megatron.{key}": f"actor_config.{key}"
-        for key in (
-            *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
-            *("context_parallel_size", "expert_model_parallel_size"),
-            *("expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
-        )
-    },
+    **{f"{ACTOR}.megatron.{key}": f"actor_config.{key}" for key in LAYOUT},
     **{
         f"{ACTOR}.megatron.override_transformer_config.{key}": f"actor_config.{key}"
-        for key in ("recompute_granularity", "recompute_method", "recompute_num_layers")
+        for key in _TRANSFORMER
     },
     f"{ACTOR}.fsdp_config.full_determinism": "megatron_training.deterministic",
     f"{ACTOR}.freeze_vision_tower": "actor_config.freeze_vision_tower",
@@ -102,9 +105,11 @@ CRITIC_NAMES: Mapping[str, str] = {
     "critic.ppo_micro_batch_size_per_gpu": "critic_config.micro_batch_size",
     "critic.cliprange_value": "rl_config.cliprange_value",
     "trainer.critic_warmup": "rl_config.critic_warmup",
+    "critic.ulysses_sequence_parallel_size": "critic_config.context_parallel_size",
+    **{f"critic.megatron.{key}": f"critic_config.{key}" for key in LAYOUT},
     **{
         f"critic.megatron.override_transformer_config.{key}": f"critic_config.{key}"
-        for key in ("recompute_granularity", "recompute_method", "recompute_num_layers")
+        for key in _TRANSFORMER
     },
 }
 """The same, for runs with `algorithm.adv_estimator: gae`."""
@@ -126,38 +131,6 @@ DEFAULTS: Mapping[str, Any] = {
 """verl defaults that differ from mindrl's; they are written out for omitted keys."""
 OMITTED = "not in the file; verl's default"
 """Note of such an entry."""
-IGNORED: Mapping[str, Sequence[str]] = {
-    "used only by verl; mindrl writes metrics to the run folder": (
-        *("trainer.project_name", "trainer.experiment_name"),
-        *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.log_val_generations"),
-    ),
-    "a mindrl checkpoint has all models": ("trainer.max_critic_ckpt_to_keep",),
-    "mindrl trains with Megatron and offload_* on; it does not affect results": (
-        *(f"{role}.fsdp_config." for role in (ACTOR, REF, "critic.model")),
-        *(f"{role}.strategy" for role in (ACTOR, REF, "critic")),
-        *(f"{role}.use_torch_compile" for role in (ACTOR, REF)),
-        *(
-            f"{role}.megatron.{part}_offload"
-            for role in (ACTOR, REF, "critic")
-            for part in ("param", "grad", "optimizer")
-        ),
-    ),
-    "a conversation in several turns is configured anew, in environment_config": (
-        f"{ROLLOUT}.multi_turn.",
-    ),
-    "a reward model is configured anew, in reward_config": (
-        *(f"reward_model.{part}." for part in ("model", "rollout", "megatron")),
-        *(f"reward_model.{name}" for name in ("strategy", "micro_batch_size_per_gpu")),
-    ),
-    "mindrl trains with Megatron": ("model_engine",),
-    "mindrl does the same without a key": (
-        *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch"),
-        *(f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.enable_rollout_routing_replay"),
-        *(f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.free_cache_engine"),
-        *(f"{ROLLOUT}.load_format", f"{ROLLOUT}.mode"),
-    ),
-}
-"""By reason, the keys or key prefixes that change no result."""
 _TURNS = "mindrl has tools in environment_config; if dropped, a response is one turn"
 REFUSED: Mapping[str, tuple[Any, str]] = {
     f"{ROLLOUT}.multi_turn.enable": (False, _TURNS),
@@ -169,6 +142,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
     ),
 }
 """By key of a part that is not imported, the value without it, and the note for other values."""
+_OPTIMIZER = "mindrl has only AdamW"
 _FSDP = (f"{ACTOR}.fsdp_config", "critic.model.fsdp_config")
 FIXED: Mapping[str, tuple[Sequence[Any], str]] = {
     "data.truncation": (
@@ -177,6 +151,7 @@ FIXED: Mapping[str, tuple[Sequence[Any], str]] = {
     ),
     "trainer.val_before_train": ((True,), "mindrl also evaluates before the first step"),
     f"{ROLLOUT}.do_sample": ((True,), "mindrl samples all responses that it trains on"),
+    **{f"{role}.optim.optimizer": (("AdamW", "adam"), _OPTIMIZER) for role in (ACTOR, "critic")},
     **{
         f"{place}.model_dtype": (("fp32", "float32"), "mindrl's optimizer has float32 weights")
         for place in _FSDP

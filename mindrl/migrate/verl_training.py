@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindrl.migrate.mapped import SAME_MEANING, Mapped
-from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, OMITTED, SPLITS
+from mindrl.migrate.verl_keys import ACTOR, DEFAULTS, LAYOUT, OMITTED, REF, SPLITS
 
 _ROLES: Mapping[str, tuple[str, str]] = {
     ACTOR: ("actor_config", "actor_rollout_ref.model"),
@@ -36,6 +36,7 @@ def training_of_verl(theirs: Mapping[str, Any], total: int | None) -> Iterator[M
     yield from _split(theirs)
     yield from _experts(theirs)
     yield from _routes(theirs)
+    yield from _reference(theirs)
     yield from _checkpoints(theirs)
     yield from _resume(theirs)
 
@@ -159,6 +160,24 @@ def _experts(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     if key not in theirs and theirs.get(f"{place}.expert_model_parallel_size", 1) > 1 < tensor:
         sets = {"actor_config.expert_tensor_parallel_size": tensor}
         yield Mapped(key, "derived", sets, "not in the file: verl's is tensor_model_parallel_size")
+
+
+def has_reference(theirs: Mapping[str, Any]) -> bool:
+    """Return whether the run has a KL term, and so a reference model."""
+    return bool(theirs.get(f"{ACTOR}.use_kl_loss") or theirs.get("algorithm.use_kl_in_reward"))
+
+
+def _reference(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entries for the reference's layout, which is the actor's in both without a key."""
+    sizes = {f"{REF}.megatron.{key}": (f"{ACTOR}.megatron.{key}", key) for key in LAYOUT}
+    split = "ulysses_sequence_parallel_size"
+    sizes[f"{REF}.{split}"] = (f"{ACTOR}.{split}", "context_parallel_size")
+    for key in sizes if has_reference(theirs) else ():
+        actors, name = sizes[key]
+        if key in theirs and theirs[key] == theirs.get(actors, 1):
+            yield Mapped(key, "ignored", note=f"the value of {actors}")
+        elif key in theirs:
+            yield Mapped(key, "renamed", {f"ref_config.{name}": theirs[key]}, SAME_MEANING)
 
 
 def _checkpoints(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

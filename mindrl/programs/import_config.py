@@ -31,7 +31,7 @@ from mindrl.migrate.mapped import MISSING, Import, Kind, Mapped
 from mindrl.migrate.run import import_run
 from mindrl.migrate.script import Script, read_script
 from mindrl.migrate.sizes import model_sizes
-from mindrl.migrate.verl import import_verl
+from mindrl.migrate.verl import import_verl, why_ignored
 from mindrl.migrate.verl_keys import SECTIONS
 from mindrl.migrate.verl_run import LOAD, STEPS
 from mindrl.observability.regular_files import read_regular_text
@@ -231,7 +231,9 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
         )
         yield Mapped(missing, "open", note=note)
     for key, missing in script.unresolved.items():
-        if key not in given:
+        if reason := why_ignored(key, given):
+            yield Mapped(key, "ignored", note=reason)
+        elif key not in given:
             note = (
                 f"needs {missing}, which the script does not set; add {key}=VALUE to the command "
                 "line, or verl's default is used"

@@ -49,7 +49,7 @@ DAPO: dict[str, Any] = {
     "trainer.total_training_steps": 200,
     "trainer.save_freq": -1,
     "trainer.project_name": "DAPO",
-    "trainer.esi_redundant_time": 0,
+    "trainer.esi_redundant_time": 60,
     "trainer.resume_from_path": None,
 }
 
@@ -199,7 +199,7 @@ def test_overrides_as_hydra_keeps_them_become_a_file_and_more_come_on_top(tmp_pa
     text = ours.read_text("utf-8")
     assert "# Imported from overrides.yaml, a file of verl." in text
     assert "  n_samples_per_prompt: 8\n" in text
-    assert "trainer.esi_redundant_time\n      was 0; unknown to mindrl" in ended.stdout
+    assert "trainer.esi_redundant_time\n      was 60; unknown to mindrl" in ended.stdout
 
 
 def test_overrides_mean_what_they_mean_to_hydra(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mindrl.errors import ConfigError
-from mindrl.migrate.shell_words import CLOSING, OPENING, Scanner, ShellWord
+from mindrl.migrate.shell_words import CLOSING, OPENING, Scanner, ShellWord, unknown_word
 
 _OVERRIDE = re.compile(r"\+*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _OF_VERL = re.compile(r"\+*(actor_rollout_ref|algorithm|data|trainer|critic)\.\w[\w.]*=")
@@ -46,7 +46,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     unresolved: dict[str, str] = {}
     unread: list[str] = []
     for word in arguments:
-        found = _OVERRIDE.fullmatch(word.text)
+        found = _OVERRIDE.fullmatch(word.spelled)
         if found is None:
             unread += () if word.text.startswith("-") else word.unknown
             continue
@@ -121,7 +121,7 @@ class _Reader:
             self.starts.append(_divided(others))
 
     def _assign(self, word: ShellWord, *, is_conditional: bool) -> None:
-        name, _, value = word.text.partition("=")
+        name, _, value = word.spelled.partition("=")
         name, adds = name.removesuffix("+"), name.endswith("+")
         items = word.items if word.items is not None else (ShellWord(value, word.unknown),)
         before = self.variables.get(name, ())
@@ -131,11 +131,24 @@ class _Reader:
         elif adds:
             items = (*before, *items)
         if is_conditional and items != before:
-            # Only a shell can evaluate the condition that decides the value.
-            missing = f"${name}, which a condition sets"
-            is_array = word.items is not None
-            items = _merged(before, items, missing) if is_array else (ShellWord("", (missing,)),)
+            items = _either(before, items, f"${name}, which a condition sets", word.items is None)
         self.variables[name] = items
+
+
+def _either(
+    before: tuple[ShellWord, ...], after: tuple[ShellWord, ...], missing: str, is_text: bool
+) -> tuple[ShellWord, ...]:
+    """Return what is certain of two values of a variable; only a shell can decide between them."""
+    if not is_text:
+        return _merged(before, after, missing)
+    first, second = (
+        tuple(part for each in value for part in each.split() if part.spelled)
+        for value in (before, after)
+    )
+    if not any(_OVERRIDE.match(part.spelled) for part in (*first, *second)):
+        return (unknown_word(missing),)
+    merged = _merged(first, second, missing)
+    return (sum((ShellWord(" ") + part for part in merged), ShellWord("")),)
 
 
 def _merged(
@@ -148,8 +161,8 @@ def _merged(
 
 def _without_value(word: ShellWord, missing: str) -> ShellWord:
     """Return a word of which only the key of an override is known."""
-    found = _OVERRIDE.fullmatch(word.text)
-    return ShellWord(f"{found[1]}=" if found else "", (missing,))
+    found = _OVERRIDE.fullmatch(word.spelled)
+    return unknown_word(missing, f"{found[1]}=" if found else "")
 
 
 def _divided(words: list[ShellWord]) -> tuple[str, list[ShellWord]]:

@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from mindrl.errors import ConfigError
 
@@ -22,6 +23,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!]")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*]\])?(?::?[-=](.*)|)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _ARGUMENTS = ("@", "*")
+_GAP = "\0"
 OPENING = ("if", "while", "until", "for", "case", "select", "{")
 CLOSING = ("fi", "done", "esac", "}")
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
@@ -33,16 +35,28 @@ _PRECEDING = (*OPENING, *CLOSING, *_DECLARING, *_INNER)
 class ShellWord:
     """A word with its variables expanded."""
 
-    text: str
+    spelled: str
+    """Its text, with a NUL in place of each unknown part: no word of a shell contains one."""
     unknown: tuple[str, ...] = ()
-    """Parts that cannot be read from the script, such as `$1` or `$(date)`; `text` omits them."""
+    """Parts that cannot be read from the script, such as `$1` or `$(date)`, in order."""
     items: tuple["ShellWord", ...] | None = field(default=None, compare=False)
     """Elements of the array that the word assigns; None for other words."""
     assigns: bool = field(default=False, compare=False)
     """Whether the script sets a variable here: NAME=VALUE or NAME+=VALUE before a command."""
 
     def __add__(self, other: "ShellWord") -> "ShellWord":
-        return ShellWord(self.text + other.text, (*self.unknown, *other.unknown))
+        return ShellWord(self.spelled + other.spelled, (*self.unknown, *other.unknown))
+
+    @property
+    def text(self) -> str:
+        """The text without its unknown parts."""
+        return self.spelled.replace(_GAP, "")
+
+    def split(self) -> list["ShellWord"]:
+        """Return the parts between blanks, as a shell splits an unquoted value."""
+        missing = iter(self.unknown)
+        parts = re.split(r"\s+", self.spelled)
+        return [ShellWord(part, tuple(islice(missing, part.count(_GAP)))) for part in parts]
 
     @property
     def precedes(self) -> bool:
@@ -84,7 +98,7 @@ class Scanner:
 
     def __init__(self, text: str, variables: Variables) -> None:
         """Start at the beginning of `text`."""
-        self._text, self._variables = text, variables
+        self._text, self._variables = text.replace(_GAP, ""), variables
         self._at = 0
         self._documents: list[str] = []
 
@@ -167,7 +181,7 @@ class Scanner:
             found = self._variable()
             if isinstance(found, _Default):
                 return [*Scanner(found, self._variables)._words()]
-            return [part for each in found for part in _split(each)]
+            return [part for each in found for part in each.split()]
         return [ShellWord(self._take(_PLAIN))]
 
     def _quoted(self) -> list[ShellWord]:
@@ -200,14 +214,14 @@ class Scanner:
         """Read an expansion that starts with `$` or a backtick."""
         text, begin = self._text, self._at
         if text[begin] == "`":
-            return [_unknown(f"`{self._through('`', '`', begin + 1)}`")]
+            return [unknown_word(f"`{self._through('`', '`', begin + 1)}`")]
         if text.startswith("$((", begin):
             inner = self._through("(", ")", begin + 2)
             return [self._calculated(inner.removeprefix("(").removesuffix(")"))]
         if text.startswith("$(", begin):
             command = self._through("(", ")", begin + 2)
             is_pwd = command.strip() == "pwd"
-            return [*self._value("PWD")] if is_pwd else [_unknown(f"$({command})")]
+            return [*self._value("PWD")] if is_pwd else [unknown_word(f"$({command})")]
         if text.startswith("${", begin):
             return self._parameter(self._through("{", "}", begin + 2))
         self._at += 1
@@ -218,7 +232,8 @@ class Scanner:
         """Return the value of `NAME`, `NAME:-DEFAULT` or `NAME[@]`, or the unread default."""
         found = _PARAMETER.fullmatch(inner)
         if found is None:
-            return [_unknown(f"${{{inner}}}")]
+            # Such as `${@:2}`: there are no arguments.
+            return [] if inner[:1] in _ARGUMENTS else [unknown_word(f"${{{inner}}}")]
         name, index, default = found.groups()
         value = self._variables.get(name)
         if default is not None and not any(each.text or each.unknown for each in value or ()):
@@ -229,7 +244,7 @@ class Scanner:
         """Return the words of a variable; the script is taken to be started without arguments."""
         if name in _ARGUMENTS:
             return ()
-        return self._variables.get(name, (_unknown(f"${name}"),))
+        return self._variables.get(name, (unknown_word(f"${name}"),))
 
     def _calculated(self, formula: str) -> ShellWord:
         """Return the value of an integer formula."""
@@ -238,7 +253,7 @@ class Scanner:
             tree = ast.parse(word.text.strip().replace("/", "//"), mode="eval").body
             return word if word.unknown else self._number(tree)
         except (SyntaxError, ValueError, ArithmeticError, RecursionError):
-            return _unknown(f"$(({formula}))")
+            return unknown_word(f"$(({formula}))")
 
     def _number(self, node: ast.expr) -> ShellWord:
         """Return the value of a part of a formula; raises ValueError if it is not an integer."""
@@ -254,7 +269,7 @@ class Scanner:
             case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
                 one, other = self._number(left), self._number(right)
                 if unknown := (*one.unknown, *other.unknown):
-                    return ShellWord("", unknown)
+                    return ShellWord(_GAP * len(unknown), unknown)
                 number = _ARITHMETIC[type(sign)](int(one.text), int(other.text))
                 if abs(number) < _LARGEST:
                     return ShellWord(str(number))
@@ -303,14 +318,9 @@ class Scanner:
         return f"line {self._text.count(chr(10), 0, begin) + 1}: {opening} has no end"
 
 
-def _unknown(what: str) -> ShellWord:
-    return ShellWord("", (" ".join(what.split()),))
-
-
-def _split(value: ShellWord) -> list[ShellWord]:
-    """Split an unquoted value at its blanks, as a shell does."""
-    parts = re.split(r"\s+", value.text)
-    return [ShellWord(parts[0], value.unknown), *map(ShellWord, parts[1:])]
+def unknown_word(what: str, before: str = "") -> ShellWord:
+    """Return a word of which only the text before an unknown part is known."""
+    return ShellWord(f"{before}{_GAP}", (" ".join(what.split()),))
 
 
 def _unescaped(pair: str) -> str:

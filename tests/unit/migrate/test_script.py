@@ -133,6 +133,23 @@ def test_a_condition_hides_only_the_elements_of_an_array_that_it_changes() -> No
     assert found.unread == ("$ALL, which a condition sets", "$EXTRA_ARGS")
 
 
+def test_overrides_in_one_text_lose_only_the_values_that_are_missing() -> None:
+    text = f"""
+    ALL="data.seed=7 trainer.nnodes=$NODES trainer.save_freq=5 actor.$PART.x=1"
+    if [ "$ENGINE" = fsdp ]; then
+      ALL="$ALL trainer.device=npu"
+    fi
+    {START} $ALL "${{@:2}}"
+    """
+    found = read_script(text, {})
+    assert found.overrides == ("data.seed=7", "trainer.save_freq=5")
+    assert found.unresolved == {
+        "trainer.nnodes": "$NODES",
+        "trainer.device": "$ALL, which a condition sets",
+    }
+    assert found.unread == ("$PART",)
+
+
 def test_a_script_is_never_executed(tmp_path: Path) -> None:
     made = tmp_path / "made"
     text = f"A=$(touch {made})\nB=`touch {made}`\ntouch {made}\n{START} data.seed=$A data.x=$B\n"

@@ -24,7 +24,7 @@ class Script:
     """Keys whose value cannot be read from the script alone, with the missing part, such as
     `$1`."""
     unread: tuple[str, ...] = ()
-    """Arguments whose keys cannot be read, such as `$EXTRA_ARGS`: they may be overrides."""
+    """Arguments that may set further keys, such as `$EXTRA_ARGS` or `actor@GROUP=FILE`."""
     config_name: str = ""
     """Configuration file of the run; empty if it is one of verl's own."""
 
@@ -48,7 +48,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     for word in arguments:
         found = _OVERRIDE.fullmatch(word.spelled)
         if found is None:
-            unread += () if word.text.startswith("-") else word.unknown
+            unread += _other_overrides(word)
             continue
         key, value = found.groups()
         overrides.pop(key, None)
@@ -63,6 +63,13 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
         unread=tuple(dict.fromkeys(unread)),
         config_name=_config_name([each.text for each in arguments]),
     )
+
+
+def _other_overrides(word: ShellWord) -> tuple[str, ...]:
+    """Return what an argument that is no override of a key may set keys with."""
+    if word.text.startswith(("-", "~")):
+        return ()
+    return word.unknown or ((word.text,) if "=" in word.text else ())
 
 
 def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:

@@ -226,9 +226,7 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
         )
         yield Mapped("--config-name", "open", note=note)
     for missing in script.unread:
-        note = (
-            "the script does not contain these arguments; add their overrides to the command line"
-        )
+        note = "it may set further keys of verl: add their overrides to the command line"
         yield Mapped(missing, "open", note=note)
     for key, missing in script.unresolved.items():
         if reason := why_ignored(key, given):

@@ -121,7 +121,8 @@ def test_a_condition_hides_only_the_elements_of_an_array_that_it_changes() -> No
       SIZE=(data.train_batch_size=16 trainer.save_freq=5)
     fi
     [ -n "$FAST" ] && ALL=(data.seed=7)
-    {START} "${{ALL[@]}}" "${{SIZE[@]}}" --config-path=$HERE $EXTRA_ARGS data.shuffle=True
+    {START} "${{ALL[@]}}" "${{SIZE[@]}}" --config-path=$HERE $EXTRA_ARGS \\
+      actor@place=file data.shuffle=True
     """
     found = read_script(text, {})
     assert found.overrides == ("data.seed=7", "data.shuffle=True")
@@ -130,7 +131,7 @@ def test_a_condition_hides_only_the_elements_of_an_array_that_it_changes() -> No
     assert found.unresolved == {
         key: f"${name}, which a condition sets" for name, keys in unknown.items() for key in keys
     }
-    assert found.unread == ("$ALL, which a condition sets", "$EXTRA_ARGS")
+    assert found.unread == ("$ALL, which a condition sets", "$EXTRA_ARGS", "actor@place=file")
 
 
 def test_overrides_in_one_text_lose_only_the_values_that_are_missing() -> None:

@@ -12,7 +12,7 @@ from mindrl.migrate.keys import DOTTED, KEYS
 from mindrl.migrate.mapped import MISSING, Import, Mapped
 from mindrl.migrate.run import import_run
 from mindrl.migrate.verl import import_verl
-from mindrl.migrate.verl_keys import NAMES, SECTIONS
+from mindrl.migrate.verl_keys import LAYOUT, NAMES, SECTIONS
 
 _SAMPLES, _TOKENS = (
     "rl_config.n_samples_per_prompt",
@@ -121,6 +121,8 @@ _ALONE = {
     "algorithm.kl_ctrl.kl_coef": "rl_config.init_kl_coef",
     "algorithm.kl_penalty": "rl_config.kl_penalty",
     "trainer.resume_from_path": "megatron_training.resume",
+    "actor_rollout_ref.actor.optim.clip_grad": "actor_config.clip_grad",
+    **{f"actor_rollout_ref.ref.megatron.{key}": f"ref_config.{key}" for key in LAYOUT},
 }
 """verl keys whose rules need other keys, with their meaning if given alone."""
 

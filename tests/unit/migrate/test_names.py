@@ -31,6 +31,11 @@ ROOT = Path(__file__).parents[3]
         ("device", "cuda", "rl_config.device=gpu"),
         ("actor_rollout_ref.rollout.n", 8, "rl_config.n_samples_per_prompt=8"),
         ("actor_rollout_ref.actor.kl_loss_coef", 0.01, "rl_config.init_kl_coef=0.01"),
+        ("actor_rollout_ref.actor.optim.clip_grad", 0.5, "actor_config.clip_grad=0.5"),
+        (
+            *("actor_rollout_ref.ref.megatron.tensor_model_parallel_size", 2),
+            "ref_config.tensor_model_parallel_size=2",
+        ),
         ("trainer.resume_mode", "disable", "megatron_training.resume=never"),
         ("resume_from_path", "outputs/mine", "megatron_training.resume=outputs/mine"),
         ("ppo_mini_batch_size", 64, "rl_config.mini_batch_size=64"),

@@ -145,8 +145,9 @@ class Scanner:
         raw = self._text[begin : self._at]
         if _ASSIGNMENT.fullmatch(raw) and self._text.startswith("(", self._at):
             current = ShellWord(raw, items=tuple(self._array()))
-        if len(current.text) > _MOST_LETTERS:
-            raise ConfigError(f"a value of {len(current.text)} letters is too long to be read")
+        letters = sum(len(each.spelled) + 1 for each in (current, *(current.items or ())))
+        if letters > _MOST_LETTERS:
+            raise ConfigError(f"a value of {letters} letters is too long to be read")
         # An unquoted variable without a value yields no word.
         if current.text or current.unknown or not raw.startswith("$"):
             yield replace(current, assigns=assigns)

@@ -229,9 +229,11 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
         note = "it may set further keys of verl: add their overrides to the command line"
         yield Mapped(missing, "open", note=note)
     for key, missing in script.unresolved.items():
+        if key in given:
+            continue
         if reason := why_ignored(key, given):
             yield Mapped(key, "ignored", note=reason)
-        elif key not in given:
+        else:
             note = (
                 f"needs {missing}, which the script does not set; add {key}=VALUE to the command "
                 "line, or verl's default is used"

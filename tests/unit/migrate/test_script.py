@@ -174,6 +174,7 @@ def test_a_configuration_of_its_own_is_named() -> None:
         ('a=1\n\nb="x', 'line 3: " has no end'),
         ("a=$((1 + 2", "line 1: ( has no end"),
         ("a=12345678\n" + "a=$a$a\n" * 40, "letters is too long to be read"),
+        ("a=(1234)\n" + 'a+=("${a[@]}")\n' * 40, "letters is too long to be read"),
     ],
 )
 def test_a_script_that_starts_no_single_run_is_refused_in_words(text: str, need: str) -> None:

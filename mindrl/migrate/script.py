@@ -9,6 +9,7 @@ from mindrl.errors import ConfigError
 from mindrl.migrate.shell_words import CLOSING, OPENING, Scanner, ShellWord, unknown_word
 
 _OVERRIDE = re.compile(r"\+*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_DELETION = re.compile(r"~([A-Za-z_][^=]*)(?:=.*)?", re.DOTALL)
 _OF_VERL = re.compile(r"\+*(actor_rollout_ref|algorithm|data|trainer|critic)\.\w[\w.]*=")
 _OTHER_PROGRAM = re.compile(r"sft|generation|eval")
 _OWN_FILES = ("", "ppo_trainer", "ppo_megatron_trainer")
@@ -25,6 +26,8 @@ class Script:
     `$1`."""
     unread: tuple[str, ...] = ()
     """Arguments that may set further keys, such as `$EXTRA_ARGS` or `actor@GROUP=FILE`."""
+    deleted: tuple[str, ...] = ()
+    """Keys and sections that the script deletes from verl's own configuration, as `~data.seed`."""
     config_name: str = ""
     """Configuration file of the run; empty if it is one of verl's own."""
 
@@ -45,7 +48,13 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
     overrides: dict[str, str] = {}
     unresolved: dict[str, str] = {}
     unread: list[str] = []
+    deleted: list[str] = []
     for word in arguments:
+        if (deletion := _DELETION.fullmatch(word.text)) is not None:
+            deleted.append(deletion[1])
+            for key in [each for each in (*overrides, *unresolved) if _is_in(each, deletion[1])]:
+                overrides.pop(key, None)
+                unresolved.pop(key, None)
         found = _OVERRIDE.fullmatch(word.spelled)
         if found is None:
             unread += _other_overrides(word)
@@ -61,6 +70,7 @@ def read_script(text: str, variables: Mapping[str, str]) -> Script:
         overrides=tuple(overrides.values()),
         unresolved=unresolved,
         unread=tuple(dict.fromkeys(unread)),
+        deleted=tuple(dict.fromkeys(deleted)),
         config_name=_config_name([each.text for each in arguments]),
     )
 
@@ -70,6 +80,11 @@ def _other_overrides(word: ShellWord) -> tuple[str, ...]:
     if word.text.startswith(("-", "~")):
         return ()
     return word.unknown or ((word.text,) if "=" in word.text else ())
+
+
+def _is_in(key: str, section: str) -> bool:
+    """Return whether a key is in a section, or is that key."""
+    return f"{key}.".startswith(f"{section}.")
 
 
 def _the_one(starts: list[tuple[str, list[ShellWord]]]) -> list[ShellWord]:

@@ -228,6 +228,12 @@ def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
     for missing in script.unread:
         note = "it may set further keys of verl: add their overrides to the command line"
         yield Mapped(missing, "open", note=note)
+    for key in script.deleted:
+        note = (
+            "the script deletes this from verl's own configuration; that is not taken over, so "
+            "compare what the imported run does without the key"
+        )
+        yield Mapped(f"~{key}", "open", note=note)
     for key, missing in script.unresolved.items():
         if key in given:
             continue

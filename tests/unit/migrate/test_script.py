@@ -151,6 +151,17 @@ def test_overrides_in_one_text_lose_only_the_values_that_are_missing() -> None:
     assert found.unread == ("$PART",)
 
 
+def test_deleted_keys_are_named_and_values_before_the_deletion_do_not_count() -> None:
+    found = read_script(
+        f"""{START} data.seed=1 data.seed_more=2 data.train_files=$1 ~data.seed ~trainer=null \\
+        ~data.train_files ~reward/model@reward trainer.nnodes=4 --config-dir ~/conf ~data.seed""",
+        {},
+    )
+    assert found.overrides == ("data.seed_more=2", "trainer.nnodes=4")
+    assert found.unresolved == {}
+    assert found.deleted == ("data.seed", "trainer", "data.train_files", "reward/model@reward")
+
+
 def test_a_script_is_never_executed(tmp_path: Path) -> None:
     made = tmp_path / "made"
     text = f"A=$(touch {made})\nB=`touch {made}`\ntouch {made}\n{START} data.seed=$A data.x=$B\n"

@@ -358,7 +358,7 @@ def test_a_script_is_imported_in_one_go_with_the_steps_of_its_data(tmp_path: Pat
         f"  data.train_files={data} data.train_batch_size=16 trainer.total_epochs=5 \\\n"
         f"  {ACTOR}.ppo_mini_batch_size=16 {ROLLOUT}.name=sglang {ROLLOUT}.n=5 \\\n"
         "  actor_rollout_ref.model.path=$MODEL trainer.n_gpus_per_node=$N \\\n"
-        '  trainer.project_name="$PROJECT" data.seed=$1 $EXTRA $@\n',
+        '  trainer.project_name="$PROJECT" data.seed=$1 $EXTRA ~data.sampler $@\n',
         "utf-8",
     )
     command = [sys.executable, "cli/import_config.py", str(script), "data.seed=3", "-o", str(ours)]
@@ -372,3 +372,4 @@ def test_a_script_is_imported_in_one_go_with_the_steps_of_its_data(tmp_path: Pat
     assert "--config-name\n      the script does not contain the keys of mine.yaml" in ended.stdout
     assert "trainer.project_name\n      needs $PROJECT, which the script does not" in ended.stdout
     assert "$EXTRA\n      it may set further keys of verl" in ended.stdout
+    assert "~data.sampler\n      the script deletes this from verl's own config" in ended.stdout

@@ -104,7 +104,6 @@ CRITIC_NAMES: Mapping[str, str] = {
     "critic.grad_clip": "critic_config.clip_grad",
     "critic.ppo_micro_batch_size_per_gpu": "critic_config.micro_batch_size",
     "critic.cliprange_value": "rl_config.cliprange_value",
-    "trainer.critic_warmup": "rl_config.critic_warmup",
     "critic.ulysses_sequence_parallel_size": "critic_config.context_parallel_size",
     **{f"critic.megatron.{key}": f"critic_config.{key}" for key in LAYOUT},
     **{

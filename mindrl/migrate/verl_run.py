@@ -22,6 +22,7 @@ def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
     """Yield the entries for the keys of the run; `rows` of training data, None if unknown."""
     yield from _data(theirs)
     yield from _steps(theirs, rows)
+    yield from _warmup(theirs)
     yield from _run(theirs)
     yield from _engine(theirs)
     yield from _budgets(theirs)
@@ -166,6 +167,15 @@ def _lower(theirs: Mapping[str, Any], steps: int, formula: str) -> Iterator[Mapp
         yield Mapped(key, "open", note=note)
     elif key in theirs:
         yield Mapped(key, "ignored", note=f"{formula}; {limit} is not more")
+
+
+def _warmup(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Yield the entry for the first steps, which train only the critic; verl counts one more."""
+    key = "trainer.critic_warmup"
+    if key in theirs and theirs.get("algorithm.adv_estimator", "gae") == "gae":
+        sets = {"rl_config.critic_warmup": max(0, theirs[key] - 1)}
+        note = f"was {theirs[key]}: verl trains the policy from the step with this number, from 1"
+        yield Mapped(key, "derived", sets, note)
 
 
 def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -15,6 +15,7 @@ _WHOLE = _SIZES | {
     *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "save_freq", "test_freq")),
     *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
     "trainer.max_actor_ckpt_to_keep",
+    "trainer.critic_warmup",
     *(f"{ACTOR}.megatron.{name}_model_parallel_size" for name in ("tensor", "expert")),
     "data.train_max_samples",
     *(f"data.max_{name}_length" for name in ("prompt", "response")),

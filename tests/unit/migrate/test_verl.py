@@ -98,6 +98,18 @@ def test_what_is_left_out_keeps_the_meaning_that_verl_gives_it() -> None:
     assert (critic.lr, critic.adam_beta2) == (1e-5, 0.999)
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [(0, 0), (1, 0), (2, 1), (20, 19)])
+def test_a_warm_up_of_the_critic_ends_before_the_step_with_its_number(
+    theirs: int, ours: int
+) -> None:
+    key = "trainer.critic_warmup"
+    (found,) = [each for each in import_verl({key: theirs}).mapped if each.key == key]
+    assert (found.kind, found.sets) == ("derived", {"rl_config.critic_warmup": ours})
+    without = import_verl({key: theirs, "algorithm.adv_estimator": "grpo"})
+    (found,) = [each for each in without.mapped if each.key == key]
+    assert found.kind == "ignored"
+
+
 @pytest.mark.parametrize(
     ("key", "same", "other"),
     [

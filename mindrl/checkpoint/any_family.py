@@ -1,17 +1,22 @@
 """Describe a model folder of any family. Imports no torch."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from mindrl.checkpoint.files import tensor_shapes
 from mindrl.errors import ModelError
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config, text_values
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import (
     ModelDescription,
     is_known,
     read_description,
     unsupported_text,
 )
-from mindrl.models.gated_delta import GATED_DELTA_FAMILIES, gated_delta_net
-from mindrl.models.gated_delta_shapes import planned_shapes
+from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
+from mindrl.models.placement import Shape
 from mindrl.models.vision import has_tower, unsupported_decoder
 from mindrl.models.vision_shapes import planned_vision_shapes
 
@@ -45,8 +50,14 @@ def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescript
     path, values = read_config(folder)
     if is_known(values) and values["model_type"] not in GATED_DELTA_FAMILIES:
         return read_description(folder, to_plan=to_plan)
-    if not any(path.parent.glob("*.safetensors")):
-        shapes = planned_shapes if gated_delta_net(values) else planned_vision_shapes
-        if planned := shapes(values):
-            return any_description(path, values, planned)
-    return any_description(path, values, tensor_shapes(str(path.parent)))
+    has_files = any(path.parent.glob("*.safetensors"))
+    planned = {} if has_files else _planned_shapes(path, values)
+    return any_description(path, values, planned or tensor_shapes(str(path.parent)))
+
+
+def _planned_shapes(path: Path, values: Mapping[str, Any]) -> dict[str, Shape]:
+    """Return the tensors that follow from config.json; empty if it does not determine them."""
+    if values.get("model_type") not in GATED_DELTA_FAMILIES:
+        return planned_vision_shapes(values)
+    decoder = read_description(str(path), to_plan=True)
+    return logical_shapes(decoder) if decoder.delta else {}

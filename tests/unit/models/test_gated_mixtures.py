@@ -201,6 +201,17 @@ def test_without_weight_files_the_tensors_follow_from_config_json_alone(
     assert logical_shapes(planned) == dict(tensor_shapes(str(folder)))
 
 
+@pytest.mark.parametrize("missing", ["vocab_size", "linear_num_key_heads"])
+def test_without_weight_files_a_size_that_config_json_lacks_is_named(
+    missing: str, tmp_path: Path
+) -> None:
+    values = json.loads((ROOT / "configs/models/Qwen3-Next-80B-A3B/config.json").read_text("utf-8"))
+    del values[missing]
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(ModelError, match=missing):
+        read_any_description(str(tmp_path), to_plan=True)
+
+
 @pytest.mark.parametrize(
     ("name", "billions", "without_ends"),
     [("Qwen3-Next-80B-A3B", 79.67, 79.05), ("Qwen3.5-35B-A3B", 34.66, 33.64)],

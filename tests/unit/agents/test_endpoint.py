@@ -22,7 +22,6 @@ from scripted_engine import (
 )
 
 from mindrl.agents.endpoint import IGNORED_HEADER, AgentEndpoint
-from mindrl.agents.record import segments_of
 from mindrl.agents.sessions import Session
 from mindrl.environments.host import Key
 
@@ -134,7 +133,6 @@ def test_a_next_turn_continues_the_drawn_tokens_not_their_spelling(served: Serve
     one, two = served.session.calls()
     assert two.prompt_ids == (*one.prompt_ids, *one.token_ids, *(CHAT.after_turn([follow]) or ()))
     assert [*two.prompt_ids] != CHAT.render([ASKED, said, follow], [])
-    assert len(segments_of(served.session.calls())) == 1
 
 
 @pytest.mark.parametrize("change", ["answer", "question", "tools", "system"])
@@ -153,8 +151,10 @@ def test_a_rewritten_history_is_rendered_and_begins_a_segment(served: Served, ch
         case "system":
             history.insert(0, {"role": "system", "content": "Help."})
     served.chat(history, **given)
-    assert [*served.session.calls()[1].prompt_ids] == CHAT.render(history, given.get("tools", []))
-    assert len(segments_of(served.session.calls())) == 2
+    one, two = served.session.calls()
+    assert [*two.prompt_ids] == CHAT.render(history, given.get("tools", []))
+    whole = (*one.prompt_ids, *one.token_ids)
+    assert two.prompt_ids[: len(whole)] != whole
 
 
 def test_after_an_answer_that_was_cut_the_history_is_rendered(served: Served) -> None:
@@ -226,7 +226,7 @@ def test_calls_of_a_session_at_the_same_time_get_their_own_answers(served: Serve
         found = [*pool.map(lambda question: served.chat([question]), questions)]
     assert [each.choices[0].message.content for each in found] == [*map(str, range(10, 26))]
     assert [each.call_number for each in served.engine.asked] == [*range(16)]
-    assert len(segments_of(served.session.calls())) == 16
+    assert len({call.prompt_ids for call in served.session.calls()}) == 16
 
 
 def test_texts_of_tools_and_users_cannot_write_control_tokens(served: Served) -> None:

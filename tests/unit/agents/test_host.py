@@ -11,7 +11,6 @@ import pytest
 from scripted_engine import OWNER, STEP, Engine, made_routes
 
 from mindrl.agents.host import AgentEnding, AgentHost
-from mindrl.agents.record import segments_of
 from mindrl.agents.runner_process import AgentSpec
 from mindrl.environments.host import Key
 from mindrl.errors import ConfigError, EnvironmentFailedError
@@ -52,11 +51,10 @@ def test_a_plain_agent_asks_over_http_and_returns_a_reward(start: Start) -> None
     host.begin(KEY, 11, ROW)
     (found,) = ended(host)
     assert (found.key, found.error, len(found.calls)) == (KEY, "", 2)
-    (segment,) = segments_of(found.calls)
-    drawn = [token for call in found.calls for token in call.token_ids]
-    written = zip(segment.token_ids, segment.written, strict=True)
-    assert [token for token, is_written in written if is_written] == drawn
-    assert {*segment.steps} == {STEP}
+    first, second = found.calls
+    whole = (*first.prompt_ids, *first.token_ids)
+    assert second.prompt_ids[: len(whole)] == whole
+    assert (first.step, second.step) == (STEP, STEP)
     assert found.reward == len("100 letters")
 
 

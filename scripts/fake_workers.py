@@ -58,10 +58,7 @@ class FakeWorker:
 
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         """Return the log-probs that the engine has given."""
-        return Logprobs(
-            logprobs_BT=_given(sequences),
-            entropy_BT=torch.zeros(sequences.tokens_BT.shape),
-        )
+        return Logprobs(logprobs_BT=_given(sequences))
 
     def update(self, minibatch: WeightedSequences) -> PolicyUpdate:
         """Return the metrics of an optimizer step, and log-probs as they were."""

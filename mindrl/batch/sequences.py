@@ -122,8 +122,6 @@ class Logprobs(Compact):
 
     logprobs_BT: Tensor
     """float32, nats."""
-    entropy_BT: Tensor
-    """float32, nats, of the distribution from which the token was sampled."""
     likely: LikelyTokens | None = None
     """The most probable tokens. None for a model that returns none."""
 

@@ -97,9 +97,9 @@ class TrainingEngine(Protocol):
         last token of each sequence instead, position T at most.
 
         Returns:
-            float32 [B, T], or [B, T + 1] with `at_end`, on the host: log-probs and entropies of a
-            vocabulary, or values; 0 at other positions. A teacher with candidates adds ids and
-            log-probs of `LikelyTokens`, [K, R] each. None on ranks without the head.
+            float32 [B, T], or [B, T + 1] with `at_end`, on the host: log-probs or values; 0 at
+            other positions. A teacher with candidates adds ids and log-probs of `LikelyTokens`,
+            [K, R] each. None on ranks without the head.
         """
 
     def train_step(
@@ -108,12 +108,12 @@ class TrainingEngine(Protocol):
         micro_batching: MicroBatching,
         loss: Loss[BatchT],
         *,
-        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
+        keep: Callable[[Tensor], None] | None = None,
     ) -> dict[str, float]:
         """Take one optimizer step on this replica's share. A collective over all ranks.
 
-        `keep` receives the head's outputs from before the step, as `forward` returns them; it is
-        not called on ranks without the head.
+        `keep` receives the log-probs or values from before the step, as `forward` returns them; it
+        is not called on ranks without the head.
 
         Returns:
             Metrics of the whole minibatch, the same on every rank that has the head. `skipped` is 1

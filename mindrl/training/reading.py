@@ -1,8 +1,7 @@
 """Read the head's outputs from the last hidden states and put them back in sequences.
 
 Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, N of them predict a
-token; H hidden size, X outputs of the head for each token; R response tokens of the sequences, K of
-a teacher's tokens at each.
+token; H hidden size; R response tokens of the sequences, K of a teacher's tokens at each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,17 +99,17 @@ class HeadReader:
 
     def joined(
         self, read: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
-    ) -> tuple[Tensor, ...]:
-        """Put the outputs of each pack, [X, B, T], in their rows, on the host; drop idle packs.
+    ) -> Tensor:
+        """Put the outputs of each pack, [B, T], in their rows, on the host; drop idle packs.
 
         A collective over the ranks that share the tokens of each sequence.
         """
         read = read[: len(rows_of)]
         if self.context is not None:
-            for read_XBT in read:
+            for read_BT in read:
                 # Each token was read on one of these ranks; the others have 0.
-                dist.all_reduce(read_XBT, group=self.context)
-        return put_back([read_XBT.cpu() for read_XBT in read], rows_of, width)
+                dist.all_reduce(read_BT, group=self.context)
+        return put_back([read_BT.cpu() for read_BT in read], rows_of, width)
 
     def over_tokens(self, values_B: Tensor) -> Tensor:
         """Sum over the ranks that share the tokens of each sequence. A collective over them."""
@@ -135,11 +134,11 @@ class ForwardPass:
     likely: list[LikelyTokens] = field(default_factory=list)
 
     def outputs_of(self, pack: Pack[Any], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
-        """Return the other outputs of a pack, [X, B, T], and keep its most probable tokens."""
+        """Return log-probs or values of a pack, [B, T], and keep its most probable tokens."""
         read = self.reading.read(pack, hidden_1SH, weight)
         if self.reading.candidates is not None and not pack.is_idle:
             self.likely.append(self.reading.likely_tokens(pack, read.likely))
-        return torch.stack(read.each)
+        return read.each[0]
 
     def joined(self, rows_of: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Return ids and log-probs of the tokens of all packs, in the order of the batch."""
@@ -152,25 +151,25 @@ class ForwardPass:
 
 @dataclass
 class UpdatePass:
-    """Losses and, if kept, head outputs of the packs of one update."""
+    """Losses and, if kept, log-probs or values of the packs of one update."""
 
     reading: HeadReader
     loss: Loss[Any]
     keeps: bool
-    """Whether the head's outputs are kept."""
+    """Whether log-probs or values are kept."""
     losses: list[Tensor] = field(default_factory=list)
     """Loss and metrics of each pack; empty before the last stage."""
     metrics: list[Mapping[str, Tensor]] = field(default_factory=list)
     """Metrics of each pack."""
     kept: list[Tensor] = field(default_factory=list)
-    """Head outputs of each pack, [X, B, T]."""
+    """Log-probs or values of each pack, [B, T]."""
 
     def loss_of(self, pack: Pack[Any], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
         """Return the loss of a pack, and record its terms."""
         own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
         read = self.reading.read(pack, hidden_1SH, weight)
         if self.keeps:
-            self.kept.append(torch.stack(read.each).detach())
+            self.kept.append(read.each[0].detach())
         likely = None
         if read.likely:
             ours_NK, theirs_NK = read.likely

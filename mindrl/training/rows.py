@@ -1,6 +1,6 @@
 """Cut a batch into micro-batches, and put their results back in the rows of the batch.
 
-Shapes: B sequences, T positions, K outputs of a head for each token.
+Shapes: B sequences, T positions.
 """
 
 from collections.abc import Sequence
@@ -29,20 +29,12 @@ def cut_by_rows(
     return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
 
 
-def put_back(
-    parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
-) -> tuple[Tensor, ...]:
-    """Put the results of micro-batches, [K, B, T] each, back in their rows.
-
-    Returns:
-        K tensors, float32 [B, width], each in its own storage: pickling one would pickle a shared
-        storage whole.
-    """
-    whole = tuple(torch.zeros(sum(map(len, rows_of)), width) for _ in parts[0])
-    for found_KBT, rows in zip(parts, rows_of, strict=True):
-        for whole_BT, found_BT in zip(whole, found_KBT, strict=True):
-            whole_BT[rows, : found_BT.size(1)] = found_BT
-    return whole
+def put_back(parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Put the results of micro-batches, [B, T] each, back in their rows: float32 [B, width]."""
+    whole_BT = torch.zeros(sum(map(len, rows_of)), width)
+    for found_BT, rows in zip(parts, rows_of, strict=True):
+        whole_BT[rows, : found_BT.size(1)] = found_BT
+    return whole_BT
 
 
 def read_after_last(sequences: Sequences) -> Sequences:

@@ -1,7 +1,6 @@
 """Control flow that training engines share; an engine adds only the steps specific to its library.
 
-Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
-outputs of the head for each token.
+Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size.
 """
 
 from abc import ABC, abstractmethod
@@ -192,8 +191,8 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
                 routes.after_read(packs[: len(parts)])
             if not found:
                 return None
-            each = self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
-            return (*each, *reading.joined(rows_of))
+            whole_BT = self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
+            return (whole_BT, *reading.joined(rows_of))
 
     def train_step(
         self,
@@ -201,7 +200,7 @@ class EngineSkeleton(ABC, Generic[SettingsT, LearningT]):
         micro_batching: MicroBatching,
         loss: Loss[BatchT],
         *,
-        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
+        keep: Callable[[Tensor], None] | None = None,
     ) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a minibatch: see `TrainingEngine`.
 

@@ -182,9 +182,9 @@ class TrainingWorker:
         """Run one optimizer step of the actor on this replica's share."""
         kept: list[Tensor] = []
 
-        def keep(read: tuple[Tensor, ...]) -> None:
-            self._note("actor_logprobs", read[0][minibatch.response_mask_BT])
-            kept.append(read[0])
+        def keep(logprobs_BT: Tensor) -> None:
+            self._note("actor_logprobs", logprobs_BT[minibatch.response_mask_BT])
+            kept.append(logprobs_BT)
 
         asked = keep if self.models["actor"].trained.keeps_logprobs else None
         metrics = self._update("actor", Phase.TRAIN, minibatch, asked)
@@ -297,13 +297,13 @@ class TrainingWorker:
         if read is None:
             return None
         self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
-        logprobs_BT, entropy_BT, *found = read
+        logprobs_BT, *found = read
         if not found:
-            return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+            return Logprobs(logprobs_BT=logprobs_BT)
         ids_KR, logprobs_KR = found
         counts_B = sequences.response_mask_BT.sum(dim=1)
         likely = LikelyTokens(ids_KR=ids_KR, logprobs_KR=logprobs_KR, counts_B=counts_B)
-        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT, likely=likely)
+        return Logprobs(logprobs_BT=logprobs_BT, likely=likely)
 
     def _values(self, role: Role, phase: Phase, what: str, sequences: Sequences) -> Values | None:
         read = self._read(role, phase, sequences)
@@ -339,7 +339,7 @@ class TrainingWorker:
         role: Role,
         phase: Phase,
         minibatch: WeightedSequences,
-        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
+        keep: Callable[[Tensor], None] | None = None,
     ) -> dict[str, float]:
         self.sharding_manager.enter(phase)
         engine, updates = self.models[role].engine, self.models[role].trained

@@ -24,10 +24,10 @@ def _both_ways(case: Case, course: Course) -> BothWays:
     recomputed = replace(ours, old_logprobs_BT=torch.zeros(()) if read is None else read[0])
     # What the other stages are given nobody looks at.
     first = _updated(case, course.optimizer, course, recomputed if read is not None else ours)
-    kept: list[tuple[torch.Tensor, ...]] = []
+    kept: list[torch.Tensor] = []
     found = replace(ours, old_logprobs_BT=None)
     second = _updated(case, course.optimizer, course, found, kept.append)
-    same = [torch.equal(theirs, mine) for theirs, mine in zip(read or (), *kept, strict=True)]
+    same = [torch.equal(theirs, mine) for theirs, mine in zip(read or (), kept, strict=True)]
     return BothWays(recomputed=first, found=second, same_logprobs=all(same))
 
 

@@ -22,7 +22,5 @@ def replayed(cases: Sequence[Case], course: Course) -> list[Replayed]:
                     share(case, minibatch), course.micro_batching, course.loss, keep=kept.append
                 )
             )
-        found.append(
-            Replayed(metrics=metrics, logprobs=[read[0] for read in kept], weights=weights)
-        )
+        found.append(Replayed(metrics=metrics, logprobs=kept, weights=weights))
     return found

@@ -149,7 +149,7 @@ def settings(
 def logprobs(model: MegatronEngine, sequences: Sequences, cut: MicroBatching) -> Logprobs | None:
     """Ask a model with a vocabulary."""
     read = model.forward(sequences, cut)
-    return None if read is None else Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+    return None if read is None else Logprobs(logprobs_BT=read[0])
 
 
 def held(cases: list[Case]) -> list[Weights]:

@@ -48,7 +48,7 @@ class ServedTeacher:
     token."""
 
     def __call__(self, sequences: Sequences) -> Logprobs:
-        """Return the log-probs of each sequence, with entropies of 0.
+        """Return the log-probs of each sequence.
 
         Raises:
             AnswerError: An answer is not valid.
@@ -62,11 +62,7 @@ class ServedTeacher:
             logprobs_KR=torch.zeros(number, total),
             counts_B=counts_B,
         )
-        found = Logprobs(
-            logprobs_BT=torch.zeros(shape),
-            entropy_BT=torch.zeros(shape),
-            likely=likely if number else None,
-        )
+        found = Logprobs(logprobs_BT=torch.zeros(shape), likely=likely if number else None)
         most = max(self.client.most_bytes, _MOST_OF_SCORE * shape[1] * (number + 1))
         reader = replace(self, client=replace(self.client, most_bytes=most))
         threads = ThreadPoolExecutor(_OPEN_REQUESTS, thread_name_prefix="teacher")

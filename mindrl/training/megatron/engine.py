@@ -86,8 +86,8 @@ class MegatronEngine(EngineSkeleton[ModelSettings, TrainingState]):
 
     def _run_forward(self, packs: Sequence[Pack[Any]], read: Reader) -> list[Tensor]:
         def no_loss(pack: Pack[Any], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
-            read_KBT = read(pack, hidden_1SH, self._head_weight())
-            return torch.zeros((), device=hidden_1SH.device), read_KBT
+            read_BT = read(pack, hidden_1SH, self._head_weight())
+            return torch.zeros((), device=hidden_1SH.device), read_BT
 
         return forward_backward(self.chunks, packs, no_loss, forward_only=True)
 

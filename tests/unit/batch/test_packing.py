@@ -29,7 +29,7 @@ def again(columns: Tensor) -> Tensor:
     """Pickle a column as part of a batch, with its large arrays apart and read-only as Ray does."""
     buffers: list[pickle.PickleBuffer] = []
     text = pickle.dumps(
-        Logprobs(logprobs_BT=columns, entropy_BT=columns),
+        Logprobs(logprobs_BT=columns),
         protocol=5,
         buffer_callback=buffers.append,
     )

@@ -225,7 +225,7 @@ class MemoryRoles:
     @staticmethod
     def _scored(sequences: Sequences, logprob: float) -> Logprobs:
         logprobs_BT = sequences.response_mask_BT * torch.tensor(logprob)
-        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
+        return Logprobs(logprobs_BT=logprobs_BT)
 
 
 def decode(token_ids: list[int]) -> str:

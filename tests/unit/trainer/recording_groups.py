@@ -59,7 +59,7 @@ class RecordingGroup:
             return [Values(values_BT=each / 2) for each in tokens]
         if method == "compute_rewards":
             return [SequenceScores(rewards_B=each.sum(1)) for each in tokens]
-        return [Logprobs(logprobs_BT=each, entropy_BT=each * 10) for each in tokens]
+        return [Logprobs(logprobs_BT=each) for each in tokens]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * 4)

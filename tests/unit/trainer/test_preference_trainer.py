@@ -56,7 +56,7 @@ class JudgingRoles(MemoryRoles):
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("log-probs")
         logprobs_BT = sequences.response_mask_BT * sequences.tokens_BT / -10.0
-        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
+        return Logprobs(logprobs_BT=logprobs_BT)
 
     def compute_ref_log_prob(self, sequences: Sequences) -> Logprobs:
         self.calls.append("reference log-probs")

@@ -43,7 +43,7 @@ class AnswerRoles(MemoryRoles):
         self.calls.append("log-probs")
         self.scored.append(sequences.tokens_BT[:, 0].tolist())
         logprobs_BT = sequences.response_mask_BT * sequences.tokens_BT / -10.0
-        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
+        return Logprobs(logprobs_BT=logprobs_BT)
 
 
 def chosen(**changes: object) -> RunConfig:

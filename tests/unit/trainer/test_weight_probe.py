@@ -35,7 +35,7 @@ class Reading(MemoryRoles):
     def compute_log_prob(self, sequences: Sequences) -> Logprobs:
         self.read.append(sequences)
         logprobs_BT = sequences.response_mask_BT * torch.tensor(self.known)
-        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
+        return Logprobs(logprobs_BT=logprobs_BT)
 
 
 def probed(*replicas: Sequence[tuple[list[int], list[float]]]) -> Rollouts:

@@ -106,8 +106,8 @@ def test_a_teachers_most_probable_tokens_come_in_the_order_of_the_batch_without_
     rows_of = [[15, 3, 0], [*range(4, 15), 1, 2]]
     for rows in rows_of:
         pack = Pack.of(given.rows(torch.tensor(rows)), RULES)
-        outputs_2BT = reading.outputs_of(pack, hidden_VH[pack.tokens_1S], weight_VH)
-        assert len(outputs_2BT) == 2
+        logprobs_BT = reading.outputs_of(pack, hidden_VH[pack.tokens_1S], weight_VH)
+        assert logprobs_BT.shape == pack.source.tokens_BT.shape
     ids_KR, logprobs_KR = reading.joined(rows_of)
     row_R, place_R = given.response_mask_BT.nonzero(as_tuple=True)
     before_R = given.tokens_BT[row_R, place_R - 1]
@@ -150,4 +150,4 @@ def test_an_update_keeps_likely_tokens_of_response_tokens_and_none_of_padding(
     # The plan has 72 bytes for each; padded they would take nine times as many.
     assert mask_BT.numel() > 8 * len(logprobs_RK)
     assert sum(each.nbytes() for each in storages.values()) < own + 72 * logprobs_RK.numel()
-    assert [tuple(each.shape) for each in update.kept] == [(2, *mask_BT.shape)]
+    assert [each.shape for each in update.kept] == [mask_BT.shape]

@@ -12,13 +12,15 @@ from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import (
     ModelDescription,
     is_known,
+    planned_text,
     read_description,
     unsupported_text,
 )
 from mindrl.models.gated_delta import GATED_DELTA_FAMILIES
+from mindrl.models.nested_text import FLAT_DECODER, NESTED_DECODER
 from mindrl.models.placement import Shape
-from mindrl.models.vision import has_tower, unsupported_decoder
-from mindrl.models.vision_shapes import planned_vision_shapes
+from mindrl.models.vision import VISION_FAMILIES, decoder_values, has_tower, unsupported_decoder
+from mindrl.models.vision_shapes import tower_shapes, tower_sizes
 
 
 def read_seeing_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
@@ -57,7 +59,17 @@ def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescript
 
 def _planned_shapes(path: Path, values: Mapping[str, Any]) -> dict[str, Shape]:
     """Return the tensors that follow from config.json; empty if it does not determine them."""
-    if values.get("model_type") not in GATED_DELTA_FAMILIES:
-        return planned_vision_shapes(values)
-    decoder = read_description(str(path), to_plan=True)
-    return logical_shapes(decoder) if decoder.delta else {}
+    family = values.get("model_type")
+    if family in GATED_DELTA_FAMILIES:
+        decoder = planned_text(path, values)
+        return logical_shapes(decoder) if decoder.delta else {}
+    if family not in VISION_FAMILIES or not has_tower(values):
+        return {}
+    try:
+        tower = dict(tower_shapes(tower_sizes(values)))
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+    text = logical_shapes(planned_text(path, decoder_values(values)))
+    return tower | {
+        name.replace(FLAT_DECODER, NESTED_DECODER, 1): shape for name, shape in text.items()
+    }

@@ -230,6 +230,11 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     return described(path, _sizes, values, unsupported)
 
 
+def planned_text(path: Path, values: Mapping[str, Any]) -> ModelDescription:
+    """Describe a decoder of a known family by its config.json, to plan: see `read_description`."""
+    return described(path, _sizes, values, ())
+
+
 def is_known(values: Mapping[str, Any]) -> bool:
     """Return whether a config.json belongs to a family with a network in mindrl."""
     return values.get("model_type") in _FAMILIES

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.errors import ModelError
-from mindrl.models.config_file import read_config
+from mindrl.models.config_file import read_config, text_values
 from mindrl.models.other_family import VisionPart
 from mindrl.models.rope import rope_theta, rope_values
 from mindrl.models.vision_shapes import tower_sizes
 
-VISION_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+VISION_FAMILIES: Mapping[str, str] = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
+"""Families with a tower, and the family of text of their decoder."""
 _TOWER, _DECODER = "model.visual.", "model.language_model."
 """Prefixes in the modules of transformers, and in the files of newer folders."""
 TOWER_MODULES = f"{re.escape(_TOWER)}.*"
@@ -98,6 +99,12 @@ def decoder_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
         return found
     given = {"rms_norm_eps": values.get("rms_norm_eps"), "rope_theta": rope_theta(values)}
     return found | {name: value for name, value in given.items() if value is not None}
+
+
+def decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of the decoder alone, as a folder of text has it."""
+    text = text_values(values)
+    return {**text, **decoder_numbers(text), "model_type": VISION_FAMILIES[text["model_type"]]}
 
 
 def _sections(values: Mapping[str, Any]) -> tuple[int, int, int]:

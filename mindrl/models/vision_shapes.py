@@ -1,4 +1,4 @@
-"""Sizes of vision towers, and tensors of models with one, by config.json alone.
+"""Sizes and tensors of vision towers by config.json alone.
 
 Names are those of newer folders. Imports no torch.
 """
@@ -6,7 +6,6 @@ Names are those of newer folders. Imports no torch.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mindrl.models.config_file import text_values
 from mindrl.models.other_family import TowerSizes
 from mindrl.models.placement import Shape
 
@@ -63,20 +62,8 @@ def tower_sizes(values: Mapping[str, Any]) -> TowerSizes:
     )
 
 
-def planned_vision_shapes(values: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the name and shape of each tensor, to plan without weight files.
-
-    Empty for other families.
-
-    Raises:
-        ValueError: A size is missing or invalid.
-    """
-    if values.get("model_type") not in _DEFAULTS or not values.get("vision_config"):
-        return {}
-    return {**dict(_tower(tower_sizes(values))), **dict(_decoder(text_values(values)))}
-
-
-def _tower(sizes: TowerSizes) -> _Tensors:
+def tower_shapes(sizes: TowerSizes) -> _Tensors:
+    """Yield the name and shape of each tensor of a tower."""
     hidden, here = sizes.hidden_size, "model.visual."
     kernel = (hidden, 3, sizes.frames, sizes.patch, sizes.patch)
     yield f"{here}patch_embed.proj.weight", kernel
@@ -115,45 +102,12 @@ def _merger(names: tuple[str, str], wide: int, sizes: TowerSizes) -> _Tensors:
     yield from _linear(names[1], sizes.out_hidden_size, wide)
 
 
-def _decoder(values: Mapping[str, Any]) -> _Tensors:
-    """Yield the tensors of a Qwen2 decoder, or of a Qwen3 one with norms of queries and keys."""
-    hidden, vocabulary = _size(values, "hidden_size"), _size(values, "vocab_size")
-    heads, is_older = _size(values, "num_attention_heads"), values["model_type"] == _GATED
-    width = values.get("head_dim") or hidden // heads
-    rows = {"q": heads * width} | dict.fromkeys("kv", _size(values, "num_key_value_heads") * width)
-    yield "model.language_model.embed_tokens.weight", (vocabulary, hidden)
-    for index in range(_size(values, "num_hidden_layers")):
-        layer = f"model.language_model.layers.{index}."
-        for letter, count in rows.items():
-            yield from _linear(f"{layer}self_attn.{letter}_proj", count, hidden, has_bias=is_older)
-            if letter != "v" and not is_older:
-                yield f"{layer}self_attn.{letter}_norm.weight", (width,)
-        yield f"{layer}self_attn.o_proj.weight", (hidden, rows["q"])
-        inner = _size(values, "intermediate_size")
-        yield f"{layer}mlp.gate_proj.weight", (inner, hidden)
-        yield f"{layer}mlp.up_proj.weight", (inner, hidden)
-        yield f"{layer}mlp.down_proj.weight", (hidden, inner)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{layer}{norm}.weight", (hidden,)
-    yield "model.language_model.norm.weight", (hidden,)
-    if not values.get("tie_word_embeddings"):
-        yield "lm_head.weight", (vocabulary, hidden)
-
-
-def _linear(name: str, rows: int, columns: int, *, has_bias: bool = True) -> _Tensors:
+def _linear(name: str, rows: int, columns: int) -> _Tensors:
     yield f"{name}.weight", (rows, columns)
-    if has_bias:
-        yield f"{name}.bias", (rows,)
+    yield f"{name}.bias", (rows,)
 
 
 def _norm(name: str, width: int, *, has_bias: bool) -> _Tensors:
     yield f"{name}.weight", (width,)
     if has_bias:
         yield f"{name}.bias", (width,)
-
-
-def _size(values: Mapping[str, Any], name: str) -> int:
-    found = values.get(name)
-    if type(found) is not int or found < 1:
-        raise ValueError(f"{name}={found!r} must be an integer of at least 1")
-    return found

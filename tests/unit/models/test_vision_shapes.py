@@ -1,5 +1,6 @@
 """Tensors of published vision-language models by config.json, next to transformers' own."""
 
+import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -14,8 +15,7 @@ from mindrl.errors import ModelError
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config
 from mindrl.models.decoder import logical_shapes
-from mindrl.models.vision import tower_sizes
-from mindrl.models.vision_shapes import planned_vision_shapes
+from mindrl.models.vision_shapes import tower_sizes
 
 SIZES = Path(__file__).parents[3] / "configs/models"
 PARAMETERS = {"Qwen2.5-VL-7B-Instruct": 8_292_166_656, "Qwen3-VL-8B-Instruct": 8_767_123_696}
@@ -54,7 +54,7 @@ def test_sizes_that_a_config_lacks_are_those_of_transformers() -> None:
         assert ours.inner == len(getattr(theirs, "deepstack_visual_indexes", ()))
 
 
-def test_a_tower_of_no_layers_is_refused_with_the_key() -> None:
+def test_a_tower_of_no_layers_is_refused_with_the_key(tmp_path: Path) -> None:
     path, values = read_config(str(SIZES / "Qwen3-VL-8B-Instruct"))
     values["vision_config"]["depth"] = 0
     tensors: Mapping[str, tuple[int, ...]] = {
@@ -63,4 +63,7 @@ def test_a_tower_of_no_layers_is_refused_with_the_key() -> None:
     }
     with pytest.raises(ModelError, match=r"vision_config\.depth=0 must be a positive integer"):
         any_description(path, values, tensors)
-    assert not planned_vision_shapes({"model_type": "qwen2"})
+    # Without weight files too.
+    (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"vision_config\.depth=0 must be a positive integer"):
+        read_any_description(str(tmp_path))

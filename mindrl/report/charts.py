@@ -1,6 +1,6 @@
 """Charts of a page, as data: the page draws those whose metrics a run has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 STAGES = (
@@ -23,7 +23,6 @@ STAGES = (
 class Chart:
     """Curves in one picture."""
 
-    section: str
     title: str
     names: Sequence[str]
     """Metrics; `*` matches any text, and each match has a curve."""
@@ -48,218 +47,199 @@ def _over_workers(what: str) -> Sequence[str]:
 
 _FAILED = ("reward/timeouts", "reward/crashes", "reward/errors", "reward/failed_share")
 
-CHARTS = (
-    Chart(
-        section="Learning",
-        title="Loss",
-        names=["sft/loss", "evaluation/loss", "eval/*/loss"],
-        unit="nats",
-        help="Mean negative log-prob of the target tokens, in training and in evaluations.",
+CHARTS: Mapping[str, Sequence[Chart]] = {
+    "Learning": (
+        Chart(
+            title="Loss",
+            names=["sft/loss", "evaluation/loss", "eval/*/loss"],
+            unit="nats",
+            help="Mean negative log-prob of the target tokens, in training and in evaluations.",
+        ),
+        Chart(
+            title="Perplexity in evaluations",
+            names=["evaluation/perplexity", "eval/*/perplexity"],
+        ),
+        Chart(
+            title="Accuracy on held-out prompts",
+            names=["evaluation/accuracy"],
+            help="Greedy responses; the band is the 95 % interval.",
+        ),
+        Chart(
+            title="Mean score by evaluation set",
+            names=["eval/*/avg@*"],
+            help="The bands are the 95 % intervals.",
+        ),
+        Chart(
+            title="At least one of k correct, by evaluation set",
+            names=["eval/*/pass@*"],
+            help="The bands are the 95 % intervals.",
+        ),
+        Chart(
+            title="Reward",
+            names=["reward/mean"],
+            spread="reward/std",
+            help="The band is one standard deviation over the responses of the step.",
+        ),
+        Chart(
+            title="Reward by part",
+            names=["reward/*"],
+            leaves_out=["reward/mean", "reward/std", *_FAILED],
+            help="Scores before weighting.",
+        ),
+        Chart(title="Reward by data set", names=["data/*/reward"]),
+        Chart(title="Accuracy by data set", names=["data/*/accuracy"]),
+        Chart(
+            title="Prompts without signal",
+            names=["advantage/zero_fraction"],
+            help="Share of prompts with equal rewards for all responses: they change nothing.",
+        ),
+        Chart(title="Missing scores", names=_FAILED, unit="responses"),
     ),
-    Chart(
-        section="Learning",
-        title="Perplexity in evaluations",
-        names=["evaluation/perplexity", "eval/*/perplexity"],
+    "Responses": (
+        Chart(
+            title="Length",
+            names=["rollout/response_length_mean", "rollout/response_length_max"],
+            unit="tokens",
+        ),
+        Chart(
+            title="Cut off at the maximum length",
+            names=["rollout/cut_fraction"],
+            help="Share of the responses.",
+        ),
+        Chart(
+            title="Turns and tool calls",
+            names=["turns/mean", "turns/calls_mean"],
+            help="Mean over the conversations.",
+        ),
+        Chart(
+            title="Ends of conversations",
+            names=["turns/ended_*"],
+            help="Share of the conversations with each reason.",
+        ),
     ),
-    Chart(
-        section="Learning",
-        title="Accuracy on held-out prompts",
-        names=["evaluation/accuracy"],
-        help="Greedy responses; the band is the 95 % interval.",
+    "Policy": (
+        Chart(
+            title="Entropy",
+            names=["update/entropy"],
+            unit="nats",
+            help="Of the next token, mean over the response tokens. Near 0 exploration has "
+            "stopped.",
+        ),
+        Chart(
+            title="Divergence",
+            names=["update/kl", "update/kl_old", "reward/kl"],
+            unit="nats",
+            help="From the reference, and from the policy at the start of the step.",
+        ),
+        Chart(
+            title="Gradient norm",
+            names=["update/grad_norm", "critic/grad_norm"],
+            is_log=True,
+        ),
+        Chart(
+            title="Loss",
+            names=["update/policy_loss", "critic/value_loss", "update/moe_aux_loss"],
+        ),
+        Chart(
+            title="Clipped tokens",
+            names=["update/clip_fraction", "critic/clip_fraction"],
+            help="Share of tokens with a ratio outside the clip range.",
+        ),
+        Chart(title="Learning rate", names=["update/lr", "critic/lr"]),
+        Chart(
+            title="Skipped updates",
+            names=["update/skipped", "critic/skipped"],
+            help="Their loss or gradient was not finite.",
+        ),
+        Chart(
+            title="Critic",
+            names=["value/mean", "value/return_mean", "value/explained_variance"],
+        ),
     ),
-    Chart(
-        section="Learning",
-        title="Mean score by evaluation set",
-        names=["eval/*/avg@*"],
-        help="The bands are the 95 % intervals.",
+    "Trainer against engine": (
+        Chart(
+            title="Log-prob gap",
+            names=["logprob_gap/mean", "logprob_gap/max"],
+            unit="nats",
+            is_log=True,
+            help="Between trainer and engine for the same weights and tokens: rounding only.",
+        ),
+        Chart(
+            title="Drift of older tokens",
+            names=["drift/mean", "drift/max"],
+            unit="nats",
+            help="Between the weights that generated a token and the weights that train on it.",
+        ),
+        Chart(
+            title="Staleness",
+            names=["staleness/mean", "staleness/max"],
+            unit="steps",
+        ),
+        Chart(
+            title="Effective sample size",
+            names=["mismatch/effective_sample_size", "correction/effective_sample_size"],
+            help="1 if engine and trainer agree.",
+        ),
     ),
-    Chart(
-        section="Learning",
-        title="At least one of k correct, by evaluation set",
-        names=["eval/*/pass@*"],
-        help="The bands are the 95 % intervals.",
+    "Time": (
+        Chart(
+            title="Stages of a step",
+            names=STAGES,
+            unit="s",
+            kind="stages",
+            help="Stacked seconds; `other` is the remainder of the step.",
+        ),
+        Chart(
+            title="Switches",
+            names=["seconds/swap_*", "seconds/send_weights", "seconds/receive_weights"],
+            unit="s",
+            help="Within the stages: regions that enter and leave the device, and weight transfer.",
+        ),
+        Chart(
+            title="Idle share",
+            names=["throughput/idle_mean", "throughput/idle_max", "idle/*"],
+            help="Engines that wait for others; with separate rollout devices each side's waiting.",
+        ),
+        Chart(
+            title="Response tokens per second",
+            names=["throughput/response_tokens_per_second"],
+            unit="tokens/s",
+        ),
+        Chart(
+            title="Tokens per second",
+            names=["throughput/tokens_per_second"],
+            unit="tokens/s",
+        ),
+        Chart(
+            title="Answers of environments",
+            names=["turns/environment_seconds_mean", "turns/environment_seconds_max"],
+            unit="s",
+            help="From the end of a turn to the answer.",
+        ),
+        Chart(
+            title="Checkpoints",
+            names=["seconds/checkpoint_write", "seconds/checkpoint_wait"],
+            unit="s",
+        ),
     ),
-    Chart(
-        section="Learning",
-        title="Reward",
-        names=["reward/mean"],
-        spread="reward/std",
-        help="The band is one standard deviation over the responses of the step.",
+    "Memory": (
+        Chart(
+            title="Peak on a device",
+            names=_over_workers("device_peak_bytes"),
+            unit="bytes",
+            help="All regions together, over the workers; without activations.",
+        ),
+        Chart(
+            title="Host memory of a worker",
+            names=_over_workers("rss_bytes"),
+            unit="bytes",
+        ),
+        Chart(
+            title="Resharded bytes",
+            names=["bytes/reshard_received", "bytes/reshard_needed", "bytes/reshard_local"],
+            unit="bytes",
+            help="Received bytes equal the planned need.",
+        ),
     ),
-    Chart(
-        section="Learning",
-        title="Reward by part",
-        names=["reward/*"],
-        leaves_out=["reward/mean", "reward/std", *_FAILED],
-        help="Scores before weighting.",
-    ),
-    Chart(section="Learning", title="Reward by data set", names=["data/*/reward"]),
-    Chart(section="Learning", title="Accuracy by data set", names=["data/*/accuracy"]),
-    Chart(
-        section="Learning",
-        title="Prompts without signal",
-        names=["advantage/zero_fraction"],
-        help="Share of prompts with equal rewards for all responses: they change nothing.",
-    ),
-    Chart(section="Learning", title="Missing scores", names=_FAILED, unit="responses"),
-    Chart(
-        section="Responses",
-        title="Length",
-        names=["rollout/response_length_mean", "rollout/response_length_max"],
-        unit="tokens",
-    ),
-    Chart(
-        section="Responses",
-        title="Cut off at the maximum length",
-        names=["rollout/cut_fraction"],
-        help="Share of the responses.",
-    ),
-    Chart(
-        section="Responses",
-        title="Turns and tool calls",
-        names=["turns/mean", "turns/calls_mean"],
-        help="Mean over the conversations.",
-    ),
-    Chart(
-        section="Responses",
-        title="Ends of conversations",
-        names=["turns/ended_*"],
-        help="Share of the conversations with each reason.",
-    ),
-    Chart(
-        section="Policy",
-        title="Entropy",
-        names=["update/entropy"],
-        unit="nats",
-        help="Of the next token, mean over the response tokens. Near 0 exploration has stopped.",
-    ),
-    Chart(
-        section="Policy",
-        title="Divergence",
-        names=["update/kl", "update/kl_old", "reward/kl"],
-        unit="nats",
-        help="From the reference, and from the policy at the start of the step.",
-    ),
-    Chart(
-        section="Policy",
-        title="Gradient norm",
-        names=["update/grad_norm", "critic/grad_norm"],
-        is_log=True,
-    ),
-    Chart(
-        section="Policy",
-        title="Loss",
-        names=["update/policy_loss", "critic/value_loss", "update/moe_aux_loss"],
-    ),
-    Chart(
-        section="Policy",
-        title="Clipped tokens",
-        names=["update/clip_fraction", "critic/clip_fraction"],
-        help="Share of tokens with a ratio outside the clip range.",
-    ),
-    Chart(section="Policy", title="Learning rate", names=["update/lr", "critic/lr"]),
-    Chart(
-        section="Policy",
-        title="Skipped updates",
-        names=["update/skipped", "critic/skipped"],
-        help="Their loss or gradient was not finite.",
-    ),
-    Chart(
-        section="Policy",
-        title="Critic",
-        names=["value/mean", "value/return_mean", "value/explained_variance"],
-    ),
-    Chart(
-        section="Trainer against engine",
-        title="Log-prob gap",
-        names=["logprob_gap/mean", "logprob_gap/max"],
-        unit="nats",
-        is_log=True,
-        help="Between trainer and engine for the same weights and tokens: rounding only.",
-    ),
-    Chart(
-        section="Trainer against engine",
-        title="Drift of older tokens",
-        names=["drift/mean", "drift/max"],
-        unit="nats",
-        help="Between the weights that generated a token and the weights that train on it.",
-    ),
-    Chart(
-        section="Trainer against engine",
-        title="Staleness",
-        names=["staleness/mean", "staleness/max"],
-        unit="steps",
-    ),
-    Chart(
-        section="Trainer against engine",
-        title="Effective sample size",
-        names=["mismatch/effective_sample_size", "correction/effective_sample_size"],
-        help="1 if engine and trainer agree.",
-    ),
-    Chart(
-        section="Time",
-        title="Stages of a step",
-        names=STAGES,
-        unit="s",
-        kind="stages",
-        help="Stacked seconds; `other` is the remainder of the step.",
-    ),
-    Chart(
-        section="Time",
-        title="Switches",
-        names=["seconds/swap_*", "seconds/send_weights", "seconds/receive_weights"],
-        unit="s",
-        help="Within the stages: regions that enter and leave the device, and weight transfer.",
-    ),
-    Chart(
-        section="Time",
-        title="Idle share",
-        names=["throughput/idle_mean", "throughput/idle_max", "idle/*"],
-        help="Engines that wait for others; with separate rollout devices each side's waiting.",
-    ),
-    Chart(
-        section="Time",
-        title="Response tokens per second",
-        names=["throughput/response_tokens_per_second"],
-        unit="tokens/s",
-    ),
-    Chart(
-        section="Time",
-        title="Tokens per second",
-        names=["throughput/tokens_per_second"],
-        unit="tokens/s",
-    ),
-    Chart(
-        section="Time",
-        title="Answers of environments",
-        names=["turns/environment_seconds_mean", "turns/environment_seconds_max"],
-        unit="s",
-        help="From the end of a turn to the answer.",
-    ),
-    Chart(
-        section="Time",
-        title="Checkpoints",
-        names=["seconds/checkpoint_write", "seconds/checkpoint_wait"],
-        unit="s",
-    ),
-    Chart(
-        section="Memory",
-        title="Peak on a device",
-        names=_over_workers("device_peak_bytes"),
-        unit="bytes",
-        help="All regions together, over the workers; without activations.",
-    ),
-    Chart(
-        section="Memory",
-        title="Host memory of a worker",
-        names=_over_workers("rss_bytes"),
-        unit="bytes",
-    ),
-    Chart(
-        section="Memory",
-        title="Resharded bytes",
-        names=["bytes/reshard_received", "bytes/reshard_needed", "bytes/reshard_local"],
-        unit="bytes",
-        help="Received bytes equal the planned need.",
-    ),
-)
+}
+"""Charts by the section of the page."""

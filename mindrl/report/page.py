@@ -62,7 +62,11 @@ def of_all_runs(runs: Sequence[RunState]) -> dict[str, Any]:
     """Return the data that a page shows about all runs together."""
     rows = differences([run.config for run in runs])
     return {
-        "charts": [asdict(chart) for chart in CHARTS],
+        "charts": [
+            {"section": section, **asdict(chart)}
+            for section, charts in CHARTS.items()
+            for chart in charts
+        ],
         "differences": [{"key": key, "values": values} for key, values in rows],
         "written": time.time(),
     }

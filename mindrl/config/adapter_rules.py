@@ -1,12 +1,11 @@
 """Rules of low-rank adapters."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from difflib import get_close_matches
 
 from mindrl.config.backends import TRAINING_BACKEND
-from mindrl.config.finding import Finding, broken, did_you_mean
-from mindrl.config.lora import LINEARS, OF_MEGATRON, LoRAConfig
+from mindrl.config.finding import Finding, broken, did_you_mean, must_be_default
+from mindrl.config.lora import LINEARS, OF_MEGATRON
 from mindrl.config.run import RunConfig
 
 SECTION = "actor_config.lora"
@@ -15,17 +14,15 @@ _LOW_RATE = 1e-5
 
 def adapter_findings(config: RunConfig) -> Iterator[Finding]:
     """Yield what prevents the adapters of a run, independently of its model."""
-    lora, usual = config.actor_config.lora, asdict(LoRAConfig())
+    lora = config.actor_config.lora
     if not lora.r:
-        for name, value in asdict(lora).items():
-            if value != usual[name]:
-                need = f"has an effect only with {SECTION}.r of 1 or more, found 0"
-                yield broken(f"{SECTION}.{name}", value, need, usual[name])
+        need = f"has an effect only with {SECTION}.r of 1 or more, found 0"
+        yield from must_be_default(SECTION, lora, need)
         return
     backend = config.training_backend("actor")
     if lora.dropout and backend != TRAINING_BACKEND:
         need = f"needs the engine {TRAINING_BACKEND}, found {backend} in actor_config.backend"
-        yield broken(f"{SECTION}.dropout", lora.dropout, need, usual["dropout"])
+        yield broken(f"{SECTION}.dropout", lora.dropout, need, 0.0)
     yield from _unknown_layers(lora.target_modules)
     interval = config.rl_config.ref_update_interval
     if interval:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, broken, must_be_default
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
 from mindrl.config.teacher import TeacherConfig
@@ -138,12 +138,9 @@ def _teacher(config: RunConfig) -> Iterator[Finding]:
     yield from _served_teacher(section, config.generate_config.sampling_config.temperature)
     unused = ("advantage_coef",) if section.candidates else ("divergence", "divergence_coef")
     what = "a term of the loss" if section.candidates else "an advantage"
-    form, unset = f"teacher_config.candidates={section.candidates}", TeacherConfig()
-    for key in unused:
-        value, default = getattr(section, key), getattr(unset, key)
-        if value != default:
-            need = f"has no effect: with {form} the signal is {what}"
-            yield broken(f"teacher_config.{key}", value, need, default)
+    form = f"teacher_config.candidates={section.candidates}"
+    need = f"has no effect: with {form} the signal is {what}"
+    yield from must_be_default("teacher_config", section, need, unused)
 
 
 _OF_ANY_TEACHER = frozenset(
@@ -154,7 +151,7 @@ _OF_ANY_TEACHER = frozenset(
 
 def _served_teacher(section: TeacherConfig, temperature: float) -> Iterator[Finding]:
     """A teacher is a model folder, or a server that returns log-probs at temperature 1."""
-    key, url, unset = "teacher_config.url", section.url, TeacherConfig()
+    key, url = "teacher_config.url", section.url
     if url is None:
         if section.load is None:
             load = "teacher_config.load"
@@ -164,11 +161,9 @@ def _served_teacher(section: TeacherConfig, temperature: float) -> Iterator[Find
         return
     if why := unfit_server(url, allow_remote=True):
         yield broken(key, url, why, "http://127.0.0.1:8000")
-    for name in (each.name for each in fields(TeacherConfig) if each.name not in _OF_ANY_TEACHER):
-        value, default = getattr(section, name), getattr(unset, name)
-        if value != default:
-            need = f"has no effect with {key}: the server runs the teacher"
-            yield broken(f"teacher_config.{name}", value, need, default)
+    need = f"has no effect with {key}: the server runs the teacher"
+    names = [each.name for each in fields(section) if each.name not in _OF_ANY_TEACHER]
+    yield from must_be_default("teacher_config", section, need, names)
     if temperature != 1:
         need = f"must be 1 with {key}: a server returns the log-probs of that temperature"
         yield broken("generate_config.sampling_config.temperature", temperature, need, 1.0)

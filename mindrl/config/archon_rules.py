@@ -4,12 +4,11 @@ Most are about PyTorch's own engine, `archon:` and `fsdp:`, and its section.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Literal
 
 from mindrl.config.archon import ZERO_BUBBLE, ArchonConfig
 from mindrl.config.backends import TRAINING_BACKEND
-from mindrl.config.finding import Finding, Value, broken, must_divide
+from mindrl.config.finding import Finding, Value, broken, must_be_default, must_divide
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 
@@ -66,11 +65,8 @@ def _fully_sharded(config: RunConfig, role: Role) -> Iterator[Finding]:
 
 def _unread(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     """Refuse keys of the section if Megatron trains the role."""
-    usual = asdict(ArchonConfig())
-    for name, value in asdict(_section(config, role)).items():
-        if value != usual[name]:
-            need = f"has an effect only with {role}_config.backend=archon:... or fsdp:..."
-            yield broken(f"{role}_config.archon.{name}", value, need, usual[name])
+    need = f"has an effect only with {role}_config.backend=archon:... or fsdp:..."
+    yield from must_be_default(f"{role}_config.archon", _section(config, role), need)
 
 
 def _megatron_only_keys(config: RunConfig, role: _Learner) -> Iterator[Finding]:
@@ -134,10 +130,9 @@ def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
         "selective_ac_option": "selective",
         "ac_memory_budget": "memory_budget",
     }.items():
-        value, usual = getattr(section, name), getattr(ArchonConfig(), name)
-        if value != usual and mode != needed:
+        if mode != needed:
             need = f"has an effect only with {at}.ac_mode={needed}, found {mode}"
-            yield broken(f"{at}.{name}", value, need, usual)
+            yield from must_be_default(at, section, need, [name])
     if section.ac_debug and mode == "none":
         need = f"needs recomputation; set {at}.ac_mode to full, found none"
         yield broken(f"{at}.ac_debug", True, need, False)

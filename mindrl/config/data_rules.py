@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from mindrl.config.data import paths_of
-from mindrl.config.finding import Finding, broken, spelled
+from mindrl.config.finding import Finding, broken, must_be_default, spelled
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 
@@ -106,10 +106,8 @@ def _order(config: RunConfig) -> Iterator[Finding]:
             yield Finding(text, field)
         return
     need = f"has an effect only with data_config.order=by_column, found {spelled(data.order)}"
-    alone = {"order_column": None, "order_descending": False, "order_stages": None}
-    for name, unset in alone.items():
-        if (value := getattr(data, name)) != unset:
-            yield broken(f"data_config.{name}", value, need, unset)
+    names = ("order_column", "order_descending", "order_stages")
+    yield from must_be_default("data_config", data, need, names)
 
 
 def _pass_rates(config: RunConfig) -> Iterator[Finding]:

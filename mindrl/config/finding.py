@@ -1,9 +1,10 @@
 """Findings: one for each rule that a configuration breaks. Imports no torch."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from math import isqrt
+from typing import Any
 
 Value = bool | int | float | str | tuple[str | int | float, ...] | None
 """Value of a key."""
@@ -89,6 +90,19 @@ def must_divide(field: str, value: int, what: str, number: int) -> Iterator[Find
     if number % value:
         need = f"must divide {what}={number}; nearest: {nearest_divisors(number, value)}"
         yield broken(field, value, need, *divisors_near(number, value))
+
+
+def must_be_default(
+    field: str, section: Any, need: str, names: Iterable[str] | None = None
+) -> Iterator[Finding]:
+    """Yield a finding for each key of a section, a dataclass, that differs from its default.
+
+    `field` is the key of the section; `names` are the keys to check, None for all.
+    """
+    default: dict[str, Any] = {each.name: each.default for each in fields(section)}
+    for name in default if names is None else names:
+        if (value := getattr(section, name)) != default[name]:
+            yield broken(f"{field}.{name}", value, need, default[name])
 
 
 def divisors_near(number: int, value: int) -> tuple[int, ...]:

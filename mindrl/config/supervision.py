@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, get_args
 
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, broken, must_be_default
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.halves import NO_ENGINE
 from mindrl.config.preference import REWARD_FORMS, PreferenceConfig, PreferenceForm
@@ -151,12 +151,11 @@ def _preference_findings(config: RunConfig) -> Iterator[Finding]:
     key = "preference_config"
     if config.sft_config is not None:
         yield Finding(f"{key} is given with sft_config: a run has one loss; remove one", key)
-    loss, unset = section.loss, PreferenceConfig()
+    loss = section.loss
     for name, losses in _LOSSES_OF.items():
-        value, default = getattr(section, name), getattr(unset, name)
-        if loss not in losses and value != default:
+        if loss not in losses:
             need = f"needs preference_config.loss={' or '.join(losses)}, found {loss}"
-            yield broken(f"{key}.{name}", value, need, default)
+            yield from must_be_default(key, section, need, [name])
     yield from _compared_findings(config, section)
     if section.trains_rewards and config.actor_config.lora.r:
         need = (

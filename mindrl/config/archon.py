@@ -34,18 +34,7 @@ def _option(value: object) -> str:
 class ArchonConfig:
     """Options of PyTorch's own engine: `backend` is `archon:...` or `fsdp:...`."""
 
-    pp_schedule: (
-        Literal[
-            "1F1B",
-            "Interleaved1F1B",
-            "InterleavedZeroBubble",
-            "ZBVZeroBubble",
-            "I1F1B",
-            "IZB",
-            "ZBV",
-        ]
-        | None
-    ) = None
+    pp_schedule: Literal[Schedule, "I1F1B", "IZB", "ZBV"] | None = None
     """Schedule of the passes in a pipeline; the last three are abbreviations. `1F1B` has one chunk
     of layers per stage; `ZBVZeroBubble` two, placed through the stages and back; the others two or
     more: `virtual_pipeline_model_parallel_size`. None uses `1F1B` for one chunk and

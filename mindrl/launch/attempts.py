@@ -183,7 +183,13 @@ class Attempts:
     @contextmanager
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer]:
         """Start workers with the state of a checkpoint, for a program that does not retry."""
-        with self.services() as services, self.policy_trainer(services, found, run_log) as trainer:
+        workers, logs = self.plan.config.devices, self.files.folder.logs
+        self.files.console.note(f"starting {workers} worker(s), logs in {logs}")
+        with (
+            interrupts_unwrapped(),
+            self.services() as services,
+            self.policy_trainer(services, found, run_log) as trainer,
+        ):
             yield trainer
 
     @contextmanager

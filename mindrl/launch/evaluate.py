@@ -5,7 +5,6 @@ from pathlib import Path
 
 from mindrl.data.run_data import RunData
 from mindrl.launch.attempts import Attempts, RunFiles
-from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.launch.provenance import provenance
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
@@ -37,11 +36,10 @@ def measure_model(
     folder, console = RunFolder(output), StepConsole(max(step, 1))
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
-    console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
     summary = RunSummary(exports={"actor": output / "model"}, provenance=provenance(plan.config))
     run_log = RunLog(folder, summary, console, [JsonlTracker(folder.metrics)])
     try:
-        with interrupts_unwrapped(), attempts.once(None, run_log) as trainer:
+        with attempts.once(None, run_log) as trainer:
             trainer.workers.engines.publish(step)
             trainer.evaluate(step)
             summary.status = "completed"

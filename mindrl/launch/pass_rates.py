@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 from mindrl.data.run_data import RunData
 from mindrl.errors import RewardError
 from mindrl.launch.attempts import Attempts, RunFiles
-from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.platform.device import Platform
@@ -39,8 +38,7 @@ def measure_pass_rates(
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     console = StepConsole(1)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
-    console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
-    with TemporaryDirectory() as scratch, interrupts_unwrapped():
+    with TemporaryDirectory() as scratch:
         run_log = RunLog(RunFolder(Path(scratch)), RunSummary(exports={}), console, [])
         with attempts.once(None, run_log) as trainer:
             return rates_of(trainer, on_progress)

@@ -14,7 +14,6 @@ from mindrl.data.run_data import read_data
 from mindrl.errors import CheckpointError, ConfigError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning
-from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.metrics import Metrics, computed, measured, merge
@@ -119,9 +118,8 @@ def replay(
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data, console = read_data(plan.config), StepConsole(plan.config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
-    console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
     # The log of this step must not be mixed with the run's.
-    with TemporaryDirectory() as scratch, interrupts_unwrapped(), console:
+    with TemporaryDirectory() as scratch, console:
         summary = RunSummary(exports={"actor": Path(scratch, "model")})
         run_log = RunLog(RunFolder(Path(scratch)), summary, console, [])
         with attempts.once(recorded.before, run_log) as trainer:

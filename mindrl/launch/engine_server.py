@@ -85,19 +85,19 @@ def server_token(config: RunConfig) -> str:
     """
     key, path = "generate_config.server_token_file", config.generate_config.server_token_file
     assert path is not None, "validated: servers have a token"
-    return token_in(key, path)
+    return token_in(f"{key}={path}", Path(path))
 
 
-def token_in(key: str, path: str) -> str:
-    """Return the token in the file that a key names.
+def token_in(named: str, path: Path) -> str:
+    """Return the token in a file, which the user has named with a key or an option.
 
     Raises:
         ConfigError: There is none.
     """
     try:
-        token = read_regular_text(Path(path)).strip()
+        token = read_regular_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}={path} cannot be read: {error}") from error
+        raise ConfigError(f"{named} cannot be read: {error}") from error
     if not token:
-        raise ConfigError(f"{key}={path} is empty")
+        raise ConfigError(f"{named} is empty")
     return token

@@ -1,5 +1,7 @@
 """The teacher of a run on a server, and a check that it has the policy's tokens."""
 
+from pathlib import Path
+
 from mindrl.config.megatron_training import PLAIN
 from mindrl.data.tokenizer import load_tokenizer
 from mindrl.errors import ConfigError
@@ -24,7 +26,7 @@ def served_teacher(plan: RunPlan) -> ServedTeacher | None:
     if section is None or section.url is None or not plan.config.learns:
         return None
     file = section.token_file
-    token = "" if file is None else token_in("teacher_config.token_file", file)
+    token = "" if file is None else token_in(f"teacher_config.token_file={file}", Path(file))
     teacher = ServedTeacher(
         client=ServerClient(url=section.url, token=token, name="the teacher"),
         candidates=plan.candidates("teacher"),

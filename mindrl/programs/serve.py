@@ -17,9 +17,8 @@ from mindrl.config.generate import GenerateConfig
 from mindrl.config.server_address import is_loopback
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
-from mindrl.launch.engine_server import server_command, server_environment
+from mindrl.launch.engine_server import server_command, server_environment, token_in
 from mindrl.launch.model_server import model_server_command, model_server_environment
-from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import note, say
 from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import become
@@ -138,7 +137,7 @@ def _serve_model(options: argparse.Namespace) -> int:
     _require_free(address)
     file = options.token_file or _new_token()
     command = [*model_server_command(settings, model.name, address), *options.of_vllm]
-    environment = model_server_environment(platform, _token(file))
+    environment = model_server_environment(platform, token_in(f"--token-file {file}", file))
     if not is_loopback(address[0]):
         note(f"others may reach {address[0]}, and requests are not encrypted")
     say(*_request_help(model.name, address, file))
@@ -180,16 +179,6 @@ def _new_token() -> Path:
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
     return Path(path)
-
-
-def _token(file: Path) -> str:
-    try:
-        token = read_regular_text(file).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
-    if not token:
-        raise ConfigError(f"--token-file {file} is empty")
-    return token
 
 
 PROGRAM = Program(

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mindrl.errors import OutputError
+from mindrl.observability.output_files import reading_errors
 from mindrl.observability.regular_files import open_regular
 
 _CHUNK_BYTES = 1 << 20
@@ -33,7 +34,7 @@ class LineTail:
         if self._file is None:
             return False
         try:
-            with open_regular(self.path) as file:
+            with reading_errors(self.path), open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
                 if (found.st_dev, found.st_ino) != self._file or found.st_size < self.read_bytes:
                     return True
@@ -41,8 +42,6 @@ class LineTail:
                 return file.read(len(self._mark)) != self._mark
         except FileNotFoundError:
             return True
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the offset and the content of each new complete line, with its line feed.
@@ -52,16 +51,12 @@ class LineTail:
         Raises:
             OutputError: The file cannot be read.
         """
-        try:
-            with open_regular(self.path) as file:
-                found = os.fstat(file.fileno())
-                self._file = found.st_dev, found.st_ino
-                file.seek(self.read_bytes)
-                yield from self._whole_lines(file)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
+        reading = reading_errors(self.path)
+        with suppress(FileNotFoundError), reading, open_regular(self.path) as file:
+            found = os.fstat(file.fileno())
+            self._file = found.st_dev, found.st_ino
+            file.seek(self.read_bytes)
+            yield from self._whole_lines(file)
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         rest = [b""]
@@ -76,7 +71,3 @@ class LineTail:
                 self.read_bytes += len(content)
                 self._mark = content[-_MARK_BYTES:]
                 yield start, content
-
-
-def _unreadable(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"{path} cannot be read: {error.strerror or error}")

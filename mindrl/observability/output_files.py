@@ -28,6 +28,17 @@ def output_errors(path: Path, need: str = "") -> Iterator[None]:
         raise OutputError(f"{message}; {need}" if need else message) from error
 
 
+@contextmanager
+def reading_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError in the body to an OutputError with the path, unless a file is missing."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return `value` as JSON text, with null for NaN and inf, which JSON cannot represent.
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import yaml
 
 from mindrl.errors import OutputError
-from mindrl.observability.output_files import step_record
+from mindrl.observability.output_files import reading_errors, step_record
 from mindrl.observability.regular_files import open_regular, read_regular_text
 
 Line = Mapping[str, Any]
@@ -111,13 +112,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     Raises:
         OutputError: It cannot be read.
     """
-    try:
-        with open_regular(path) as file:
-            yield from file
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror or error}") from error
+    with suppress(FileNotFoundError), reading_errors(path), open_regular(path) as file:
+        yield from file
 
 
 def step_of_line(line: bytes) -> int | None:
@@ -134,8 +130,7 @@ def read_complete(path: Path, load: Callable[[str], Any]) -> Any:
         OutputError: The file cannot be read.
     """
     try:
-        return load(read_regular_text(path))
+        with reading_errors(path):
+            return load(read_regular_text(path))
     except (FileNotFoundError, ValueError, yaml.YAMLError):
         return None
-    except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.errors import OutputError
 from mindrl.observability.line_tail import LineTail
+from mindrl.observability.output_files import reading_errors
 from mindrl.observability.regular_files import open_regular
 from mindrl.report.run_record import Line, line_record, step_of_line
 from mindrl.report.stored_rows import Pieces, StoredRows, shortened
@@ -135,13 +135,11 @@ def sample_files(folder: Path) -> dict[str, Path]:
 
 def _rows_of(block: _Block) -> Iterator[Line]:
     try:
-        with open_regular(block.path) as file:
+        with reading_errors(block.path), open_regular(block.path) as file:
             file.seek(block.start)
             lines = file.read(block.stop - block.start).splitlines()
     except FileNotFoundError:
         return
-    except OSError as error:
-        raise OutputError(f"{block.path} cannot be read: {error.strerror or error}") from error
     for line in lines:
         if (record := line_record(line)) is not None:
             yield {"kind": block.kind, **{key: shortened(value) for key, value in record.items()}}

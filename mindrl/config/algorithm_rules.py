@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from mindrl.config.finding import Finding, broken, must_be_default
+from mindrl.config.finding import Finding, broken, must_be_default, repeated
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
 from mindrl.config.teacher import TeacherConfig
@@ -171,9 +171,7 @@ def _served_teacher(section: TeacherConfig, temperature: float) -> Iterator[Find
 
 def _teachers(section: TeacherConfig) -> Iterator[Finding]:
     """Teachers by `data_source` have one entry each, and leave the device to each other."""
-    sources = [each.data_source for each in section.models]
-    twice = [source for source in dict.fromkeys(sources) if sources.count(source) > 1]
-    if twice:
+    if twice := repeated(each.data_source for each in section.models):
         text = (
             f"teacher_config.models has {', '.join(twice)} more than once; give each data_source "
             "one teacher"

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from mindrl.config.data import paths_of
-from mindrl.config.finding import Finding, broken, must_be_default, spelled
+from mindrl.config.finding import Finding, broken, must_be_default, repeated, spelled
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 
@@ -189,8 +189,7 @@ def _rewarded(field: str, source: str, rewarded: list[str]) -> Iterator[Finding]
 
 def _named(field: str, names: list[str]) -> Iterator[Finding]:
     """Names of sets must be unique."""
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
+    if twice := repeated(names):
         text = f"{field} has {', '.join(twice)} more than once; give each set its own name"
         yield Finding(text, field, tuple(names))
 

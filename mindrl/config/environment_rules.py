@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mindrl.config.environment import EnvironmentConfig
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, broken, repeated
 from mindrl.config.run import RunConfig
 
 _SECTION = "environment_config"
@@ -15,7 +15,7 @@ def environment_findings(config: RunConfig) -> Iterator[Finding]:
     if section is None:
         return
     names = [each.name for each in section.environments]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+    if twice := repeated(names):
         field = f"{_SECTION}.environments"
         text = f"{field} has {', '.join(twice)} more than once; give each its own name"
         yield Finding(text, field, tuple(names))

@@ -1,5 +1,6 @@
 """Findings: one for each rule that a configuration breaks. Imports no torch."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -75,6 +76,11 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 def once(found: Iterable[Finding]) -> list[Finding]:
     """Return the findings without repeated sentences."""
     return list({finding.text: finding for finding in found}.values())
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, each once."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def nearest_divisors(number: int, value: int) -> str:

@@ -18,6 +18,7 @@ from mindrl.config.finding import (
     must_divide,
     nearest_divisors,
     once,
+    repeated,
     spelled,
 )
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
@@ -313,7 +314,8 @@ def _advantages(config: RunConfig) -> Iterator[Finding]:
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:
     """Each reward function needs a weight; without a reward model at least one is required."""
-    names, weights = config.rl_config.verifier_function, config.rl_config.verifier_weight
+    rl, test_data = config.rl_config, config.megatron_training.test_data_path
+    names, weights = rl.verifier_function, rl.verifier_weight
     if len(weights) != len(names) or not (names or _has_other_rewards(config)):
         field = "rl_config.verifier_weight"
         text = (
@@ -323,7 +325,6 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         legal = (*weights, *(1.0,) * len(names))[: len(names)]
         yield Finding(text, field, weights, (legal,) if names else ())
     yield from _some_weight(config)
-    test_data = config.megatron_training.test_data_path
     if not names and not weights and _has_other_rewards(config) and config.evaluates:
         held_out = f"megatron_training.test_data_path={test_data}"
         text = (
@@ -332,7 +333,6 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
             "remove the evaluation data"
         )
         yield Finding(text, _FUNCTIONS, ())
-    rl = config.rl_config
     own = [name for each in config.data_config.rewards for name in each.verifier_function]
     by = {"model": config.reward_config, "environment": config.environment_config, ACCURACY: names}
     known = tuple(dict.fromkeys((*names, *own, *(name for name, given in by.items() if given))))
@@ -343,7 +343,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     alone = rl.filter_groups_enable and rl.n_samples_per_prompt < 2
     several = ": with rl_config.filter_groups_enable=true the responses to a prompt must differ"
     yield from _judged(config, (alone, _SAMPLES, f"{several}; use 2 or more", 2))
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = repeated(names)
     need = f"lists {', '.join(twice)} more than once; raise its weight instead"
     yield from _judged(config, (twice, _FUNCTIONS, need))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindrl.config.data import DataPath, paths_of
 from mindrl.config.data_rules import SUFFIXES, data_keys, is_pattern
+from mindrl.config.finding import repeated
 from mindrl.config.run import RunConfig
 from mindrl.errors import DataError
 
@@ -22,7 +23,7 @@ def files_of(paths: DataPath | None) -> tuple[str, ...]:
         DataError: A path names no file, or a folder mixes training and test files.
     """
     found = tuple(chain.from_iterable(map(_files_at, paths_of(paths))))
-    if twice := [path for path in dict.fromkeys(found) if found.count(path) > 1]:
+    if twice := repeated(found):
         raise DataError(f"data file {twice[0]} is listed more than once in {', '.join(found)}")
     return found
 

@@ -75,7 +75,7 @@ class WorkerProcess:
     def __init__(self, device: DeviceKind, rank: int, world_size: int, log: Path) -> None:
         """Redirect all output of this process to its own log file."""
         redirect_output(log)
-        configure_logging(log, level=logging.INFO)
+        configure_logging(log)
         stacks_on_signal()
         self.page = PROGRESS.share()
         self.scratch = Scratch.made(WORKER_FOLDERS)

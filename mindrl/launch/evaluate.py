@@ -1,6 +1,5 @@
 """Evaluation of a model with the engine and the rewards of a run."""
 
-import logging
 from pathlib import Path
 
 from mindrl.data.run_data import RunData
@@ -34,7 +33,7 @@ def measure_model(
     """
     output.mkdir(parents=True, exist_ok=True)
     folder, console = RunFolder(output), StepConsole(max(step, 1))
-    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    configure_logging(folder.logs / "driver.log")
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
     summary = RunSummary(exports={"actor": output / "model"}, provenance=provenance(plan.config))
     run_log = RunLog(folder, summary, console, [JsonlTracker(folder.metrics)])

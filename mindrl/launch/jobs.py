@@ -1,6 +1,5 @@
 """The two jobs of a spool: entry points of the train job and of a rollout job."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,7 +144,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     """
     config, folder = plan.config, RunFolder(run_dir.resolve())
     spool = spool_of(config)
-    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    configure_logging(folder.logs / "driver.log")
     with _part_of(spool, spool.rollout_name(folder.root), "a rollout job") as leases:
         data = read_data(config)
         say(*data_lines(data))

@@ -1,6 +1,5 @@
 """Compare measured device memory of the first steps with the plan."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +8,6 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Move, MoveKind, Region, label_of
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.units import mib_text
-
-logger = logging.getLogger(__name__)
 
 _LARGEST_ERROR = 0.05
 """Relative error of a prediction above which the run reports it."""

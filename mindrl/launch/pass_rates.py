@@ -1,6 +1,5 @@
 """Measure how often the model of a run answers each prompt correctly, before training."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +34,7 @@ def measure_pass_rates(
         MindrlError: Workers cannot be started, or fail.
     """
     folder = RunFolder(logs)
-    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    configure_logging(folder.logs / "driver.log")
     console = StepConsole(1)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
     with TemporaryDirectory() as scratch:

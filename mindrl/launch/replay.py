@@ -1,7 +1,6 @@
 """Repeat one step of a run from its checkpoint and its stored responses."""
 
 import json
-import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +114,7 @@ def replay(
         MindrlError: Workers cannot be started, or fail.
     """
     folder = recorded.replays
-    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    configure_logging(folder.logs / "driver.log")
     data, console = read_data(plan.config), StepConsole(plan.config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
     # The log of this step must not be mixed with the run's.

@@ -1,6 +1,5 @@
 """Entry point of a training run."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +55,7 @@ def train(
     check_folders(plan, folder.root, exports)
     if config.rl_config.debug == "train_only":
         stored_rollouts(config)
-    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    configure_logging(folder.logs / "driver.log")
     # Once for all attempts of a run: its data is read once too.
     inputs, data = input_prints(config), read_data(config)
     config = in_epochs(config, len(data.train.prompts))

@@ -92,10 +92,6 @@ class Sharding:
         """Return the bytes of each rank's weights, if each tensor has its own storage."""
         return self._sums(self.stored_as, partial(table_bytes, dtype=self.dtype))
 
-    def used_bytes(self) -> tuple[int, ...]:
-        """Return the bytes of each rank's weights without the padding of storages."""
-        return self._sums(self.twin_of, partial(table_bytes, dtype=self.dtype))
-
     def learning_bytes(self) -> tuple[int, ...]:
         """Return the bytes of each rank's trained weights, without padding."""
 

@@ -19,23 +19,20 @@ TAIL_BYTES = 256 * 1024
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def configure_logging(
-    path: Path, *, level: int | str = logging.INFO, rank: int | None = None
-) -> None:
-    """Append all log records of this process to one file, and send them nowhere else.
+def configure_logging(path: Path) -> None:
+    """Append log records of this process from level INFO to one file, and send them nowhere else.
 
-    A line reads `time level [rank] logger: message`. A second call switches to its own file.
+    A line reads `time level logger: message`. A second call switches to its own file.
 
     Raises:
         OutputError: if the file cannot be opened.
     """
-    prefix = "" if rank is None else f"[rank {rank}] "
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = _LogHandler(path)
     logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
-        level=level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        level=logging.INFO,
         handlers=[handler],
         force=True,
     )

@@ -79,16 +79,8 @@ _NAMES: Mapping[str, Assumed] = {
 }
 
 
-def run_program(
-    assumed: Assumed,
-    train: Callable[[RunConfig, Path], object] | None = None,
-    *,
-    name: str = "mindrl train",
-) -> int:
-    """Call `train` with the configuration of the command line and the run folder.
-
-    Returns the exit code.
-    """
+def run_program(assumed: Assumed, *, name: str = "mindrl train") -> int:
+    """Train with the configuration of the command line; return the exit code."""
     dry_run = _DRY_RUN in sys.argv
     elsewhere = dry_run and _ELSEWHERE in sys.argv
     flags = (_DRY_RUN, *((_ELSEWHERE,) if elsewhere else ()))
@@ -110,7 +102,7 @@ def run_program(
                 hydra = HydraConfig.instance().cfg.hydra
                 run_dir = Path(hydra.runtime.output_dir)
                 with run_place(run_dir, composed, hydra.overrides.task, hydra):
-                    (train or check_and_train)(config, run_dir)
+                    check_and_train(config, run_dir)
         except Exception as error:  # noqa: BLE001 - raised again outside of Hydra
             errors.append(error)
 

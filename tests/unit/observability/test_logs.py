@@ -27,13 +27,13 @@ def _root_logger() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_root_logger")
-def test_a_record_has_time_level_rank_and_logger_and_debug_is_left_out(tmp_path: Path) -> None:
+def test_a_record_has_time_level_and_logger_and_debug_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "driver.log"
-    configure_logging(path, level="INFO", rank=3)
+    configure_logging(path)
     logging.getLogger("mindrl.trainer").info("step %d, surrogate \ud83d", 12)
     logging.getLogger("mindrl.trainer").debug("unseen")
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO \[rank 3\] mindrl\.trainer: "
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO mindrl\.trainer: "
         r"step 12, surrogate \\ud83d\n",
         path.read_text(),
     )

@@ -233,10 +233,11 @@ def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path
 def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from mindrl.programs.train import Assumed, run_program\n"
-        "def train(config, folder):\n"
+        "from mindrl.programs import train\n"
+        "def failing(config, folder):\n"
         "    raise OSError('the disk is gone')\n"
-        "sys.exit(run_program(Assumed(), train))\n"
+        "train.check_and_train = failing\n"
+        "sys.exit(train.run_program(train.Assumed()))\n"
     )
     ended = python("-c", code, folder=tmp_path)
     assert ended.returncode == 1

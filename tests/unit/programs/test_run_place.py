@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from mindrl.checkpoint.commits import Commits
 from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.callbacks import Callbacks
+from mindrl.programs import train
 from mindrl.programs.compose import composed, composed_config
 from mindrl.programs.entry import start as start_program
 from mindrl.programs.run_place import require_checkpoint, run_place
@@ -79,11 +80,12 @@ def test_a_run_without_a_checkpoint_is_not_resumed_and_keeps_its_files(
     require_checkpoint("--resume", run)
 
 
-def test_a_job_without_checkpoints_resumes_all_the_same(run: Path, said: Said) -> None:
-    def start() -> int:
-        return run_program(Assumed(job="rollout"), lambda _, folder: found.append(folder))
-
+def test_a_job_without_checkpoints_resumes_all_the_same(
+    run: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[Path] = []
+    monkeypatch.setattr(train, "check_and_train", lambda _, folder: found.append(folder))
+    start = partial(run_program, Assumed(job="rollout"))
     assert said(["--resume", str(run)], start) == (0, "")
     # No character of a path is part of an override's syntax.
     other = run.rename(run.with_name("it's a=b, (1)"))
@@ -111,11 +113,10 @@ def test_a_job_that_a_spool_refuses_ends_with_the_code_of_bad_input_and_all_reas
 
 @pytest.mark.parametrize("option", ["--resume", "hydra.run.dir"])
 def test_a_folder_that_another_run_writes_into_is_refused_before_a_file_changes(
-    option: str, run: Path, said: Said
+    option: str, run: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start() -> int:
-        return run_program(Assumed(), lambda *_: pytest.fail("it began"))
-
+    monkeypatch.setattr(train, "check_and_train", lambda *_: pytest.fail("it began"))
+    start = partial(run_program, Assumed())
     committed(run)
     arguments = [option, str(run)] if option == "--resume" else [f"{option}={run}"]
     command = [sys.executable, "-c", _HOLDS, str(run)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrl.report.run_record import Line
 from mindrl.report.run_state import RunState
-from mindrl.report.stored_rows import searched_texts, texts_of
+from mindrl.report.stored_rows import characters_of, searched_texts
 from mindrl.report.thumbnails import prompt_key, thumbnails_of
 
 GROUPS = 20
@@ -58,7 +58,7 @@ class SampleSearch:
                 )
             rows = self.runs[run].sample_rows(step, self.kind)
             looked += 0 if skipped else len(rows)
-            read += _size(rows)
+            read += characters_of(rows)
             for at, group in enumerate(self._groups(run, rows)):
                 if at < skipped:
                     continue
@@ -69,7 +69,7 @@ class SampleSearch:
                         groups, looked, SearchPosition(run=run, step=step, group=at)
                     )
                 groups.append(group)
-                characters += _size(group)
+                characters += characters_of(group)
         return self._answer(groups, looked, None)
 
     def _steps(self) -> Iterator[tuple[int, int]]:
@@ -130,7 +130,3 @@ def _is_between(value: float | None, low: float | None, high: float | None) -> b
     if value is None:
         return low is None and high is None
     return (low is None or value >= low) and (high is None or value <= high)
-
-
-def _size(rows: Sequence[Line]) -> int:
-    return sum(len(text) for row in rows for text in texts_of(row))

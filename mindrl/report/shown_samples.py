@@ -1,10 +1,10 @@
 """Samples of a page: a few of all steps, and whole groups with tokens of the last steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mindrl.report.run_record import Line
 from mindrl.report.sample_index import SampleIndex
-from mindrl.report.stored_rows import Pieces, texts_of
+from mindrl.report.stored_rows import Pieces, characters_of
 
 MOST_SAMPLES = 4000
 """Maximum number; beyond it evenly spaced steps are shown, each completely."""
@@ -25,7 +25,7 @@ def shown_samples(index: SampleIndex, pieces: Pieces | None = None) -> list[Line
     kept = _thinned({step: index.lines(step) for step in index.steps}, MOST_SAMPLES)
     while True:
         rows = [*(row for step in kept for row in index.line_rows(step)), *stored]
-        if _size(rows) <= MOST_BYTES or not kept:
+        if characters_of(rows) <= MOST_BYTES or not kept:
             rows.sort(key=lambda row: row["step"])
             return rows
         kept = _thinned(dict.fromkeys(kept, 1), len(kept) // 2)
@@ -39,7 +39,3 @@ def _thinned(counts: Mapping[int, int], most: int) -> list[int]:
         if sum(counts[step] for step in kept) <= most:
             return kept[::-1]
     return []
-
-
-def _size(rows: Sequence[Line]) -> int:
-    return sum(len(text) for row in rows for text in texts_of(row))

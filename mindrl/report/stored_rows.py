@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,12 @@ def shortened(value: Any, most: int = MOST_CHARACTERS) -> Any:
     return f"{value[:half]}\n[... {left_out:,} characters omitted ...]\n{value[-half:]}"
 
 
-def texts_of(row: Line) -> Iterator[str]:
-    """Yield all texts of a sample."""
+def characters_of(rows: Iterable[Line]) -> int:
+    """Return the number of characters of all texts of samples."""
+    return sum(len(text) for row in rows for text in _texts_of(row))
+
+
+def _texts_of(row: Line) -> Iterator[str]:
     yield from (value for value in row.values() if isinstance(value, str))
     yield from (piece["text"] for piece in pieces_of(row))
 

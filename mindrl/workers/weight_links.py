@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -350,10 +350,7 @@ class _Nothing:
     def read(self, name: str, box: Box) -> Tensor:
         raise AssertionError(f"this rank does not hold {name} {box}")
 
-    def open(self, name: str) -> Tensor:
+    def release(self, name: str) -> NoReturn:
         raise AssertionError(f"this rank does not hold {name}")
 
-    def release(self, name: str) -> None:
-        raise AssertionError(f"this rank does not hold {name}")
-
-    close = release
+    open = close = release

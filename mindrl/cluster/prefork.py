@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Lock
 from typing import Self
 
@@ -19,6 +18,7 @@ from mindrl.cluster.prefork_process import ENDINGS
 from mindrl.platform.device import DeviceKind
 from mindrl.platform.endings import ending
 from mindrl.platform.environment import in_environment, with_variables
+from mindrl.platform.guard import import_paths
 from mindrl.platform.prefork_client import SOCKET_VARIABLE
 from mindrl.platform.scratch import Scratch
 
@@ -48,8 +48,7 @@ class PreforkServer:
         self._scratch = Scratch.made(_FOLDERS)
         self._socket = self._scratch.folder / "socket"
         self._endings = self._scratch.folder / ENDINGS
-        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
-        self._program = f"import sys; sys.path[:] = {paths!r}\n{_PROGRAM}"
+        self._program = f"import sys; sys.path[:] = {import_paths()!r}\n{_PROGRAM}"
         self._order = (kind, megatron, ",".join(modules))
         self._lock = Lock()
         self._begin()

@@ -6,6 +6,7 @@ from math import prod
 
 from mindrl.cluster.ray_cluster import fits, node_shares
 from mindrl.config.changed import with_value
+from mindrl.config.finding import divisors
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
@@ -50,7 +51,7 @@ def shrunk(plan: RunPlan, platform: Platform, present: Sequence[int]) -> RunPlan
 def _candidates(config: RunConfig) -> Iterator[RunConfig]:
     """Yield layouts that shard the model at most as finely as the run's own, nearest first."""
     own = [int(config.value_of(key)) for key in _SIZES]
-    choices = [[size for size in range(most, 0, -1) if most % size == 0] for most in own]
+    choices = [divisors(most)[::-1] for most in own]
     for sizes in sorted(product(*choices), key=lambda sizes: prod(own) / prod(sizes)):
         changed = config
         for key, size in zip(_SIZES, sizes, strict=True):

@@ -12,7 +12,7 @@ from mindrl.preflight.checks import refuse
 from mindrl.preflight.model_checks import ROLLOUT_KEYS, training_findings
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_shardings
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
-from mindrl.programs.arguments import gib
+from mindrl.programs.arguments import add_overrides, gib
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
 from mindrl.rollout.planning import rollout_findings
@@ -26,7 +26,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config-name", required=True, metavar="NAME", help="name of a file in configs/")
     add("--config-dir", metavar="DIR", help="folder of that file (default: configs/)")
-    add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
+    add_overrides(parser)
     memory = parser.add_mutually_exclusive_group()
     text = "memory of a device, instead of rl_config.device_memory_mib"
     size = memory.add_argument

@@ -26,6 +26,6 @@ def token_texts(folder: Path, config: Line) -> Callable[[Sequence[int]], list[st
 
 def _places(run: Path, config: Line) -> list[Path]:
     training, actor = (config.get(name) or {} for name in ("megatron_training", "actor_config"))
-    named = (training.get("tokenizer_name_or_path"), actor.get("model"))
+    named = (training.get("tokenizer_name_or_path"), actor.get("load"))
     folders = [Path(name) for name in named if name]
     return [folder / "tokenizer.json" for folder in (run / "model", *folders)]

@@ -1,9 +1,7 @@
 """The process with the agents of a run, under a guard that ends all that they have started."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,16 +13,8 @@ from typing import Any
 
 from mindrl.agents import runner
 from mindrl.errors import ConfigError
-from mindrl.platform.guard import end_guarded, import_paths
+from mindrl.platform.guard import end_guarded, start_guarded
 
-_PROGRAM = """\
-import os, sys
-caller_pid, descriptor, *command = sys.argv[1:7]
-sys.path[:] = sys.argv[7:]
-from mindrl.platform.guard import fork_guarded
-fork_guarded(int(caller_pid), int(descriptor))
-os.execv(command[0], [*command, descriptor])
-"""
 _LOAD = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 """Unlike the file as a program, this leaves the folder of the file out of the import path."""
 _STOP_SECONDS = 10.0
@@ -62,17 +52,11 @@ class RunnerProcess:
             need = "must be the path of a Python interpreter, such as /opt/agents/bin/python"
             raise ConfigError(f"{_KEY}.interpreter={spec.interpreter!r} {need}")
         self._connection, theirs = socketpair()
-        command = [python, "-c", _LOAD, str(Path(runner.__file__).resolve())]
         with theirs:
-            numbers = [str(os.getpid()), str(theirs.fileno())]
-            # A separate session, which Ctrl-C does not reach. This process becomes the guard.
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *numbers, *command, *import_paths()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            descriptor, file = theirs.fileno(), str(Path(runner.__file__).resolve())
+            command = [python, "-c", _LOAD, file, str(descriptor)]
+            program = f"import os; os.execv({python!r}, {command!r})"
+            self._process = start_guarded(program, descriptor)
         self._lines = _Lines(self._connection)
         self._connection.settimeout(spec.start_seconds)
         self.send({"agent": spec.agent, "seconds": spec.seconds})

@@ -5,10 +5,7 @@ same actions then bring a new process to the same state, which the fingerprints 
 prove; it answers the turn. An environment that fails again, or raises, has failed.
 """
 
-import os
 import selectors
-import subprocess
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +17,8 @@ from typing import Any, NamedTuple
 from mindrl.environments.messages import Action, EnvironmentAnswer, Failed, Frames, Opening
 from mindrl.environments.process import PID, EnvironmentSpec
 from mindrl.errors import ConfigError, EnvironmentFailedError
-from mindrl.platform.guard import end_guarded, import_paths
+from mindrl.platform.guard import end_guarded, start_guarded
 
-_PROGRAM = """\
-import sys
-sys.path[:] = sys.argv[4:]
-from mindrl.platform.guard import fork_guarded
-orders, sockets, caller_pid = map(int, sys.argv[1:4])
-fork_guarded(caller_pid, orders)
-from mindrl.environments.process import serve
-serve(orders, sockets)
-"""
 _STOP_SECONDS = 10.0
 
 
@@ -115,18 +103,11 @@ class EnvironmentHost:
         self._selector = selectors.DefaultSelector()
         orders, theirs = socketpair()
         self._sockets, passing = socketpair()
-        paths = import_paths()
-        descriptors = [theirs.fileno(), passing.fileno()]
-        numbers = [*map(str, descriptors), str(os.getpid())]
         with theirs, passing:
-            # A separate session, which Ctrl-C does not reach. This process becomes the guard.
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *numbers, *paths],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
+            orders_at, sockets_at = theirs.fileno(), passing.fileno()
+            call = f"serve({orders_at}, {sockets_at})"
+            program = f"from mindrl.environments.process import serve; {call}"
+            self._process = start_guarded(program, orders_at, sockets_at)
         self._orders = Frames(orders)
         orders.settimeout(self.limits.start_seconds)
         try:

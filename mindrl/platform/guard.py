@@ -46,14 +46,37 @@ def die_with(parent_pid: int, by: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), by)
 
 
-def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
+def start_guarded(program: str, *descriptors: int) -> subprocess.Popen[bytes]:
+    """Start a guard, and under it a Python program that inherits descriptors; return the guard.
+
+    The program imports from the same path as this process. It has a session of its own, which
+    Ctrl-C does not reach.
+    """
+    lines = (
+        "import sys",
+        f"sys.path[:] = {import_paths()!r}",
+        "from mindrl.platform.guard import fork_guarded",
+        f"fork_guarded({os.getpid()}, {descriptors})",
+        program,
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+
+
+def fork_guarded(caller_pid: int, descriptors: Sequence[int]) -> None:
     """Fork the service from this process and return in it; this process becomes its guard.
 
-    The guard ends, with all its descendants, at SIGTERM, when the caller has ended, or after the
-    service, with the service's exit code.
+    The guard closes the descriptors. It ends, with all its descendants, at SIGTERM, when the caller
+    has ended, or after the service, with the service's exit code.
     """
     if service_pid := _fork(signal.SIGKILL):
-        os.close(connection_descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
         os._exit(_Guard(service_pid, caller_pid).run())
 
 

@@ -1,15 +1,13 @@
 """Client of the reward service: starts, calls and ends it."""
 
 import contextlib
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
 
 from mindrl.errors import MindrlError, RewardError
 from mindrl.platform.endings import OutOfMemoryKills, ending
-from mindrl.platform.guard import end_guarded, import_paths
+from mindrl.platform.guard import end_guarded, start_guarded
 from mindrl.rewards.scores import Outcomes, PoolPlan, Ready, RowsByFunction
 
 START_SECONDS = 300.0
@@ -20,16 +18,6 @@ GUARD_SECONDS = 10.0
 
 _SHELL = 128
 """A guard's exit code is 128 plus the number of the signal that ended the guarded process."""
-
-_PROGRAM = """\
-import sys
-sys.path[:] = sys.argv[3:]
-from mindrl.platform.guard import fork_guarded
-connection_descriptor, caller_pid = map(int, sys.argv[1:3])
-fork_guarded(caller_pid, connection_descriptor)
-from mindrl.rewards.service import serve
-serve(connection_descriptor)
-"""
 
 
 class HostLostError(RewardError):
@@ -42,18 +30,10 @@ class RewardService:
     def __init__(self, plan: PoolPlan) -> None:
         self._connection, theirs = Pipe()
         self._kills = OutOfMemoryKills.read()
-        paths = import_paths()
-        descriptor = theirs.fileno()
-        command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
         with theirs:
-            # A separate session, which Ctrl-C does not reach. This process becomes the guard.
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
+            descriptor = theirs.fileno()
+            program = f"from mindrl.rewards.service import serve; serve({descriptor})"
+            self._process = start_guarded(program, descriptor)
         self._connection.send(plan)
         self._facts: Ready | None = None
 

@@ -15,7 +15,8 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from mindrl.config.section_types import SectionArguments
@@ -47,14 +48,9 @@ def make_model(output: Path, data: Path, seed: int, recipe: Recipe, teacher: Tea
     if is_up_to_date(output, record):
         return False
     questions = _enough_questions(data / "train.jsonl", recipe)
-    with output_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tiny-model-") as scratch:
-            built = Path(scratch) / "model"
-            skills = _build(built, questions, seed, recipe, teacher)
-            record["result"] = dataclasses.asdict(skills)
-            (built / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-            swap_in(built, output)
+    with new_folder(output, record) as built:
+        skills = _build(built, questions, seed, recipe, teacher)
+        record["result"] = dataclasses.asdict(skills)
     return True
 
 
@@ -104,6 +100,22 @@ def _build(
         if recipe.passes(skills):
             return skills
     raise ModelError(f"seed {seed} never met the recipe's targets; the last was {skills}")
+
+
+@contextmanager
+def new_folder(output: Path, record: Mapping[str, object]) -> Iterator[Path]:
+    """Yield the place of a new model folder; at the end it gets its record and replaces `output`.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    with output_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tiny-model-") as scratch:
+            built = Path(scratch) / "model"
+            yield built
+            (built / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+            swap_in(built, output)
 
 
 def swap_in(built: Path, output: Path) -> None:

@@ -136,25 +136,36 @@ def recipe_record(data: Path, seed: int, recipe: Recipe, config: Path) -> dict[s
         DataError: The training file, or the configuration, cannot be read.
     """
     sources = [*sorted(Path(__file__).parent.glob("*.py")), config]
-    record: dict[str, object] = {
-        "seed": seed,
-        "train_sha256": _sha256_of(data / "train.jsonl"),
+    values = {"seed": seed, "train_sha256": _sha256_of(data / "train.jsonl")}
+    return hashed_record(values, dataclasses.asdict(recipe), sources, _PACKAGES)
+
+
+def hashed_record(
+    values: Mapping[str, object],
+    recipe: Mapping[str, object],
+    sources: Sequence[Path],
+    packages: Sequence[str],
+) -> dict[str, object]:
+    """State values, a recipe, and the sources and packages that follow it, with one hash of all.
+
+    Raises:
+        DataError: A source cannot be read.
+    """
+    record = {
+        **values,
         "sources_sha256": {path.name: _sha256_of(path) for path in sources},
-        "versions": {name: version(name) for name in _PACKAGES},
-        "recipe": dataclasses.asdict(recipe),
+        "versions": {name: version(name) for name in packages},
+        "recipe": recipe,
     }
-    return {"hash": _sha256(json.dumps(record, sort_keys=True).encode()), **record}
+    content = json.dumps(record, sort_keys=True).encode()
+    return {"hash": hashlib.sha256(content).hexdigest(), **record}
 
 
 def _sha256_of(path: Path) -> str:
     try:
-        return _sha256(path.read_bytes())
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def is_up_to_date(output: Path, record: Mapping[str, object]) -> bool:

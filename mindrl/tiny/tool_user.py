@@ -10,18 +10,16 @@ import dataclasses
 import json
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mindrl.config.section_types import SectionArguments
 from mindrl.errors import ModelError
-from mindrl.observability.output_files import output_errors
 from mindrl.observability.terminal import say
 from mindrl.tiny.arithmetic import Question, boxed, careless_answer, hasty_answer
-from mindrl.tiny.making import Teacher, swap_in
+from mindrl.tiny.making import Teacher, new_folder
 from mindrl.tiny.questions import read_questions
-from mindrl.tiny.recipe import RECIPE_FILE, Recipe, TaughtRow, is_up_to_date, recipe_record
+from mindrl.tiny.recipe import Recipe, TaughtRow, is_up_to_date, recipe_record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,19 +80,14 @@ def make_tool_user(output: Path, base: Path, data: Path, seed: int, teacher: Tea
     if is_up_to_date(output, record):
         return False
     held_out, learned = recipe.dealt(read_questions(data / "train.jsonl"), seed)
-    with output_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tiny-model-") as scratch:
-            built = Path(scratch) / "model"
-            rows = recipe.lessons(learned, random.Random(seed))
-            shutil.copytree(teacher.run(rows, recipe.sections(base)), built)
-            skill = tool_skill(built, held_out)
-            say(f"tool skill {skill:.3f}")
-            if skill < recipe.skill_target:
-                raise ModelError(f"seed {seed}: tool skill {skill:.3f} < {recipe.skill_target}")
-            record["result"] = {"skill": skill}
-            (built / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-            swap_in(built, output)
+    with new_folder(output, record) as built:
+        rows = recipe.lessons(learned, random.Random(seed))
+        shutil.copytree(teacher.run(rows, recipe.sections(base)), built)
+        skill = tool_skill(built, held_out)
+        say(f"tool skill {skill:.3f}")
+        if skill < recipe.skill_target:
+            raise ModelError(f"seed {seed}: tool skill {skill:.3f} < {recipe.skill_target}")
+        record["result"] = {"skill": skill}
     return True
 
 

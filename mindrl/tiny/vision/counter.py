@@ -10,18 +10,13 @@ Reinforcement learning has the careful habit to find.
 """
 
 import dataclasses
-import hashlib
-import json
 import random
-import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 from mindrl.errors import ModelError
-from mindrl.observability.output_files import output_errors
 from mindrl.observability.terminal import say
-from mindrl.tiny.making import swap_in
-from mindrl.tiny.recipe import RECIPE_FILE, is_up_to_date
+from mindrl.tiny.making import new_folder
+from mindrl.tiny.recipe import hashed_record, is_up_to_date
 from mindrl.tiny.vision.habits import COUNTING_FAMILIES, CounterRecipe, VisionFamily
 
 _PACKAGES = ("torch", "torchvision", "transformers", "tokenizers", "pillow")
@@ -34,7 +29,8 @@ def make_counter(output: Path, seed: int, family: VisionFamily = COUNTING_FAMILI
         MindrlError: The folder is not one of ours, or the model does not learn enough.
     """
     recipe = CounterRecipe(family=family)
-    record = _record(seed, recipe)
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    record = hashed_record({"seed": seed}, dataclasses.asdict(recipe), sources, _PACKAGES)
     if is_up_to_date(output, record):
         return False
     # Imported late: it takes longer than to find that all is up to date.
@@ -45,36 +41,15 @@ def make_counter(output: Path, seed: int, family: VisionFamily = COUNTING_FAMILI
         save_vision_model,
     )
 
-    with output_errors(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".tiny-model-") as scratch:
-            built = Path(scratch) / "model"
-            tokenizer = build_vision_tokenizer()
-            model = build_vision_model(tokenizer, seed, family)
-            lessons = Lessons(tokenizer, recipe)
-            lessons.teach(model, random.Random(seed))
-            skill = lessons.skill(model, random.Random(seed + 1))
-            say(f"counting skill {skill:.3f}")
-            if skill < recipe.skill_target:
-                raise ModelError(f"seed {seed}: counting skill {skill:.3f} < {recipe.skill_target}")
-            save_vision_model(model, tokenizer, built, family)
-            record["result"] = {"skill": skill}
-            (built / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-            swap_in(built, output)
+    with new_folder(output, record) as built:
+        tokenizer = build_vision_tokenizer()
+        model = build_vision_model(tokenizer, seed, family)
+        lessons = Lessons(tokenizer, recipe)
+        lessons.teach(model, random.Random(seed))
+        skill = lessons.skill(model, random.Random(seed + 1))
+        say(f"counting skill {skill:.3f}")
+        if skill < recipe.skill_target:
+            raise ModelError(f"seed {seed}: counting skill {skill:.3f} < {recipe.skill_target}")
+        save_vision_model(model, tokenizer, built, family)
+        record["result"] = {"skill": skill}
     return True
-
-
-def _record(seed: int, recipe: CounterRecipe) -> dict[str, object]:
-    """State everything the weights depend on, with one hash over all of it."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    record: dict[str, object] = {
-        "seed": seed,
-        "sources_sha256": {each.name: _sha256(each.read_bytes()) for each in sources},
-        "versions": {name: version(name) for name in _PACKAGES},
-        "recipe": dataclasses.asdict(recipe),
-    }
-    return {"hash": _sha256(json.dumps(record, sort_keys=True).encode()), **record}
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

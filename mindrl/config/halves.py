@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mindrl.config.generate import SpeculativeConfig
+from mindrl.config.layout_keys import RESOURCES
 from mindrl.config.run import RunConfig
 
 NO_ENGINE: Mapping[str, Any] = MappingProxyType(
@@ -27,28 +28,32 @@ NO_ENGINE: Mapping[str, Any] = MappingProxyType(
 def on_its_own_devices(config: RunConfig) -> RunConfig:
     """Return the configuration of one half of each step on only the devices of that half.
 
-    The half that trains has no engine. Any other configuration is returned unchanged; a rollout
-    without a number of devices keeps its keys, and `placement_findings` reports it.
+    The half that trains has no engine. The half that generates has one role on all devices of the
+    rollout. Any other configuration is returned unchanged; a rollout without a number of devices
+    keeps its keys, and `placement_findings` reports it.
     """
     if config.learns and not config.rolls_out and not config.reads_answers:
         config = replace(config, generate_config=replace(config.generate_config, **NO_ENGINE))
-    whole = config.learns and config.rolls_out
-    if not config.is_apart or whole or (config.rolls_out and not config.rollout_devices):
-        return config
     rl = config.rl_config
-    roles, alone = rl.actor_resource, type(rl.rollout_resource)()
-    if config.rolls_out:
-        roles = replace(roles, num_npus=config.rollout_devices, first_npu=0)
-    rl = replace(
-        rl,
-        actor_resource=roles,
+    if not config.learns and config.rolls_out:
+        # A rollout that shares the devices also uses those of roles that only training has.
+        shared = max(config.role_devices(role).stop for role in RESOURCES)
+        devices = config.rollout_devices if config.is_apart else shared
+        if not devices:
+            return config
+        roles = replace(rl.actor_resource, num_npus=devices, first_npu=0)
+        config = replace(config, rl_config=replace(rl, actor_resource=roles))
+    if not config.is_apart or (config.learns and config.rolls_out):
+        return config
+    alone = replace(
+        config.rl_config,
         use_integrated_worker=True,
-        rollout_resource=alone,
+        rollout_resource=type(rl.rollout_resource)(),
         step_order="in_turns",
         # Stored rollouts may come from another step order, and keep that order's correction.
         rollout_correction=config.rollout_correction or rl.rollout_correction,
     )
-    return replace(config, rl_config=rl)
+    return replace(config, rl_config=alone)
 
 
 def published_version(config: RunConfig, step: int) -> int:

@@ -30,7 +30,8 @@ def profiler_findings(config: RunConfig) -> Iterator[Finding]:
         if getattr(asked, key) == ():
             need = "is empty; use null for all"
             yield broken(f"{_SECTION}.{key}", (), need, None)
-    yield from _ranks(config)
+    if asked.profile:
+        yield from _ranks(config)
 
 
 def _ranks(config: RunConfig) -> Iterator[Finding]:

@@ -54,11 +54,14 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return all findings of a configuration; empty if it is valid."""
-    learned = (_advantages, _rewards) if not config.reads_answers else (sft_findings,)
-    rules = (_shares, _lengths, shared_prompt_findings, _learning, *learned, _files, _checkpoints)
-    others = (engine_findings, algorithm_findings, data_findings, placement_findings)
+    rewarded = (_advantages, _some_weight) if not config.reads_answers else ()
+    trained = (_shares, _learning, _sequence_parallel, engine_findings, *rewarded)
+    scored = _rewards if not config.reads_answers else sft_findings
+    rules = (_lengths, shared_prompt_findings, scored, _files, _checkpoints)
+    others = (algorithm_findings, data_findings, placement_findings)
     alone = (adapter_findings, debug_findings, spool_findings, tracking_findings, profiler_findings)
-    found = (each for rule in (*rules, *others, *alone) for each in rule(config))
+    needed = (*(trained if config.learns else ()), *rules, *others, *alone)
+    found = (each for rule in needed for each in rule(config))
     return [*layout_findings(config), *found, *environment_findings(config)]
 
 
@@ -78,7 +81,7 @@ def layout_findings(config: RunConfig) -> list[Finding]:
     """Return what makes the layouts of the roles and of the rollout invalid."""
     found = [each for role in config.roles for each in _role(config, role)]
     # Report a size once that several roles take from the actor.
-    return [*once(found), *_ring(config), *_sequence_parallel(config), *_rollout(config)]
+    return [*once(found), *_ring(config), *_rollout(config)]
 
 
 def _ring(config: RunConfig) -> Iterator[Finding]:
@@ -148,8 +151,7 @@ def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iter
 
 def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
     field = "megatron_training.sequence_parallel"
-    # Without trained models there are no training layouts.
-    uncut = config.learns and all(config.layout(role).tp == 1 for role in config.roles)
+    uncut = all(config.layout(role).tp == 1 for role in config.roles)
     need = (
         "needs a tensor_model_parallel_size of 2 or more, such as "
         "actor_config.tensor_model_parallel_size=2"
@@ -181,7 +183,7 @@ def _shares(config: RunConfig) -> Iterator[Finding]:
     rl, batch = config.rl_config, config.megatron_training.global_batch_size
     mini_batch, samples = rl.mini_batch_size, rl.n_samples_per_prompt
     yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
-    for role in config.roles if config.learns else ():
+    for role in config.roles:
         learns, layout = role in ("actor", "critic"), config.layout(role)
         field, step = (_MINI_BATCH, "update") if learns else (_BATCH, "step")
         value, replicas = config.value_of(field), layout.dp
@@ -324,7 +326,6 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         )
         legal = (*weights, *(1.0,) * len(names))[: len(names)]
         yield Finding(text, field, weights, (legal,) if names else ())
-    yield from _some_weight(config)
     if not names and not weights and _has_other_rewards(config) and config.evaluates:
         held_out = f"megatron_training.test_data_path={test_data}"
         text = (
@@ -350,16 +351,13 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 def _has_other_rewards(config: RunConfig) -> bool:
     """Return whether a reward model or an environment rates responses too."""
-    section = config.environment_config
-    return bool(config.reward_config) or (section is not None and section.reward_weight != 0)
+    return bool(config.reward_config or config.value_of("environment_config.reward_weight"))
 
 
 def _some_weight(config: RunConfig) -> Iterator[Finding]:
     """Some weight must not be 0: of a reward function, or of the reward model."""
-    section = config.environment_config
-    if section is not None and section.reward_weight:
-        return
-    if config.reward_config is not None and config.reward_config.weight:
+    others = ("environment_config.reward_weight", "reward_config.weight")
+    if any(map(config.value_of, others)):
         return
     sections = ["rl_config"]
     sections += [f"data_config.rewards.{at}" for at in range(len(config.data_config.rewards))]

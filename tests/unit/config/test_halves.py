@@ -77,6 +77,57 @@ def test_the_half_that_generates_trains_nothing_and_starts_at_device_0(
     assert config.role_devices("actor") == range(6)
 
 
+ROLLOUT_JOB = {"spool_config.job": "rollout", "spool_config.folder": "spool"}
+CRITIC = {"rl_config.adv_estimator": "gae", "critic_config.load": "critic"}
+TRAINS_ELSEWHERE = {
+    "shards of four devices": {
+        **APART,
+        "rl_config.actor_resource.num_npus": 4,
+        "actor_config.backend": "archon:d4",
+        "actor_config.archon.fsdp_size": 4,
+        "rl_config.rollout_resource.num_npus": 3,
+    },
+    "a pipeline": {
+        **APART,
+        "actor_config.backend": "archon:d1p2",
+        "actor_config.pipeline_model_parallel_size": 2,
+        "actor_config.archon.pp_schedule": "1F1B",
+    },
+    "ranks without profiles": {
+        **APART,
+        "profiler_config.profile_ranks": [1],
+        "rl_config.rollout_resource.num_npus": 1,
+        "generate_config.infer_tensor_parallel_size": 1,
+    },
+    "an actor after its critic": {
+        **CRITIC,
+        "rl_config.actor_resource.first_npu": 1,
+        "rl_config.critic_resource.first_npu": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("half", [ROLLS_OUT, ROLLOUT_JOB], ids=["rollout_only", "job"])
+@pytest.mark.parametrize("kind", TRAINS_ELSEWHERE)
+def test_rules_of_training_do_not_apply_to_the_half_that_generates(
+    kind: str, half: dict[str, Any], run_config: MakeConfig
+) -> None:
+    whole = run_config(Path("model"), TRAINS_ELSEWHERE[kind])
+    assert [str(each) for each in findings(whole)] == []
+    assert half_of(run_config, TRAINS_ELSEWHERE[kind] | half).roles == ("actor",)
+
+
+def test_a_rollout_on_the_devices_of_all_roles_keeps_them(run_config: MakeConfig) -> None:
+    """A replica of two devices, one of the actor and one of the critic."""
+    two = {
+        "rl_config.critic_resource.first_npu": 1,
+        "generate_config.infer_tensor_parallel_size": 2,
+    }
+    config = half_of(run_config, CRITIC | ROLLS_OUT | two)
+    assert (config.world_size, config.rollout_layout.replicas) == (2, 1)
+    assert config.role_devices("actor") == range(2)
+
+
 def test_a_missing_number_of_devices_of_the_rollout_is_named(run_config: MakeConfig) -> None:
     none = APART | ROLLS_OUT | {"rl_config.rollout_resource.num_npus": None}
     config = on_its_own_devices(run_config(Path("model"), none))

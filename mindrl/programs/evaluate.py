@@ -4,11 +4,15 @@ import argparse
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
+from mindrl.config.backends import ROLLOUT_BACKEND
+from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
+from mindrl.config.resources import RoleResource
+from mindrl.config.rl import GROUP_ESTIMATORS
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.interrupts import signals_as_errors
@@ -31,17 +35,16 @@ _NO_DATA_KEYS = (
 """Overrides that reset the keys of the training data: one file is read, or none."""
 _NO_TRAINING = (
     *("megatron_training.save_interval=0", "megatron_training.keep_best=false"),
-    *("rl_config.init_kl_coef=0", "rl_config.ref_update_interval=0", "data_config.best_by=null"),
+    *("rl_config.ref_update_interval=0", "data_config.best_by=null"),
     *("rl_config.critic_warmup=0", "rl_config.debug_rollouts=null"),
+    *("rl_config.filter_groups_enable=false", "rl_config.filter_groups_metric=null"),
     *("actor_config.router_replay=none", "profiler_config.profile=false"),
     *("spool_config.job=null", "spool_config.folder=null"),
 )
 """Overrides that disable the parts of a training run that answers do not need."""
 _ONLY_EVALUATES = (
     *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
-    *("rl_config.debug=rollout_only", "reward_config=null"),
-    *("generate_config.servers=[]", "generate_config.servers_file=null"),
-    *("generate_config.server_token_file=null", "generate_config.router=null"),
+    *("rl_config.debug=rollout_only", "rl_config.init_kl_coef=0", "reward_config=null"),
     *("data_config.test_overlap_policy=allow", "rl_config.tracking.trackers=[]"),
     "rl_config.tracking.prometheus_port=null",
 )
@@ -180,19 +183,43 @@ def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfi
     """
     files = [*_of_files(options)] if options.data else []
     changes = (*files, *_NO_TRAINING, *_ONLY_EVALUATES)
-    config = _composed(options, model, *changes)
+    config = _with_own_engines(_composed(options, model, *changes))
     for key in ("sft_config", "preference_config"):
         if getattr(config, key) is not None:
             raise ConfigError(
                 f"{key}: a run with it has no sampling and rewards; measure its model with another "
                 f"configuration: mindrl evaluate {model.folder} --config-name NAME --data FILE"
             )
+    if options.data:
+        _check_rewarded(config)
     if config.data_config.held_out_fraction:
         # The held-out rows are part of the training data, so all of it is needed.
         return config
     # Otherwise the training data need not be read.
     read = override("megatron_training.data_path", _held_out(config))
-    return _composed(options, model, *changes, *_NO_DATA_KEYS, read)
+    return _with_own_engines(_composed(options, model, *changes, *_NO_DATA_KEYS, read))
+
+
+def _with_own_engines(config: RunConfig) -> RunConfig:
+    """Return a configuration in which engines of the run generate, in the sizes of its servers."""
+    generate = config.generate_config
+    backend = generate.backend if config.rollout_backend == ROLLOUT_BACKEND else ""
+    generate = replace(generate, backend=backend, servers=(), servers_file=None)
+    generate = replace(generate, server_token_file=None, router=None)
+    return replace(config, generate_config=generate)
+
+
+def _check_rewarded(config: RunConfig) -> None:
+    """Raise a ConfigError for a file of `--data` whose name selects no reward."""
+    known = [each.data_source for each in config.data_config.rewards]
+    if not known or config.data_config.source_column is not None:
+        return
+    for each in config.data_config.eval_sets:
+        if each.name not in known:
+            raise ConfigError(
+                f"--data {each.data_path}: data_config.rewards has no entry for {each.name}; name "
+                f"the file after one of {', '.join(known)}, or set data_config.source_column"
+            )
 
 
 def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunConfig:
@@ -206,6 +233,13 @@ def rating_config(options: argparse.Namespace, model: NamedModel | None) -> RunC
     if options.temperature is not None:
         drawn.append(f"generate_config.sampling_config.temperature={options.temperature}")
     config = _composed(options, model, read, *drawn, *_NO_TRAINING, *_NO_EVALUATION)
+    rl = config.rl_config
+    if rl.reference_resource == RoleResource():
+        # Devices of a reference are also the rollout's, so it is left out only without its own.
+        config = with_value(config, "rl_config.init_kl_coef", 0.0)
+    if rl.adv_estimator in GROUP_ESTIMATORS:
+        # No advantage is computed, and a single answer has no group.
+        config = with_value(config, "rl_config.adv_estimator", "reinforce_plus_plus")
     if not config.rl_config.verifier_function:
         raise ConfigError(
             "rl_config.verifier_function is empty: its first entry defines correct answers"

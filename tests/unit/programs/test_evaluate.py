@@ -27,8 +27,28 @@ KINDS = {
         "generate_config.servers=['http://127.0.0.1:8000']",
         "generate_config.server_token_file=token",
     ),
+    "on servers of another engine": (
+        "rl_config.use_integrated_worker=false",
+        "generate_config.backend='sglang:d1'",
+        "generate_config.servers=['http://127.0.0.1:8000']",
+        "generate_config.server_token_file=token",
+    ),
     "with a reward model": ("reward_config={load:models/reward,weight:1.0}",),
+    "rewarded by a model alone": (
+        "reward_config={load:models/reward,weight:1.0}",
+        "rl_config.verifier_function=[math_verify]",
+        "rl_config.verifier_weight=[0.0]",
+        "rl_config.filter_groups_enable=true",
+        "rl_config.filter_groups_metric=model",
+    ),
     "with a reference": ("rl_config.init_kl_coef=0.1", "rl_config.use_kl_in_reward=true"),
+    "with a reference on its own device": (
+        "actor_config.backend=megatron:d1",
+        "rl_config.actor_resource.num_npus=1",
+        "rl_config.init_kl_coef=0.1",
+        "rl_config.reference_resource.first_npu=1",
+        "generate_config.infer_tensor_parallel_size=2",
+    ),
     "of several sets in an order": (
         "megatron_training.data_path=null",
         ITSELF,
@@ -49,7 +69,9 @@ KINDS = {
     "on stored responses": ("rl_config.debug_rollouts=rollouts",),
 }
 BY_DAY = (
-    *("with a reward model", "of several sets in an order", "that saves", "of a train job"),
+    *("on servers of another engine", "rewarded by a model alone"),
+    *("with a reference on its own device", "with a reward model"),
+    *("of several sets in an order", "that saves", "of a train job"),
     *("of a critic that began alone", "of replayed experts", "that is profiled"),
     "on stored responses",
 )
@@ -148,12 +170,24 @@ def test_rows_are_rated_by_any_configuration_without_evaluations(kind: str) -> N
     assert (config.data_config.train_sets, config.data_config.eval_sets) == ((), ())
     assert config.rl_config.n_samples_per_prompt == 4
     assert config.actor_config.load == ".cache/tiny/model"
+    once = rating_config(parsed(*given, *KINDS[kind], "--samples", "1"), None)
+    assert findings(once) == []
     model = NamedModel(folder=Path("models/mine"), run=None)
     assert rating_config(parsed(*given), model).actor_config.load == "models/mine"
     with pytest.raises(ConfigError, match="verifier_function is empty"):
         rating_config(
             parsed(*given, "rl_config.verifier_function=[]", "rl_config.verifier_weight=[]"), None
         )
+
+
+def test_a_file_without_a_reward_is_named_as_the_user_named_it() -> None:
+    rewards = "{data_source:math,verifier_function:[math_verify],verifier_weight:[1.0]}"
+    by_name = (f"data_config.rewards=[{rewards}]", "megatron_training.test_data_path=null")
+    assert findings(config_of(*by_name, data=("a/math.jsonl",))) == []
+    with pytest.raises(ConfigError, match=r"--data a/rows\.jsonl: data_config\.rewards"):
+        config_of(*by_name, data=("a/rows.jsonl",))
+    by_column = (*by_name, "data_config.source_column=source")
+    assert findings(config_of(*by_column, data=("a/rows.jsonl",))) == []
 
 
 def test_without_anything_to_measure_on_it_says_what_to_give() -> None:

@@ -113,7 +113,7 @@ def checked_with_legal_values(
     """Apply every rule, as `checked_run`, and keep the nearest legal values that help."""
     checked = checked_run(config, platform, capacity, needs_files=needs_files, here=here)
     named = [
-        replace(each, legal=_nearest_legal(each, config, platform, checked))
+        replace(each, legal=_nearest_legal(each, config, platform, checked, here=here))
         for each in checked.findings
     ]
     spelled = [in_words_of_backend(config, each) for each in named]
@@ -238,7 +238,7 @@ def _accepted(
 
 
 def _nearest_legal(
-    finding: Finding, config: RunConfig, platform: Platform, checked: Checked
+    finding: Finding, config: RunConfig, platform: Platform, checked: Checked, *, here: bool
 ) -> tuple[Value, ...]:
     """Return the nearest legal values that resolve all findings on a key without new ones.
 
@@ -253,6 +253,7 @@ def _nearest_legal(
             return False
         left = [*findings(changed), *platform_findings(changed, platform)]
         left += model_findings(changed, checked.models or {})
+        left += device_findings(changed, platform) if here else []
         return {each.field for each in left} <= others
 
     return tuple(islice(filter(helps, finding.legal[:_MOST_TRIED]), _MOST_NAMED))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mindrl.config.changed import with_value
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import DEVICES
 from mindrl.config.model_folders import further_models
@@ -32,12 +33,15 @@ def device_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
         need = f": this machine has no such device; rl_config.device=auto selects {best}"
         yield broken("rl_config.device", kind, need, "auto", best)
     elif ray_address() is None and config.devices > present:
+        actor = config.rl_config.actor_resource.num_npus
+        left = present - (config.devices - actor)
+        fits = left > 0 and with_value(config, DEVICES, left).devices <= present
         need = (
             f": the run needs {config.devices} devices, and this machine has {present} "
-            f"{platform.ray_resource} device(s); use {present} or fewer, or set RAY_ADDRESS to "
-            "join a larger cluster"
+            f"{platform.ray_resource} device(s); {f'use {left} or fewer, or ' if fits else ''}set "
+            "RAY_ADDRESS to join a larger cluster"
         )
-        yield broken(DEVICES, config.rl_config.actor_resource.num_npus, need, present)
+        yield broken(DEVICES, actor, need, *([left] if fits else []))
 
 
 def attention_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]:

@@ -10,7 +10,8 @@ from checked_runs import DEVICES, MakeConfig, model_folder, overrides
 from mindrl.errors import ConfigError
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.host_memory import memory_bound
-from mindrl.preflight.checks import check
+from mindrl.preflight.checks import check, checked_with_legal_values
+from mindrl.preflight.memory_plan import Capacity
 from mindrl.rollout.vllm.architectures import installed_head_sizes
 
 CPU = PLATFORMS["cpu"]
@@ -66,6 +67,46 @@ def test_an_environment_that_no_worker_accepts_is_a_finding_before_a_run(
     # The nodes of a joined cluster have environments of their own.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     check(two, PLATFORMS["npu"], here=True)
+
+
+APART = {
+    "rl_config.device": "npu",
+    "rl_config.use_integrated_worker": False,
+    "megatron_training.global_batch_size": 12,
+    "rl_config.mini_batch_size": 12,
+}
+ROLLOUT_DEVICES = "rl_config.rollout_resource.num_npus"
+
+
+@pytest.mark.parametrize(
+    ("actor", "rollout", "legal"),
+    [
+        # The rollout's device is not the actor's to take.
+        (3, 1, (2,)),
+        (1, 3, ()),
+        # Without this number two devices of the rollout would be suggested.
+        (2, None, ()),
+    ],
+)
+def test_a_suggested_number_of_devices_fits_this_machine(
+    actor: int,
+    rollout: int | None,
+    legal: tuple[int, ...],
+    tmp_path: Path,
+    run_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("MINDRL_DEVICE_FOLDER", str(tmp_path))
+    for number in range(3):
+        (tmp_path / f"davinci{number}").touch()
+    model = model_folder(tmp_path / "model", **WIDE)
+    counts = {DEVICES: actor, ROLLOUT_DEVICES: rollout}
+    config = run_config(model, overrides(tmp_path) | APART | counts)
+    checked = checked_with_legal_values(config, PLATFORMS["npu"], Capacity(), here=True)
+    (found,) = [each for each in checked.findings if each.field in (DEVICES, ROLLOUT_DEVICES)]
+    assert found.legal == legal
+    assert ("use 2 or fewer, or " in str(found)) == bool(legal)
 
 
 def test_a_cache_beyond_the_memory_of_this_machine_is_a_finding(

@@ -1,6 +1,7 @@
 """Checks of this machine: devices, memory, a tokenizer. Imports no torch."""
 
 from collections.abc import Iterator
+from math import ceil
 
 from mindrl.config.changed import with_value
 from mindrl.config.finding import Finding, broken
@@ -9,13 +10,14 @@ from mindrl.config.model_folders import further_models
 from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import has_vocabulary, other_token
 from mindrl.errors import MindrlError
+from mindrl.memory.plan import with_kv_cache
 from mindrl.models.config_file import VOCABULARY_FILES
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.device import Platform, choose_platform
 from mindrl.platform.environment import ray_address
 from mindrl.platform.host_memory import memory_bound
 from mindrl.platform.probes.machine import SETTINGS_PAGE
-from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.memory_plan import memory_plan, one_sequence
 from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.planning import cpu_attention_findings
@@ -98,23 +100,29 @@ def host_findings(models: RunShardings, platform: Platform) -> Iterator[Finding]
     if platform.kind != "cpu" or ray_address() is not None or not config.rl_config.check_memory:
         return
     try:
-        trained = memory_plan(models, None, models.most_staging)
-        needed = trained.peak_bytes * config.world_size
+        sides = [(memory_plan(models, None, models.most_staging), config.world_size)]
         if config.starts_engines:
             apart = rollout_memory_plan(models, None, models.most_staging)
-            needed += apart.peak_bytes * config.rollout_devices
+            sides.append((apart, config.rollout_devices))
     except MindrlError:
         # What prevents a plan has its own finding.
         return
-    there, mib = memory_bound(), config.generate_config.kv_cache_mib
+    there, needed = memory_bound(), sum(plan.peak_bytes * count for plan, count in sides)
     if needed <= there:
         return
     text = (
         f"the workers of this machine need {mib_text(needed)} of memory, and it has "
         f"{mib_text(there)}"
     )
-    left = 0 if mib is None else mib - -(-(needed - there) // MIB) // config.rollout_devices
-    if mib is not None and 0 < left < mib:
+    mib = config.generate_config.kv_cache_mib
+    left = 0 if mib is None else mib - ceil((needed - there) / config.rollout_devices / MIB)
+    # The cache may not be part of the peak.
+    smaller = (
+        (with_kv_cache(plan, left * MIB) if plan.kv_cache_bytes else plan).peak_bytes * count
+        for plan, count in sides
+    )
+    least, _ = one_sequence(config, models.plan.cache_sizes)
+    if left * MIB >= least and sum(smaller) <= there:
         yield broken(_KV_CACHE, mib, f": {text}", left)
     else:
         path = config.actor_config.load

@@ -8,10 +8,14 @@ import pytest
 from checked_runs import DEVICES, MakeConfig, model_folder, overrides
 
 from mindrl.errors import ConfigError
+from mindrl.observability.units import MIB
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.host_memory import memory_bound
+from mindrl.preflight import machine_checks
 from mindrl.preflight.checks import check, checked_with_legal_values
-from mindrl.preflight.memory_plan import Capacity
+from mindrl.preflight.machine_checks import host_findings
+from mindrl.preflight.memory_plan import Capacity, memory_plan
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.vllm.architectures import installed_head_sizes
 
 CPU = PLATFORMS["cpu"]
@@ -116,6 +120,28 @@ def test_a_cache_beyond_the_memory_of_this_machine_is_a_finding(
     large = run_config(model, overrides(tmp_path) | {KV: mib})
     assert refused_here(large).startswith(f"{KV}={mib}: the workers of this machine need ")
     check(run_config(model, overrides(tmp_path) | {KV: mib // 4}), CPU, here=True)
+
+
+def test_a_smaller_cache_is_suggested_only_if_the_workers_then_fit(
+    model: Path, tmp_path: Path, run_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def models(mib: int) -> RunShardings:
+        changes = overrides(tmp_path) | {DEVICES: 2, KV: mib}
+        return RunShardings(plan=check(run_config(model, changes), CPU))
+
+    for mib, excess, field, legal in (
+        # Each of two workers gives up a whole MiB.
+        (512, 1, KV, (511,)),
+        (512, 3 * MIB, KV, (510,)),
+        # An update needs more than the rollout with this cache.
+        (4, 3 * MIB, "actor_config.load", ()),
+    ):
+        first = models(mib)
+        bound = memory_plan(first, None, first.most_staging).peak_bytes * 2 - excess
+        monkeypatch.setattr(machine_checks, "memory_bound", lambda bound=bound: bound)
+        (found,) = host_findings(first, CPU)
+        assert (found.field, found.legal) == (field, legal)
+        assert not [each for fix in legal for each in host_findings(models(fix), CPU)]
 
 
 def test_a_model_folder_without_a_tokenizer_says_that_and_where(

@@ -1,10 +1,12 @@
 """The layouts in which a run continues when devices are lost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
+from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
@@ -20,12 +22,14 @@ CPU = PLATFORMS["cpu"]
 @pytest.fixture
 def plan_of(
     run_config: Callable[..., RunConfig], random_model: Callable[[bool], Path], tmp_path: Path
-) -> Callable[[int, int, int], RunPlan]:
-    """Return what plans a run on nodes of 4 devices."""
+) -> Callable[..., RunPlan]:
+    """Return what plans a run on nodes of 4 devices, with further keys."""
     data = tmp_path / "train.jsonl"
     data.touch()
 
-    def plan(devices: int, tp: int, rollout_tp: int) -> RunPlan:
+    def plan(
+        devices: int, tp: int, rollout_tp: int, changes: Mapping[str, object] = MappingProxyType({})
+    ) -> RunPlan:
         overrides = {
             "megatron_training.data_path": str(data),
             "rl_config.actor_resource.num_npus": devices,
@@ -33,7 +37,7 @@ def plan_of(
             "actor_config.tensor_model_parallel_size": tp,
             "generate_config.infer_tensor_parallel_size": rollout_tp,
         }
-        return check(run_config(random_model(tied=False), overrides), CPU)
+        return check(run_config(random_model(tied=False), {**overrides, **changes}), CPU)
 
     return plan
 
@@ -63,6 +67,66 @@ def test_the_nearest_legal_layout_of_the_most_devices_is_taken(
     plan_of: Callable[..., RunPlan],
 ) -> None:
     assert sizes(shrunk(plan_of(*before), CPU, present)) == after
+
+
+SCHEDULE, LAYERS = "actor_config.archon.pp_schedule", "actor_config.num_layer_list"
+STAGES = {"actor_config.pipeline_model_parallel_size": 2, LAYERS: [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes", "adapted"),
+    [
+        (
+            4,
+            {"actor_config.backend": "archon:d4", "actor_config.archon.fsdp_size": 4},
+            {"actor_config.archon.fsdp_size": 2},
+        ),
+        (
+            2,
+            {"actor_config.backend": "archon:d1p2", SCHEDULE: "1F1B", **STAGES},
+            {SCHEDULE: None, LAYERS: None},
+        ),
+        (2, STAGES, {LAYERS: None}),
+        (
+            2,
+            {
+                "actor_config.tensor_model_parallel_size": 2,
+                "megatron_training.sequence_parallel": True,
+            },
+            {"megatron_training.sequence_parallel": False},
+        ),
+        (
+            2,
+            {"profiler_config.profile": True, "profiler_config.profile_ranks": [0, 1]},
+            {"profiler_config.profile_ranks": (0,)},
+        ),
+    ],
+    ids=["shards", "schedule", "layers", "sequence parallel", "profiles"],
+)
+def test_keys_that_follow_the_sizes_take_legal_values(
+    devices: int,
+    changes: dict[str, object],
+    adapted: dict[str, object],
+    plan_of: Callable[..., RunPlan],
+) -> None:
+    plan = shrunk(plan_of(devices, 1, 1, changes), CPU, [devices - 1])
+    assert plan.config.world_size == devices // 2
+    assert {key: plan.config.value_of(key) for key in adapted} == adapted
+
+
+def test_layouts_without_equal_shares_are_not_judged_by_the_rules(
+    plan_of: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 sequences need 1, 2, 4, 8 or 16 replicas: of 33 to 60 devices no layout has as many."""
+    before, judged = plan_of(64, 4, 4), []
+
+    def counted(config: RunConfig) -> list[Finding]:
+        judged.append(config.world_size)
+        return findings(config)
+
+    monkeypatch.setattr(shrink, "findings", counted)
+    assert sizes(shrunk(before, CPU, [4] * 15)) == (32, 4, 8, 4)
+    assert judged == [32, 32]
 
 
 def test_without_a_device_the_run_cannot_go_on(plan_of: Callable[..., RunPlan]) -> None:

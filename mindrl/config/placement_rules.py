@@ -125,6 +125,13 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
     generate, key = config.generate_config, "generate_config.servers"
     if not generate.is_served:
         return
+    if not config.learns:
+        key = key if generate.servers else f"{key}_file"
+        is_job = config.spool_config.job == "rollout"
+        where = "in a rollout job" if is_job else "with rl_config.debug=rollout_only"
+        need = f"cannot be used {where}: a server gets its weights from the training side"
+        yield broken(key, config.value_of(key), need, () if generate.servers else None)
+        return
     if not config.is_apart:
         yield broken(_APART, True, f"must be false with {key}, which have their own devices", False)
     elif generate.servers and config.rollout_devices:

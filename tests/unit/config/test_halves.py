@@ -128,6 +128,21 @@ def test_a_rollout_on_the_devices_of_all_roles_keeps_them(run_config: MakeConfig
     assert config.role_devices("actor") == range(2)
 
 
+@pytest.mark.parametrize("half", [ROLLS_OUT, ROLLOUT_JOB], ids=["rollout_only", "job"])
+@pytest.mark.parametrize(
+    ("key", "value", "none"),
+    [("servers", ["http://127.0.0.1:8000"], ()), ("servers_file", "servers.txt", None)],
+)
+def test_the_half_that_generates_has_no_servers(
+    half: dict[str, Any], key: str, value: object, none: object, run_config: MakeConfig
+) -> None:
+    key = f"generate_config.{key}"
+    config = on_its_own_devices(run_config(Path("model"), APART | half | {key: value}))
+    (found,) = findings(config)
+    assert (found.field, found.legal) == (key, (none,))
+    assert "cannot be used" in str(found)
+
+
 def test_a_missing_number_of_devices_of_the_rollout_is_named(run_config: MakeConfig) -> None:
     none = APART | ROLLS_OUT | {"rl_config.rollout_resource.num_npus": None}
     config = on_its_own_devices(run_config(Path("model"), none))

@@ -11,6 +11,7 @@ from mindrl.platform.garbage import planning
 from mindrl.preflight.shipped import planned_description
 from mindrl.programs.arguments import Program, count, not_negative, positive
 from mindrl.programs.exits import print_json
+from mindrl.programs.search_progress import search_progress
 from mindrl.propose.decoding import Rates
 from mindrl.propose.lengths import LARGEST_TAIL, described, sampled_groups, stored_groups
 from mindrl.propose.rates import rates_of
@@ -93,7 +94,8 @@ def _run(options: argparse.Namespace) -> int:
         )
     rates, load = _rates(options), load_of(options, longest=options.longest_tokens)
     tried = [*ways(options.devices, options.replica_devices, options.max_staleness)]
-    found = best_ways(load, rates, tried, steps=options.steps)
+    with search_progress() as notify:
+        found = best_ways(load, rates, tried, lambda way: notify(_title(way)), steps=options.steps)
     mean, p99, longest = described(load.groups)
     if options.json:
         figures = [asdict(way) | asdict(worth) for way, worth in found]
@@ -149,6 +151,10 @@ def _figures(way: Arrangement, worth: Worth) -> dict[str, object]:
     return asdict(worth) | {"name": name_of(way), "devices": split_of(way)}
 
 
+def _title(way: Arrangement) -> str:
+    return f"simulating {name_of(way)} on {split_of(way)} devices"
+
+
 def name_of(way: Arrangement) -> str:
     """Return the name of an order: the keys that select it."""
     if way.order == "partial":
@@ -163,7 +169,7 @@ def split_of(way: Arrangement) -> str:
 
 
 PROGRAM = Program(
-    about="Simulate every order of steps on shared devices and on every split of them from the "
+    about="Simulate every order of steps on shared devices and on splits of them from the "
     "lengths of responses; the best first, each with its best split.",
     examples=_EXAMPLE,
     add_options=_add_options,

@@ -1,15 +1,10 @@
 """Proposal of a whole run: `mindrl plan run ...`. Needs no torch."""
 
 import argparse
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mindrl.config.backends import TRAINING_BACKENDS, TrainingBackend
 from mindrl.config.text import config_text, needs_yaml_suffix, write_new
@@ -23,6 +18,7 @@ from mindrl.programs.arguments import Program, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.programs.orders import add_length_options, chosen_orders, order_figures, print_orders
 from mindrl.programs.placement import name_of
+from mindrl.programs.search_progress import search_progress
 from mindrl.propose.candidates import MOST_DEVICES, Task, TeacherModel, written_values
 from mindrl.propose.costs import bubble_share
 from mindrl.propose.engines import Judged, Ranked, compared_figures, ranked
@@ -30,7 +26,6 @@ from mindrl.propose.figures import LEAST_SECONDS, figures_of, reasons, slowdown
 from mindrl.propose.orders import PlacedOrder
 from mindrl.propose.search import Moved, Notify, Proposal, Search, remedies, search
 
-_QUIET_SECONDS = 1.0
 _LEAST_SHARE = 0.005
 """Smaller shares would be rounded to 0%."""
 _AMOUNTS = {
@@ -94,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
     if _ALL in engines or len(engines) > 1:
         return _compare(options, TRAINING_BACKENDS if _ALL in engines else engines)
     task = _task(options, engines[0])
-    with _progress() as notify:
+    with search_progress() as notify:
         found = search(task, options.top, notify)
         ways = [] if found.proposals else [*remedies(task, found, notify)]
     if ways:
@@ -107,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) -> int:
     """Compare several engines and rank their layouts."""
-    with _progress() as notify:
+    with search_progress() as notify:
         every, refused = _searched(options, engines, notify)
         judged = [each for each in every if each.found.proposals]
         for each in every:
@@ -221,29 +216,6 @@ def _folder_of(named: str) -> str:
     path = Path(named)
     folder = path.parent if path.suffix == ".json" else path
     return str(folder) if folder.is_dir() else f"./models/{folder.name}"
-
-
-@contextmanager
-def _progress() -> Iterator[Notify]:
-    """Show the progress of the search on a terminal after a short delay."""
-    began, console = time.monotonic(), Console(stderr=True)
-    columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-    progress = Progress(*columns, console=console, transient=True)
-    bar = progress.add_task("")
-    shown = False
-
-    def notify(text: str) -> None:
-        nonlocal shown
-        progress.update(bar, description=text)
-        if not shown and console.is_terminal and time.monotonic() - began > _QUIET_SECONDS:
-            shown = True
-            progress.start()
-
-    try:
-        yield notify
-    finally:
-        if shown:
-            progress.stop()
 
 
 def _row(each: Ranked) -> dict[str, object]:

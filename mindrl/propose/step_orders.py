@@ -4,7 +4,7 @@ Pure. Assumes that lengths do not depend on weights, rewards take no time, and t
 distributed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -18,6 +18,8 @@ from mindrl.trainer.source.bounds import PoolBounds
 Order = Literal["in_turns", "partial", "one_step_off", "asynchronous"]
 WARM = 4
 """The first 1 / WARM of the steps is not counted."""
+MOST_SPLITS = 16
+"""Largest number of splits of an order that are all simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,22 +234,44 @@ def ways(devices: int, replica_devices: int, ages: Sequence[int]) -> Iterator[Ar
 
 
 def best_ways(
-    load: Load, rates: Rates, found: Sequence[Arrangement], *, steps: int = 24
+    load: Load,
+    rates: Rates,
+    found: Sequence[Arrangement],
+    notify: Callable[[Arrangement], None],
+    *,
+    steps: int = 24,
 ) -> list[tuple[Arrangement, Worth]]:
-    """Return each order and staleness with its best split, the most useful first."""
-    best: dict[tuple[Order, int, bool], tuple[Arrangement, Worth]] = {}
+    """Return each order and staleness with its best split, the most useful first.
+
+    Of more than `MOST_SPLITS` splits only a sample is simulated, then those around the best of it.
+    `notify` is called with each arrangement before its simulation.
+    """
+    splits: dict[tuple[Order, int, bool], list[Arrangement]] = {}
     for way in found:
-        worth, key = (
-            worth_of(load, rates, way, steps=steps),
-            (
-                way.order,
-                way.max_staleness,
-                way.is_apart,
-            ),
-        )
-        if key not in best or worth.useful > best[key][1].useful:
-            best[key] = way, worth
-    return sorted(best.values(), key=lambda each: -each[1].useful)
+        splits.setdefault((way.order, way.max_staleness, way.is_apart), []).append(way)
+
+    def simulated(way: Arrangement) -> tuple[Arrangement, Worth]:
+        notify(way)
+        return way, worth_of(load, rates, way, steps=steps)
+
+    best = (_best_split(each, simulated) for each in splits.values())
+    return sorted(best, key=lambda each: -each[1].useful)
+
+
+def _best_split(
+    splits: Sequence[Arrangement], simulated: Callable[[Arrangement], tuple[Arrangement, Worth]]
+) -> tuple[Arrangement, Worth]:
+    """Return the best of evenly spaced splits, and of splits closer and closer to the best."""
+    space = -(-len(splits) // MOST_SPLITS)
+    tried: dict[int, tuple[Arrangement, Worth]] = {}
+    places: Iterable[int] = range(space // 2, len(splits), space)
+    while True:
+        tried |= {place: simulated(splits[place]) for place in places if place not in tried}
+        best = max(tried, key=lambda place: tried[place][1].useful)
+        if space == 1:
+            return tried[best]
+        space = (space + 1) // 2
+        places = (at for at in (best - space, best + space) if 0 <= at < len(splits))
 
 
 def _best_seconds(load: Load, rates: Rates) -> float:

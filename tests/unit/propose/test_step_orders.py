@@ -141,12 +141,26 @@ def test_no_age_is_beyond_its_bound_and_a_long_tail_gains_with_it(age: int) -> N
 def test_every_order_is_tried_with_every_split_and_the_best_comes_first() -> None:
     tried = [*ways(4, 2, [1, 2])]
     assert [(each.training, each.rollout) for each in tried if each.is_apart] == [(2, 2)] * 4
-    found = best_ways(TAIL, RATES, [*ways(6, 1, [1, 2])])
+    simulated: list[Arrangement] = []
+    found = best_ways(TAIL, RATES, [*ways(6, 1, [1, 2])], simulated.append)
+    assert {*simulated} == {*ways(6, 1, [1, 2])}
     # On shared devices in turns and two of partial; apart in turns, one step off, and two.
     assert len(found) == 7
     shares = [worth.useful for _, worth in found]
     assert shares == sorted(shares, reverse=True)
     assert found[0][0].max_staleness == 2
+
+
+def test_of_many_splits_those_around_the_best_of_a_sample_are_simulated() -> None:
+    """A token takes 0.002 s of either side, and 24 replicas have 8 responses each."""
+    rates = Rates(engine_step=1e-6, sequence_step=0.002, trained_token=0.002)
+    load = Load(groups=[[10]], prompts=192, prompt_tokens=1)
+    splits = [way for way in ways(48, 1, []) if way.order == "one_step_off"]
+    simulated: list[Arrangement] = []
+    [(best, _)] = best_ways(load, rates, splits, simulated.append, steps=3)
+    # 16 of the 47, three apart; then two each at a distance of 2 and 1 from the best.
+    assert len({*simulated}) == len(simulated) <= 16 + 2 + 2
+    assert (best.training, best.rollout) == (24, 24)
 
 
 def test_lengths_have_the_mean_and_the_tail_that_were_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mindrl.allocation.meaning import layout_string
 from mindrl.checkpoint.adapter_folder import check_adapters
 from mindrl.config.adapter_rules import SECTION
 from mindrl.config.backends import TRAINING_BACKEND
@@ -32,7 +33,7 @@ def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[
             yield Finding(text, _TARGETS, lora.target_modules, (left,) if left else ())
     factors = factor_shapes(model, low_rank)
     if any(_EXPERTS in name for name in factors):
-        yield from _on_experts(config, has)
+        yield from _on_experts(config, model, has)
     if lora.load is not None:
         try:
             check_adapters(lora.load, low_rank, factors)
@@ -40,16 +41,24 @@ def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[
             yield Finding(f"{SECTION}.load: {error}", f"{SECTION}.load", lora.load)
 
 
-def _on_experts(config: RunConfig, has: list[str]) -> Iterator[Finding]:
+def _on_experts(config: RunConfig, model: ModelDescription, has: list[str]) -> Iterator[Finding]:
     """Adapters need whole experts, each multiplied separately."""
     others = [name for name in has if name not in ("gate_proj", "up_proj", "down_proj")]
     asked = config.actor_config.lora.target_modules
-    named = ",".join([name for name in others if name in asked] or others)
-    hint = f"or exclude the expert layers: {_TARGETS}=[{named}]"
-    actor, backend = config.actor_config, config.training_backend("actor")
-    if backend != TRAINING_BACKEND:
+    named = tuple([name for name in others if name in asked] or others)
+    if model.delta or model.other:
+        need = (
+            f"must exclude expert layers: the engines for {model.class_name} keep experts in one "
+            "stack"
+        )
+        yield broken(_TARGETS, asked, need, named)
+        return
+    hint = f"or exclude the expert layers: {_TARGETS}=[{','.join(named)}]"
+    actor = config.actor_config
+    if config.training_backend("actor") != TRAINING_BACKEND:
         need = f"must be {TRAINING_BACKEND}, because others keep experts in one stack; {hint}"
-        yield broken("actor_config.backend", backend, need, TRAINING_BACKEND)
+        legal = layout_string(config.layout("actor"), TRAINING_BACKEND)
+        yield broken("actor_config.backend", actor.backend, need, legal)
         return
     if actor.moe_grouped_gemm:
         need = (

@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checked_runs import CPU, DEVICES, TRAIN_ETP, MakeConfig, model_folder, overrides, refused
+from checked_runs import (
+    CPU,
+    DEVICES,
+    TRAIN_EP,
+    TRAIN_ETP,
+    MakeConfig,
+    model_folder,
+    overrides,
+    refused,
+)
 from safetensors.numpy import save_file
 
 from mindrl.checkpoint.adapter_folder import adapter_config
 from mindrl.models.adapters import LowRank, factor_shapes
 from mindrl.models.description import read_description
+from mindrl.preflight.adapter_checks import adapter_findings_on
 from mindrl.preflight.checks import check
 
 TARGETS, LOAD = "actor_config.lora.target_modules", "actor_config.lora.load"
@@ -76,7 +86,7 @@ def test_a_layer_that_the_model_lacks_is_refused_with_those_that_it_has(
             {"actor_config.backend": "archon:d1"},
             ["down_proj", "q_proj"],
             (
-                "actor_config.backend=archon must be megatron, because others keep experts in "
+                "actor_config.backend=archon:d1 must be megatron, because others keep experts in "
                 "one stack; "
             )
             + HINT.format("q_proj"),
@@ -95,6 +105,17 @@ def test_experts_with_adapters_are_whole_and_multiplied_by_themselves(
     assert refused(run_config(folder, asked)) == [message]
     # Attention alone may have them.
     check(run_config(folder, asked | {TARGETS: ["q_proj", "o_proj"]}), CPU)
+
+
+def test_the_legal_value_of_stacked_experts_is_a_string_that_the_run_takes(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder, backend = model_folder(tmp_path / "model", **MIXTURE), "actor_config.backend"
+    asked = overrides(tmp_path) | {R: 2, DEVICES: 2, TRAIN_EP: 2}
+    config = run_config(folder, asked | {backend: "archon:d2e2"})
+    (found,) = adapter_findings_on(config, read_description(str(folder)))
+    assert (found.value, found.legal) == ("archon:d2e2", ("megatron:d2e2",))
+    check(run_config(folder, asked | {backend: "megatron:d2e2"}), CPU)
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(4, 8.0), (7, 29.0), (11, 15.0)])

@@ -10,7 +10,8 @@ import pytest
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, read_description
+from mindrl.preflight.adapter_checks import adapter_findings_on
 from mindrl.preflight.model_checks import describe_models, model_findings
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.planning import rollout_findings
@@ -118,6 +119,18 @@ def test_mixtures_with_gated_delta_nets_are_planned_with_whole_experts_and_their
     }
     (finding,) = model_findings(run_config(folder, asked | cut), models)
     assert "must be 1 for Qwen3" in str(finding)
+
+
+def test_adapters_on_experts_with_gated_delta_nets_are_refused_without_megatron(
+    random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    key = "actor_config.lora.target_modules"
+    asked = {"actor_config.lora.r": 2, key: ["o_proj", "down_proj"]}
+    folder = random_model_of("qwen3_5_moe_text")
+    config = run_config(folder, asked | {"actor_config.backend": "archon:d1"})
+    (found,) = adapter_findings_on(config, read_description(str(folder)))
+    assert str(found).startswith(f"{key}=o_proj,down_proj must exclude expert layers: ")
+    assert found.legal == (("o_proj",),)
 
 
 def test_shared_prefixes_are_refused_of_gated_delta_nets_not_by_the_engine_but_by_check(

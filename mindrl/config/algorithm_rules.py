@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from mindrl.config.finding import Finding, broken, must_be_default, repeated
 from mindrl.config.run import RunConfig
-from mindrl.config.server_address import unfit_server
+from mindrl.config.server_address import nearest_address, unfit_server
 from mindrl.config.teacher import TeacherConfig
 
 _OLD = "rl_config.old_log_probs"
@@ -160,7 +160,7 @@ def _served_teacher(section: TeacherConfig, temperature: float) -> Iterator[Find
             yield broken("teacher_config.token_file", file, f"has no effect without {key}", None)
         return
     if why := unfit_server(url, allow_remote=True):
-        yield broken(key, url, why, "http://127.0.0.1:8000")
+        yield broken(key, url, why, nearest_address(url))
     need = f"has no effect with {key}: the server runs the teacher"
     names = [each.name for each in fields(section) if each.name not in _OF_ANY_TEACHER]
     yield from must_be_default("teacher_config", section, need, names)

@@ -93,35 +93,35 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
 
 
-def positive(text: str) -> float:
-    """Parse a number above 0, from 1e-12 to 1e12."""
-    if (value := _finite(text)) <= 0:
+def positive(text: str, least: float = _SMALLEST, most: float = _LARGEST) -> float:
+    """Parse a number above 0, from `least` to `most`."""
+    if (value := _finite(text, least, most)) <= 0:
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
 
 
 def not_negative(text: str) -> float:
     """Parse 0, or a number from 1e-12 to 1e12."""
-    if (value := _finite(text)) < 0:
+    if (value := _finite(text, _SMALLEST, _LARGEST)) < 0:
         raise argparse.ArgumentTypeError(f"{text} must be 0 or more")
     return value
 
 
-def _finite(text: str) -> float:
+def _finite(text: str, least: float, most: float) -> float:
     """Return a finite number, or -1 for another text; refuse one that is too small or too large."""
     value = -1.0
     with suppress(ValueError):
         value = float(text)
     if not isfinite(value):
         return -1.0
-    if value > 0 and not _SMALLEST <= value <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} must be between {_SMALLEST:g} and {_LARGEST:g}")
+    if value > 0 and not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} must be between {least:g} and {most:g}")
     return value
 
 
 def gib(text: str) -> int:
-    """Parse a number of GiB above 0; returns bytes."""
-    return int(positive(text) * GIB)
+    """Parse a number of GiB, from 0.0001 to 1e6; returns bytes, whose sums fit 64 bits."""
+    return int(positive(text, 1e-4, 1e6) * GIB)
 
 
 def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:

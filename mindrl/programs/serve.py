@@ -170,8 +170,10 @@ def _require_free(address: tuple[str, int]) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server(address, family=family).close()
-    except OSError as error:
-        raise ConfigError(f"--host {host} --port {port}: {error.strerror or error}") from error
+    except (OSError, TypeError) as error:
+        # A host that cannot be encoded is a TypeError.
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: {why}") from error
 
 
 def _new_token() -> Path:

@@ -161,6 +161,9 @@ def connection_error(host: str, port: int) -> str:
         socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
     except OSError as error:
         return error.strerror or str(error)
+    except ValueError as error:
+        # The host cannot be encoded.
+        return str(error)
     return ""
 
 

@@ -55,6 +55,23 @@ def test_what_is_not_there_is_refused(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["1e-12", "68719476736", "1e300"])
+def test_a_memory_that_no_machine_has_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        capacity(monkeypatch, "--device-memory-gib", text)
+    assert f"{text} must be between 0.0001 and 1e+06" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1e6"])
+def test_the_smallest_and_the_largest_memory_have_a_plan_or_a_finding(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert capacity(monkeypatch, "--device-memory-gib", text) == (1 if text == "1e-4" else 0)
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_two_words_for_one_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_what_cannot_be_served_is_said(
         (model, "--token-file", tmp_path / "none"): "cannot be read",
         ("--config-name", "grpo_tiny_cpu", "--", "--max-num-seqs", 3): "a replica takes no vLLM",
         ("--config-name", "grpo_tiny_cpu"): "generate_config.servers has 0",
+        (model, "--host", "\u00e9" * 70): "encoding of hostname failed",
         (model, "--replica", 0): "--replica has an effect only with --config-name; leave it out",
         (model, "--config-dir", "configs"): "--config-dir has an effect only with --config-name",
         ("--config-name", "grpo_tiny_cpu", "--port", 8000): "--port has an effect only without",

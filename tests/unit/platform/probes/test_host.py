@@ -74,6 +74,7 @@ def test_a_port_is_free_until_somebody_listens_and_then_it_answers() -> None:
         assert connection_error("127.0.0.1", port) == ""
     assert port_is_free(port)
     assert connection_error("127.0.0.1", port) == "Connection refused"
+    assert "label empty or too long" in connection_error("a..b", port)
 
 
 def test_the_token_is_looked_for_where_ray_does(tmp_path: Path) -> None:

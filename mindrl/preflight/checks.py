@@ -273,9 +273,17 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
             try:
                 check_reward(name, field, given.get(name, {}))
             except MindrlError as error:
-                close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
-                legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
-                yield Finding(str(error), field, names, legal)
+                yield _unfit_reward(str(error), field, names, place)
+
+
+def _unfit_reward(text: str, field: str, names: tuple[str, ...], place: int) -> Finding:
+    """Return the finding about a function, or about its arguments."""
+    of_arguments = field.replace("verifier_function", "verifier_kwargs")
+    if text.startswith(of_arguments):
+        return Finding(text, of_arguments)
+    close = difflib.get_close_matches(names[place], BUILTIN_REWARDS, n=1, cutoff=0.5)
+    legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
+    return Finding(text, field, names, legal)
 
 
 def _own_specs(config: RunConfig) -> Iterator[Finding]:

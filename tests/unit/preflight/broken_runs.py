@@ -282,6 +282,10 @@ WITHOUT_LEGAL: dict[str, tuple[str, Values]] = {
         f"{RL}.verifier_function",
         {f"{RL}.verifier_function": ["no.such:score"], f"{RL}.verifier_weight": [1.0]},
     ),
+    "arguments that no reward takes": (
+        f"{RL}.verifier_kwargs",
+        {f"{RL}.verifier_kwargs": [{"limit": 3}, {}]},
+    ),
     "no reward at all": (
         f"{RL}.verifier_weight",
         {f"{RL}.verifier_function": [], f"{RL}.verifier_weight": []},

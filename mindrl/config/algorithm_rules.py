@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from mindrl.config.finding import Finding, broken, must_be_default, repeated
+from mindrl.config.finding import Finding, broken, must_be_default, repeated, spelled
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import nearest_address, unfit_server
 from mindrl.config.teacher import TeacherConfig
@@ -20,7 +20,7 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     yield from _reference(config)
     yield from _teacher(config)
     if rl.clip_cov_lb > rl.clip_cov_ub:
-        need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
+        need = f"must not be above rl_config.clip_cov_ub={spelled(rl.clip_cov_ub)}"
         yield broken("rl_config.clip_cov_lb", rl.clip_cov_lb, need, rl.clip_cov_ub)
     if rl.partial_rollout and not rl.reproducible_sampling:
         need = (
@@ -69,7 +69,7 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
         need = f"has an effect only with {section}.beyond=mask, found {options.beyond}"
         yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
     if options.min_weight >= options.max_weight:
-        need = f"must be below {section}.max_weight={options.max_weight:g}"
+        need = f"must be below {section}.max_weight={spelled(options.max_weight)}"
         yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
 
 

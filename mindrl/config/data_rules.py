@@ -114,7 +114,7 @@ def _pass_rates(config: RunConfig) -> Iterator[Finding]:
     data = config.data_config
     low, high = data.pass_rate_low, data.pass_rate_high
     if low > high:
-        need = f"must not be above data_config.pass_rate_high={high:g}"
+        need = f"must not be above data_config.pass_rate_high={spelled(high)}"
         yield broken("data_config.pass_rate_low", low, need, high)
     if data.pass_rate_column is None and (low, high) != (0.0, 1.0):
         text = (

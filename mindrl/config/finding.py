@@ -53,7 +53,9 @@ def spelled(value: Value) -> str:
         case bool():
             return str(value).lower()
         case float():
-            return f"{value:g}"
+            short = f"{value:g}"
+            # A limit that is rounded up would be refused again.
+            return short if float(short) == value else repr(value)
         case tuple():
             return ",".join(map(str, value))
         case None:

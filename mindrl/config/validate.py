@@ -281,7 +281,7 @@ def _learning(config: RunConfig) -> Iterator[Finding]:
             (
                 learner.min_lr > learner.lr,
                 f"{section}.min_lr",
-                f"must not be above {section}.lr={learner.lr:g}",
+                f"must not be above {section}.lr={spelled(learner.lr)}",
                 learner.lr,
             ),
         )

@@ -45,7 +45,10 @@ def test_the_need_is_the_sentence_without_field_and_value(
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(True, "true"), (None, "null"), (4, "4"), (0.5, "0.5"), ("auto", "auto"), ((2, 1), "2,1")],
+    [
+        *((True, "true"), (None, "null"), (4, "4"), ("auto", "auto"), ((2, 1), "2,1")),
+        *((1.0, "1"), (1e-6, "1e-06"), (0.0001234567, "0.0001234567"), (1e7 + 1, "10000001.0")),
+    ],
 )
 def test_values_are_spelled_as_the_command_line_takes_them(value: Value, text: str) -> None:
     assert spelled(value) == text

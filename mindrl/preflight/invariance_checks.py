@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindrl.config.finding import Finding, Value, broken
+from mindrl.config.finding import Finding, Value, broken, spelled
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.run import RunConfig
 from mindrl.models.description import ModelDescription
@@ -96,5 +96,5 @@ def _of_trainer(config: RunConfig) -> Iterator[Finding]:
 
 
 def _must_be(key: str, value: Value, *legal: Value) -> Finding:
-    allowed = " or ".join(map(str, legal)).lower()
+    allowed = " or ".join(map(spelled, legal))
     return broken(key, value, f"must be {allowed} with {_KEY}=true", *legal)

@@ -61,6 +61,7 @@ def test_on_cpu_both_sides_are_whole_and_in_float32(invariant: Make) -> None:
 def test_a_device_with_whole_prompts_needs_room_and_no_prefixes(invariant: Make) -> None:
     wrong = {
         **APART,
+        "generate_config.kv_block_tokens": 32,
         "generate_config.max_num_batched_tokens": 63,
         "generate_config.max_num_seqs": 8,
         "generate_config.enforce_eager": False,
@@ -69,6 +70,7 @@ def test_a_device_with_whole_prompts_needs_room_and_no_prefixes(invariant: Make)
     assert found == [
         f"generate_config.dtype=float32 must be bfloat16 {MUST_BE}",
         f"generate_config.enable_prefix_caching=true must be false {MUST_BE}",
+        f"generate_config.kv_block_tokens=32 must be null {MUST_BE}",
         (
             "generate_config.max_num_batched_tokens=63 must be at least "
             f"generate_config.max_model_len=64 {MUST_BE}"

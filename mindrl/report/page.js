@@ -6,6 +6,8 @@ const COLOURS = ["#1f5a96", "#b3541e", "#2e7d4f", "#7a5ba6", "#b0447f", "#17a2a2
 const REFRESH_SECONDS = 5;
 // A chart with more curves is as wide as the page.
 const MANY_CURVES = 5;
+// Pixels above a chart for its buttons, which a touch screen always shows.
+const BUTTONS = 32;
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
 
 const scripts = (names) => names.split(" ").map((name) => `\\p{scx=${name}}`).join("");
@@ -147,7 +149,7 @@ function faultLines(runs) {
 
 function layout(chart, runs) {
   return {
-    margin: { l: 58, r: 10, t: 8, b: 28 }, hovermode: "x unified", legend: { orientation: "h", y: -0.12, font: { size: 11 } },
+    margin: { l: 58, r: 10, t: BUTTONS, b: 28 }, hovermode: "x unified", legend: { orientation: "h", y: -0.12, font: { size: 11 } },
     xaxis: { zeroline: false, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } }, shapes: faultLines(runs), font: { size: 11 },
     yaxis: {
       title: { text: label(chart.unit === "bytes" ? "MiB" : chart.unit), font: { size: 11 } }, zeroline: false, exponentformat: "power",
@@ -156,7 +158,8 @@ function layout(chart, runs) {
   };
 }
 
-const OPTIONS = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+// Plotly's button that uploads a chart is off, and it has no address.
+const OPTIONS = { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 // Draws a chart when it becomes visible, so that a page with many charts opens fast.
 const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
   if (!entry.isIntersecting) return;
@@ -205,7 +208,7 @@ function memoryChart(run) {
   const choice = make("select", {}, workers.map((worker) => make("option", { value: worker }, worker)));
   const card = picture(`Device memory at each moment: ${run.name}`, "All bars have the same width, although a move takes milliseconds and a phase minutes. Lines show the plan.", true, (plot) => {
     const draw = () => Plotly.react(plot, moments(run.memory.filter((moment) => moment.worker === choice.value)), {
-      ...layout({ unit: "MiB" }, []), barmode: "stack", bargap: 0, hovermode: "closest", margin: { l: 58, r: 10, t: 8, b: 110 },
+      ...layout({ unit: "MiB" }, []), barmode: "stack", bargap: 0, hovermode: "closest", margin: { l: 58, r: 10, t: BUTTONS, b: 110 },
       xaxis: { tickangle: -60, automargin: true }, legend: { orientation: "v", x: 1.01, y: 1 },
     }, OPTIONS);
     choice.addEventListener("change", draw);

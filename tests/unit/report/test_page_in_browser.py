@@ -1,10 +1,6 @@
-"""The page as people see it: in Chromium, without a network.
-
-Skipped where the distribution's Chromium is not installed (Debian: `apt install chromium`).
-"""
+"""The page as people see it: in Chromium, without a network."""
 
 import json
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,28 +10,15 @@ from threading import Thread
 import pytest
 from made_run import HOSTILE, conversation, make_run, metrics_of, sample, write_lines
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from mindrl.report.page import write_page as write_page_of
 from mindrl.report.run_state import RunState
 from mindrl.report.server import PageServer
 
-CHROMIUM = shutil.which("chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
 
 def write_page(path: Path, runs: Iterable[Path]) -> None:
     write_page_of(path, [*map(RunState, runs)])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield found
-        found.close()
 
 
 @pytest.fixture

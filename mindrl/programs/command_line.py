@@ -28,7 +28,12 @@ _OPTIONS = (*VALUE_OPTIONS, *_FLAGS)
 _SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
 _SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
 _SWEEPS = ("-m", "--multirun", "--experimental-rerun")
-_CFG = ("job", "hydra", "all")
+_CHOICES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--package": (),
+}
+"""Hydra's options that need a value, with the values; any if empty."""
 _AN_OVERRIDE = (
     "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' needs its "
     "own quotes: \"key='a, b'\""
@@ -55,6 +60,11 @@ def taken(option: str, *others: str) -> str | None:
     return value
 
 
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """Return checked arguments with all overrides last: argparse takes them in one place only."""
+    return sorted(arguments, key=_is_override)
+
+
 def check_overrides(arguments: Sequence[str]) -> None:
     """Check options, and the syntax and keys of overrides.
 
@@ -70,7 +80,7 @@ def _troubles(arguments: list[str]) -> Iterator[str]:
         argument = arguments.pop(0)
         if argument.startswith("-"):
             yield from _option(argument, arguments)
-        elif "=" in argument or argument.startswith("~"):
+        elif _is_override(argument):
             yield from _override(argument)
         else:
             yield _alone(argument, arguments)
@@ -80,12 +90,15 @@ def _option(argument: str, following: list[str]) -> Iterator[str]:
     """Yield what is wrong with an option; pops its value from `following`."""
     name, equals, value = argument.partition("=")
     option = _SHORT.get(name, name)
-    if option in ("--cfg", "--package", "--info") and not equals:
-        value = following.pop(0) if following and "=" not in following[0] else ""
+    choices = _CHOICES.get(option, ())
+    if option in _CHOICES and not equals:
+        is_given = following and not following[0].startswith("-") and not _is_override(following[0])
+        value = following.pop(0) if is_given else ""
     if option == "--elsewhere":
         yield f"{name} needs --dry-run; write --dry-run {name}"
-    elif option == "--cfg" and value not in _CFG:
-        yield f"{name} {value or 'without a value'}: it must be one of {', '.join(_CFG)}"
+    elif option in _CHOICES and (not value or (choices and value not in choices)):
+        those = f"one of {', '.join(choices)}" if choices else "a section or key"
+        yield f"{name} {value or 'without a value'}: it must be {those}"
     elif option in _SWEEPS:
         yield f"{name}: a program makes one run; start it once per value"
     elif option not in (*_OPTIONS, *_SILENT):
@@ -94,6 +107,12 @@ def _option(argument: str, following: list[str]) -> Iterator[str]:
             return
         hint = did_you_mean(option.replace("_", "-"), _OPTIONS)
         yield f"{name} is an unknown option; use {', '.join(_OPTIONS)}{hint}"
+    elif equals and option not in (*_CHOICES, *VALUE_OPTIONS):
+        yield f"{argument}: {name} takes no value; write {name}"
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
 def _alone(argument: str, following: list[str]) -> str:

@@ -35,7 +35,7 @@ from mindrl.platform.patches import transformers_without_torch
 from mindrl.platform.vision import vision_trouble
 from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import note_shipped_sizes
-from mindrl.programs.command_line import check_overrides, taken
+from mindrl.programs.command_line import check_overrides, options_first, taken
 from mindrl.programs.compose import composing, located, override, run_config
 from mindrl.programs.exits import exit_code
 from mindrl.programs.run_place import require_checkpoint, run_place
@@ -292,7 +292,7 @@ def _start(
             return
         # The task writes the files of .hydra itself, after it has locked the folder.
         own = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
-        sys.argv += [*more, *own]
+        sys.argv[1:] = options_first([*sys.argv[1:], *more, *own])
         try:
             hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)()
         except OSError as error:

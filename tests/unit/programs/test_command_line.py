@@ -93,6 +93,36 @@ def test_what_is_known_or_belongs_to_hydra_passes(argument: str) -> None:
     check_overrides([argument])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dry-run=true"], "--dry-run=true: --dry-run takes no value; write --dry-run"),
+        (
+            ["--info", "rl_config.epochs=2"],
+            (
+                "--info without a value: it must be one of all, config, defaults, "
+                "defaults-tree, plugins, searchpath"
+            ),
+        ),
+        (["--cfg", "--resolve"], "--cfg without a value: it must be one of job, hydra, all"),
+        (["--cfg", "job", "-p"], "-p without a value: it must be a section or key"),
+    ],
+)
+def test_a_value_too_many_or_too_few_is_refused_before_hydra_reads_the_options(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_overrides(arguments)
+    assert str(caught.value) == message
+
+
+def test_options_may_follow_overrides(tmp_path: Path) -> None:
+    ended = started(tmp_path, "rl_config.epochs=7", "--cfg", "job", "+recipe=dapo", "-p=rl_config")
+    assert ended.returncode == 0, ended.stderr
+    values = yaml.safe_load(ended.stdout)
+    assert (values["epochs"], values["filter_groups_enable"]) == (7, True)
+
+
 def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing(
     tmp_path: Path,
 ) -> None:

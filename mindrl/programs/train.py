@@ -59,6 +59,8 @@ class Assumed:
     """Whether to fine-tune on the answers in the data."""
     job: Literal["train", "rollout"] | None = None
     """Kind of a job of a spool."""
+    needs: tuple[str, ...] = ()
+    """Examples of the overrides that it cannot start without."""
 
     def applied(self, config: RunConfig) -> RunConfig:
         """Return the configuration with what the name sets."""
@@ -69,13 +71,14 @@ class Assumed:
         return config
 
 
+_SPOOL = "spool_config.folder=/shared/spool"
 _NAMES: Mapping[str, Assumed] = {
     "mindrl train": Assumed(config=None),
     "mindrl train-grpo": Assumed(critic=False),
     "mindrl train-ppo": Assumed(config="ppo_tiny_cpu", critic=True),
     "mindrl train-sft": Assumed(config="sft_tiny_cpu", supervised=True),
-    "mindrl job train": Assumed(job="train"),
-    "mindrl job rollout": Assumed(job="rollout"),
+    "mindrl job train": Assumed(job="train", needs=(_SPOOL, "megatron_training.save_interval=5")),
+    "mindrl job rollout": Assumed(job="rollout", needs=(_SPOOL,)),
 }
 
 
@@ -278,7 +281,7 @@ def _start(
     """Compose the configuration that the command line names with Hydra, and call the task."""
     name, own_folder = _named(assumed)
     if {"--help", "-h"} & {*sys.argv}:
-        print_help(program, name, own_folder)
+        print_help(program, name, own_folder, default=assumed.config, needs=assumed.needs)
         return
     if name is None:
         check_overrides(sys.argv[1:])

@@ -93,6 +93,36 @@ def test_each_program_explains_itself_with_an_example_and_without_torch(name: st
 
 
 @pytest.mark.parametrize(
+    ("name", "config", "example", "required"),
+    [
+        ("train-sft", "sft_tiny_cpu", "megatron_training.train_iters=10", []),
+        (
+            "job rollout",
+            "grpo_tiny_cpu",
+            "spool_config.folder=/shared/spool",
+            ["spool_config.folder"],
+        ),
+        (
+            "job train",
+            "grpo_tiny_cpu",
+            "spool_config.folder=/shared/spool megatron_training.save_interval=5",
+            ["spool_config.folder", "megatron_training.save_interval"],
+        ),
+    ],
+)
+def test_the_help_of_a_training_program_is_its_own(
+    name: str, config: str, example: str, required: list[str]
+) -> None:
+    text = started(*name.split(), "--help").stdout
+    does = PROGRAMS[name][1] if name in PROGRAMS else "fine-tune on the answers in the data"
+    usage = f"Usage: mindrl {name} [--config-name NAME] [options] [key=value ...]"
+    assert text.splitlines()[:3] == [f"mindrl {name}: {does}", "", usage]
+    assert f"name of the configuration (default: {config})" in text
+    assert f"Example: mindrl {name} --config-name {config} {example}\n" in text
+    assert (f"Required: {', '.join(required)}." in text) == bool(required)
+
+
+@pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (

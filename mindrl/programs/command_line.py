@@ -12,9 +12,9 @@ from mindrl.config.load import field_names, suggest, wrong_sections
 from mindrl.config.text import nested
 from mindrl.errors import ConfigError
 from mindrl.migrate.names import other_name
+from mindrl.preflight.shipped import config_folder
+from mindrl.programs.config_files import RECIPE, run_names
 
-RECIPE = "recipe"
-"""Folder of configurations that are added to a run: `+recipe=gspo`."""
 VALUE_OPTIONS = {
     "--config-name": "grpo_tiny_cpu",
     "--config-dir": "configs",
@@ -117,7 +117,7 @@ def _is_override(argument: str) -> bool:
 
 def _alone(argument: str, following: list[str]) -> str:
     """Return what is wrong with an argument that is neither an option nor an override."""
-    if argument.endswith((".yaml", ".yml")):
+    if argument.endswith((".yaml", ".yml")) or argument in run_names(config_folder()):
         return f"{argument} has no option; did you mean --config-name {argument}?"
     *path, name = argument.split(".")
     if not path or name not in field_names(path):

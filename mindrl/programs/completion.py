@@ -9,8 +9,8 @@ from shlex import quote
 
 from mindrl.preflight.shipped import config_folder
 from mindrl.programs.arguments import Program
-from mindrl.programs.command_line import FLAGS, RECIPE, VALUE_OPTIONS
-from mindrl.programs.config_files import SUFFIX, run_names
+from mindrl.programs.command_line import FLAGS, VALUE_OPTIONS
+from mindrl.programs.config_files import RECIPE, SUFFIX, run_names
 from mindrl.programs.entry import OTHER_NAMES, PROGRAMS
 from mindrl.programs.schema import REFERENCE, Schema, configuration_schema
 

@@ -13,10 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from mindrl.config.load import wrong_sections
 from mindrl.config.yaml_bounds import bounded_graph
 from mindrl.errors import ConfigError
-from mindrl.programs.command_line import RECIPE
 from mindrl.programs.hydra_words import why_unreadable
 
 SUFFIX = ".yaml"
+RECIPE = "recipe"
+"""Folder of configurations that are added to a run: `+recipe=gspo`."""
 _NO_RUN = "program"
 """A file with a `defaults` list that is not a run itself."""
 _DEFAULTS = "defaults: [mindrl_defaults, program, _self_]"

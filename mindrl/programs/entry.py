@@ -1,7 +1,7 @@
 """The `mindrl` command: finds the program that the command line names, and starts it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from mindrl.programs.early_signals import handle_early_signals
@@ -32,13 +32,27 @@ def start(*words: str) -> int:
             module = import_module(f"mindrl.programs.{PROGRAMS[program][0]}")
             code: int = module.PROGRAM(f"mindrl {name if other else program}")
             return code
-    return _list_programs(*found)
-
-
-def _list_programs(group: str, *more: str) -> int:
-    """Print the programs of a group, such as `plan`, or all; returns 2 if none was asked for."""
+    group, *more = found
     those = {name: does for name, (_, does) in PROGRAMS.items() if name.startswith(f"{group} ")}
-    asked_for_help = group in _HELP or (bool(those) and bool(more) and {*more} <= {*_HELP})
+    if {*(more if those else (group,))} <= {*_HELP}:
+        return _list_programs(group, those, asked_for_help=bool(more) or not those)
+    return _no_program(found[: 2 if those else 1], those)
+
+
+def _no_program(words: Sequence[str], those: Mapping[str, str]) -> int:
+    """Print that words name no program, of a group or of all, and the nearest one; returns 2."""
+    # Imported late: no other start needs them.
+    from mindrl.config.finding import did_you_mean  # noqa: PLC0415
+    from mindrl.programs.exits import BAD_CONFIG, report  # noqa: PLC0415
+
+    group = "".join(f"{word} " for word in words[:-1])
+    known = [name.removeprefix(group) for name in those or (*PROGRAMS, *OTHER_NAMES)]
+    text = f"{group}{words[-1]} is not a program; mindrl {group}--help lists them"
+    return report([f"{text}{did_you_mean(words[-1], known)}"], BAD_CONFIG)
+
+
+def _list_programs(group: str, those: Mapping[str, str], *, asked_for_help: bool) -> int:
+    """Print the programs of a group, such as `plan`, or all; returns 2 if none was asked for."""
     kind, example = (f"{group} PROGRAM", next(iter(those))) if those else ("PROGRAM", "train")
     lines = [f"usage: mindrl {kind} [arguments]", "", "programs:"]
     lines += _listed(those or {name: does for name, (_, does) in PROGRAMS.items()})

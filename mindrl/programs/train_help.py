@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from omegaconf import OmegaConf
 
 from mindrl.preflight.shipped import config_folder
-from mindrl.programs.command_line import RECIPE
 from mindrl.programs.compose import composed
-from mindrl.programs.config_files import run_names
+from mindrl.programs.config_files import RECIPE, run_names
 from mindrl.programs.entry import PROGRAMS
 
 _ABOUT: Mapping[str, str] = {

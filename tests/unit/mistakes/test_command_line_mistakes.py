@@ -27,6 +27,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["rl_config.epochs", "2"],
         ["rl_config.epochs has no value; did you mean rl_config.epochs=2?"],
     ),
+    "a name without its option": (
+        ["grpo_tiny_cpu"],
+        ["grpo_tiny_cpu has no option; did you mean --config-name grpo_tiny_cpu?"],
+    ),
     "a key alone": (
         ["rl_config.epochs"],
         ["rl_config.epochs has no value; it must be rl_config.epochs=VALUE"],

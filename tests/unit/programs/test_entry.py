@@ -26,9 +26,10 @@ def test_the_command_lists_its_programs_and_refuses_others() -> None:
     asked = started("--help")
     assert asked.returncode == 0
     assert all(f"  {name} " in asked.stdout for name in NAMES)
-    wrong = started("learn")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == asked.stdout
+    for name, hint in (("learn", ""), ("trein", "; did you mean 'train'?")):
+        wrong = started(name)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert wrong.stderr == f"error: {name} is not a program; mindrl --help lists them{hint}\n"
 
 
 def test_a_group_lists_its_programs_and_refuses_others() -> None:
@@ -38,8 +39,15 @@ def test_a_group_lists_its_programs_and_refuses_others() -> None:
         those = {*re.findall(r"^  (\S+ \S+)  ", listed.stdout, re.MULTILINE)}
         assert those == {name for name in PROGRAMS if name.startswith(f"{group} ")}
         wrong = started(group, "learn")
-        assert (wrong.returncode, wrong.stderr) == (2, listed.stdout)
-        assert started(group).returncode == 2
+        words = f"{group} learn is not a program"
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert wrong.stderr == f"error: {words}; mindrl {group} --help lists them\n"
+        alone = started(group)
+        assert (alone.returncode, alone.stderr) == (2, listed.stdout)
+    near = started("plan", "placemen").stderr
+    assert near.endswith(
+        "is not a program; mindrl plan --help lists them; did you mean 'placement'?\n"
+    )
 
 
 @pytest.mark.parametrize(("other", "words"), OTHER_NAMES.items())

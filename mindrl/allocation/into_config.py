@@ -276,7 +276,8 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
     if generate is not None:
         actors = _section(sections, RESOURCES["actor"])
         ends = (end_of(each, actors) for each in (actors, *own))
-        _require_ranks("rollout", generate, "the number of devices of all roles", max(ends))
+        said = _said(sections, "rollout", generate)
+        _require_ranks(said, generate, "the number of devices of all roles", max(ends))
 
 
 def _write_count(
@@ -292,19 +293,32 @@ def _write_count(
         first = next(iter(allocations.values()))
         place[key] = allocations.get("actor", first).world_size
     devices = place[key]
+    # The configuration's count may be that of shared devices.
+    is_apart = _section(sections, "rl_config").get("use_integrated_worker") is False
+    is_one = is_apart and len({each.world_size for each in allocations.values()}) == 1
     for engine, allocation in allocations.items():
         if isinstance(devices, int):
-            _require_ranks(engine, allocation, field, devices)
+            said = _said(sections, engine, allocation)
+            _require_ranks(said, allocation, field, devices, offers_count=is_one)
 
 
-def _require_ranks(engine: str, allocation: ModelAllocation, field: str, devices: int) -> None:
+def _said(sections: Sections, engine: str, allocation: ModelAllocation) -> str:
+    """Return an allocation with the key that sets it."""
+    if (mode := _mode(sections)) is not None and engine in mode.backends:
+        return f"{_MODE}={mode}: {allocation}"
+    return f"{SECTIONS[engine]}.{_BACKEND}={allocation}"
+
+
+def _require_ranks(
+    said: str, allocation: ModelAllocation, field: str, devices: int, *, offers_count: bool = False
+) -> None:
     ranks = allocation.world_size
     if ranks != devices:
         fitting = _of_ranks(allocation, devices)
-        fix = f"{ranks // allocation.layout.dp} must divide {devices}"
+        ways = " or ".join(filter(None, [f"{field}={ranks}" if offers_count else None, fitting]))
+        fix = f"write {ways}" if ways else f"{ranks // allocation.layout.dp} must divide {devices}"
         raise ConfigError(
-            f"{SECTIONS[engine]}.{_BACKEND}={allocation} has {ranks} ranks, "
-            f"and {field}={devices}; " + (f"write {fitting}" if fitting else fix)
+            f"{said} has {ranks} rank{'s' * (ranks > 1)}, and {field}={devices}; {fix}"
         )
 
 

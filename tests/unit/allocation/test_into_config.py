@@ -173,7 +173,8 @@ def test_devices_of_the_rollout_are_counted_with_its_string() -> None:
     said = refusal(integrated=False, actor="megatron:d4", rollout="vllm:d2t2", rollout_devices=8)
     assert said == (
         "generate_config.backend=vllm:d2t2 has 4 ranks, "
-        "and rl_config.rollout_resource.num_npus=8; write vllm:d4t2"
+        "and rl_config.rollout_resource.num_npus=8; write rl_config.rollout_resource.num_npus=4 "
+        "or vllm:d4t2"
     )
     said = refusal(integrated=False, mode="vllm:d4|megatron:d4")
     assert said == (
@@ -181,6 +182,20 @@ def test_devices_of_the_rollout_are_counted_with_its_string() -> None:
         "rl_config.use_integrated_worker=false gives the rollout its own; write "
         "vllm:d4+megatron:d4"
     )
+
+
+def test_the_count_of_a_configuration_with_shared_devices_is_corrected_for_a_separate_rollout() -> (
+    None
+):
+    devices, written = {"devices": 2}, {"actor": "megatron:d1", "rollout": "vllm:d1"}
+    ways = "write rl_config.actor_resource.num_npus=1 or megatron:d2"
+    what = f"megatron:d1 has 1 rank, and rl_config.actor_resource.num_npus=2; {ways}"
+    said = refusal(integrated=False, **devices, **written)
+    assert said == f"actor_config.backend={what}"
+    # Named where the user has written it.
+    mode = "megatron:d1+vllm:d1"
+    assert refusal(mode=mode, **devices) == f"rl_config.allocation_mode={mode}: {what}"
+    assert loaded(mode=mode, devices=1).devices == 2
 
 
 def test_a_string_of_a_role_with_devices_of_its_own_is_counted_with_those() -> None:

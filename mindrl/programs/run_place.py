@@ -1,7 +1,8 @@
 """The run folder of a training program: its lock and its stored configuration."""
 
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,10 @@ from mindrl.observability.run_lock import run_lock
 
 HYDRA = ".hydra"
 """Subfolder of a run folder with the configuration that the run was started with."""
+_BEFORE_THE_START = (".lock", ".owner.json", f"{HYDRA}/*", "data/*", "logs/driver.log")
+"""Files that a run folder may have before its run starts."""
+_BY_THE_TIME = "outputs/????-??-??/*"
+"""A run folder that the user has not named."""
 
 
 def require_checkpoint(option: str, folder: Path) -> None:
@@ -39,12 +44,14 @@ def run_place(
 ) -> Iterator[None]:
     """Lock a run folder in the body, and write the files that `--resume` starts from.
 
-    If the run is refused before it starts, the files are restored.
+    If the run is refused before it starts, the files are restored, and a folder that was empty is
+    removed.
 
     Raises:
         OutputError: Another process has locked the folder, or it cannot be written.
     """
     place, summary = folder / HYDRA, folder / "summary.json"
+    is_new = not folder.is_dir() or not any(folder.iterdir())
     with run_lock(folder):
         with output_errors(place):
             place.mkdir(exist_ok=True)
@@ -57,12 +64,26 @@ def run_place(
                 OmegaConf.save({"hydra": hydra}, place / "hydra.yaml")
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             # A run that has started always writes its summary.
             has_started = _time_of(summary) != written
             for path, content in () if has_started else before.items():
                 path.write_bytes(content)
+            if is_new and not has_started and isinstance(error, ConfigError):
+                _remove(folder)
             raise
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder of a refused run, unless it holds files of others."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    if not all(any(file.match(own) for own in _BEFORE_THE_START) for file in files):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in folder.parents[:2] if folder.match(_BY_THE_TIME) else ():
+        # Other runs of the day may be there.
+        with suppress(OSError):
+            parent.rmdir()
 
 
 def _time_of(path: Path) -> int | None:

@@ -146,6 +146,42 @@ def test_a_run_that_is_refused_leaves_the_configuration_of_the_one_before(run: P
     assert OmegaConf.load(run / ".hydra/config.yaml") == other
 
 
+def test_a_start_that_is_refused_leaves_nothing_behind(
+    said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = "rl_config.mini_batch_size=7"
+    for place in ([], ["hydra.run.dir=mine"]):
+        code, text = said([wrong, *place], partial(start_program, "train-grpo"))
+        assert code == 2
+        assert wrong in text
+        assert not [*tmp_path.iterdir()]
+
+
+def test_a_start_that_is_refused_keeps_files_of_others(tmp_path: Path) -> None:
+    def begin(*names: str) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("x")
+        raise ConfigError("the rows cannot be used")
+
+    def refused(*names: str) -> None:
+        with pytest.raises(ConfigError), run_place(tmp_path, OmegaConf.create(), []):
+            begin(*names)
+
+    refused("data/train_dataset.jsonl", "logs/driver.log", "notes.txt")
+    kept = contents(tmp_path)
+    assert "notes.txt" in kept
+    refused()
+    assert contents(tmp_path) == kept
+
+
+def test_a_start_that_fails_keeps_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(OutputError), run_place(tmp_path / "run", OmegaConf.create(), []):
+        raise OutputError("no room")
+    assert (tmp_path / "run/.hydra/config.yaml").is_file()
+
+
 def test_a_job_of_a_spool_calls_no_callbacks_and_is_not_given_any(tmp_path: Path) -> None:
     config = composed_config("grpo_tiny_cpu", ["spool_config.job=train", "spool_config.folder=a"])
     with pytest.raises(ConfigError, match=r"spool_config.job=train: a job calls no callbacks"):

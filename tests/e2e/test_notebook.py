@@ -23,11 +23,14 @@ def test_the_notebook_trains_to_where_its_callback_stops_it_and_shows_what_it_go
     tmp_path: Path,
 ) -> None:
     (tmp_path / ".cache").symlink_to(CHECKOUT / ".cache")
+    # Jupyter starts the kernel in the notebook's folder.
+    (start := tmp_path / "docs/tutorials").mkdir(parents=True)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without answers"
-    where = {"metadata": {"path": str(tmp_path)}}
+    where = {"metadata": {"path": str(start)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
 
+    assert not [*start.iterdir()]
     (folder,) = (tmp_path / "outputs").glob("*/*")
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     assert (summary["status"], summary["steps"]) == ("stopped", 4)

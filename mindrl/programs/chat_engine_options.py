@@ -28,11 +28,11 @@ def add_chat_engine_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--best", action="store_true", help="use the best model of a run instead of its newest")
     room = "tokens of a prompt and its answer (default: the model's limit, at most 8192)"
-    add("--max-length", type=count, metavar="N", help=f"tokens {room}")
+    add("--max-length", type=count, metavar="N", help=f"maximum {room}")
     add(
         "--device",
         choices=("auto", *get_args(DeviceKind)),
-        help="(default: the run's, or the best one of this machine)",
+        help="kind of device (default: the run's, or the best one of this machine)",
     )
     ranks = "devices per model (default: as in a replica of the run, or 1)"
     add("--tensor-parallel-size", type=count, metavar="N", help=ranks)

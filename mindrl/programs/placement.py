@@ -32,11 +32,11 @@ _RATES = {
     "sequence_step": "time of a step per sequence, if that is longer",
     "sequence_more": "additional time of a step per sequence",
     "context_token": "additional time of a step per token of the KV cache",
-    "prompt_token": "a prompt token that a replica reads",
-    "trained_token": "a token of a response that a device trains on",
+    "prompt_token": "time in which a replica reads a prompt token",
+    "trained_token": "time in which a device trains on a token of a response",
     "update": "fixed time of training per step",
-    "switch": "from training to rollout and back, on shared devices",
-    "publish": "transfer of new weights to separate devices",
+    "switch": "time from training to rollout and back, on shared devices",
+    "publish": "time to transfer new weights to separate devices",
 }
 _NEEDED = ("engine_step", "trained_token")
 """Rates without a default; a step would need no time without them."""
@@ -80,7 +80,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     for name, text in _RATES.items():
         option = f"--{name.replace('_', '-')}"
         kind = positive if name in _NEEDED else not_negative
-        add(option, type=kind, metavar="SECONDS", help=f"of {text}")
+        add(option, type=kind, metavar="SECONDS", help=text)
     add("--steps", type=count, default=24, metavar="N", help="simulated steps (default: 24)")
     add("--json", action="store_true", help="print one JSON object")
 

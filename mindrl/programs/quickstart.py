@@ -47,8 +47,8 @@ examples:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    run = "the run: GRPO (with experts, linear attention, a tool or pictures), PPO, DPO "
-    run += "(default: grpo_tiny_cpu)"
+    run = "the run: GRPO (with experts, linear attention, a tool or pictures), PPO, DPO, "
+    run += "supervised fine-tuning or a reward model (default: grpo_tiny_cpu)"
     add("--config-name", choices=[*FAMILIES, *_OTHER_MODELS], default="grpo_tiny_cpu", help=run)
     add("--dry-run", action="store_true", help="make model and data, but only check the run")
     add_overrides(parser)

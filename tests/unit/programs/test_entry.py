@@ -98,6 +98,9 @@ def test_each_program_explains_itself_with_an_example_and_without_torch(name: st
     assert asked.returncode == 0, asked.stderr
     text = asked.stdout.lower()
     assert "example" in text or "for instance" in text, asked.stdout
+    # A word twice, or two prepositions, perhaps where a line is folded.
+    twice = r" (?:([a-z]+)(?: |\n {20,})\1|of(?: |\n {20,})(?:from|to|of)) "
+    assert re.search(twice, asked.stdout) is None, asked.stdout
 
 
 @pytest.mark.parametrize(

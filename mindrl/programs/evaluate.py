@@ -55,7 +55,7 @@ _NO_EVALUATION = (
 )
 """Overrides of a run that answers the rows of one training file."""
 _CONFIG = "grpo_tiny_cpu"
-_CHANGE = re.compile(r"[+~]*[a-z_]+(\.[a-z_.]+)?=")
+_CHANGE = re.compile(r"[+~]*[a-z_]+(\.[a-z0-9_.]+)?=")
 """A change to a configuration, which no file name looks like."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that a file name may contain and a set name may not."""

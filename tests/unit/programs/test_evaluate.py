@@ -153,6 +153,8 @@ def test_changes_may_stand_where_a_model_or_a_file_would() -> None:
         assert (rated.epochs, rated.n_samples_per_prompt) == (2, 8)
     warm = rating_config(parsed(*column, *output, "--data", "a", "--temperature", "0.5"), None)
     assert warm.generate_config.sampling_config.temperature == 0.5
+    with_digits = parsed("model", "--data", "a.jsonl", "megatron_training.adam_beta1=0.8")
+    assert with_digits.overrides == ["megatron_training.adam_beta1=0.8"]
     options = parsed("run", "--data", "a.jsonl", "b.jsonl", "--best", "rl_config.epochs=2")
     assert (options.model, options.data) == ("run", ["a.jsonl", "b.jsonl"])
     for missing in ((), ("--data", "a.jsonl"), ("--data", "a.jsonl", "b.jsonl", *output)):

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file that keeps the curves")
     options, overrides = parser.parse_known_args()
     goal = taught() - WITHIN
-    make_model(STUDENT, TINY / "data", 1, Recipe(layers=2), teacher())
+    make_model(STUDENT, TINY / "data", 1, Recipe(layers=2), teacher(STUDENT))
 
     def curve(way: str, seed: int) -> dict[str, float]:
         name, responses = WAYS[way]

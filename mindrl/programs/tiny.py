@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def made_tool_user(output: Path, seed: int) -> Path:
         MindrlError: As `made_model`.
     """
     folder = output / "tools_model"
-    written = make_tool_user(folder, output / "model", output / "data", seed, teacher())
+    written = make_tool_user(folder, output / "model", output / "data", seed, teacher(folder))
     say(f"{folder}: {'written' if written else 'up to date'}")
     return folder
 
@@ -155,25 +156,29 @@ def made_model(output: Path, data: Path, seed: int, family: Family) -> str:
     """
     require_engines()
     recipe = Recipe(family=family, updates=UPDATES[family])
-    written = make_model(output, data, seed, recipe, teacher())
+    written = make_model(output, data, seed, recipe, teacher(output))
     return f"{output}: {'written' if written else 'up to date'}"
 
 
-def teacher() -> Teacher:
-    """Return the supervised run that teaches tiny models."""
-    return Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=_teach)
+def teacher(model: Path) -> Teacher:
+    """Return the supervised run that makes a tiny model, with its run folder next to the model."""
 
+    def teach(rows: Iterator[TaughtRow], sections: SectionArguments) -> Path:
+        steps = sections["megatron_training"]["train_iters"]
+        say(f"making {model}: supervised fine-tuning, {steps} steps")
+        folder = model.parent / time.strftime("runs/%Y-%m-%d/%H-%M-%S")
+        summary = train(_TEACHING, train_dataset=rows, output_dir=folder, **sections).summary
+        assert summary is not None  # a run that ends without an error writes one
+        return Path(summary["model"])
 
-def _teach(rows: Iterator[TaughtRow], sections: SectionArguments) -> Path:
-    summary = train(_TEACHING, train_dataset=rows, **sections).summary
-    assert summary is not None  # a run that ends without an error writes one
-    return Path(summary["model"])
+    return Teacher(config=config_folder() / f"{_TEACHING}.yaml", run=teach)
 
 
 PROGRAM = Program(
     about="Write two-digit additions to FOLDER/data and a chat model with one or two million "
     "weights, which adds with errors, to FOLDER/model, and print the command that trains it. "
-    "Making the model takes about a minute on the CPU; files that are up to date are kept.",
+    "The run that teaches it has a folder in FOLDER/runs. Making the model takes about a minute on "
+    "the CPU; files that are up to date are kept.",
     examples=_EXAMPLES,
     add_options=_add_options,
     run=_make,

@@ -75,6 +75,7 @@ def _build(
     """
     # Imported late: they take longer than to find that all is up to date.
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     from mindrl.tiny.chat_model import (  # noqa: PLC0415
         build_model,
@@ -83,6 +84,7 @@ def _build(
         greedy_accuracy,
     )
 
+    disable_progress_bar()
     tokenizer, rng = build_tokenizer(), random.Random(seed)
     held_out, learned = recipe.dealt(questions, seed)
     build_model(tokenizer, seed, recipe.family, recipe.layers).save_pretrained(folder)
@@ -96,7 +98,7 @@ def _build(
             accuracy=greedy_accuracy(model, tokenizer, held_out),
             skill=careful_skill(model, tokenizer, held_out),
         )
-        say(f"greedy accuracy {skills.accuracy:.3f}, careful skill {skills.skill:.3f}")
+        say(recipe.described(skills))
         if recipe.passes(skills):
             return skills
     raise ModelError(f"seed {seed} never met the recipe's targets; the last was {skills}")

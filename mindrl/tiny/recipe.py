@@ -71,6 +71,15 @@ class Recipe:
         low, high = self.accuracy_band
         return skills.skill >= self.skill_target and low <= skills.accuracy <= high
 
+    def described(self, skills: Skills) -> str:
+        """Return a line about what a model can do, and about the targets."""
+        low, high = self.accuracy_band
+        return (
+            f"of {self.held_out} held-out questions, {skills.accuracy:.1%} are answered correctly "
+            f"(wanted: {low:.0%} to {high:.0%}); the model can write the careful answer to "
+            f"{skills.skill:.1%} (wanted: at least {self.skill_target:.0%})"
+        )
+
     def draw_habit(
         self, rng: random.Random, *, is_early: bool = False
     ) -> Callable[[Question], str]:

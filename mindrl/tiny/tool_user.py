@@ -84,7 +84,7 @@ def make_tool_user(output: Path, base: Path, data: Path, seed: int, teacher: Tea
         rows = recipe.lessons(learned, random.Random(seed))
         shutil.copytree(teacher.run(rows, recipe.sections(base)), built)
         skill = tool_skill(built, held_out)
-        say(f"tool skill {skill:.3f}")
+        say(f"the model can use the calculator for {skill:.1%} of the held-out questions")
         if skill < recipe.skill_target:
             raise ModelError(f"seed {seed}: tool skill {skill:.3f} < {recipe.skill_target}")
         record["result"] = {"skill": skill}
@@ -99,7 +99,9 @@ def tool_skill(folder: Path, questions: Sequence[Question]) -> float:
     # Imported late: they take longer than to find that all is up to date.
     import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     followed = 0

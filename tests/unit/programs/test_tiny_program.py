@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -11,8 +12,9 @@ from user_programs import without_torch
 
 from mindrl.programs.compose import composed_config
 from mindrl.programs.entry import start
+from mindrl.programs.tiny import teacher
 from mindrl.tiny.questions import write_questions
-from mindrl.tiny.recipe import UPDATES, Family, Recipe, recipe_record
+from mindrl.tiny.recipe import UPDATES, Family, Recipe, TaughtRow, recipe_record
 
 COMMAND = str(Path(sys.executable).with_name("mindrl"))
 CONFIG = Path(__file__).parents[3] / "configs/sft_tiny_cpu.yaml"
@@ -119,3 +121,24 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     ended = without_torch(COMMAND, "tiny", "--output", "new", folder=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: training needs torch, megatron, vllm, which this Python")
+
+
+def test_the_run_that_makes_a_model_is_announced_and_has_its_folder_next_to_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Path] = []
+
+    def rows() -> Iterator[TaughtRow]:
+        started.extend(tmp_path.glob("tiny/runs/*/*/.hydra/config.yaml"))
+        raise InterruptedError
+        yield {}
+
+    monkeypatch.chdir(tmp_path)
+    model, recipe = tmp_path / "tiny/model", Recipe(updates=460)
+    model.mkdir(parents=True)
+    with pytest.raises(InterruptedError):
+        teacher(model).run(rows(), recipe.sections(model))
+    out = capsys.readouterr().out
+    assert out.startswith(f"making {model}: supervised fine-tuning, 46 steps\n")
+    assert len(started) == 1
+    assert not (tmp_path / "outputs").exists()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.checkpoint.commits import Checkpoint, Commits
+from mindrl.checkpoint.earlier_runs import named_checkpoints
 from mindrl.checkpoint.fixed_models import replaced_models
-from mindrl.checkpoint.search import find_checkpoints
 from mindrl.config.resume import resume_findings
 from mindrl.config.run import RunConfig
 from mindrl.errors import CheckpointError
@@ -92,13 +92,7 @@ def _check_not_emptied(config: RunConfig, folder: RunFolder) -> None:
 def _of_another(
     config: RunConfig, place: str, inputs: Prints, damaged: Mapping[Path, str]
 ) -> Beginning:
-    try:
-        commits, steps = find_checkpoints(Path(place))
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"megatron_training.resume={place} must be auto, never, a run folder with checkpoints "
-            f"or one of them: {error}"
-        ) from error
+    commits, steps = named_checkpoints(place)
     training = config.megatron_training
     newest = commits.newest_complete(steps, damaged)
     found = _newest_complete(config, newest, commits, inputs, weights_alone=training.finetune)

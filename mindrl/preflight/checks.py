@@ -45,7 +45,11 @@ from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
 from mindrl.preflight.quantization_checks import quantization_findings
 from mindrl.preflight.rollout_memory import rollout_memory_findings
-from mindrl.preflight.run_folders import export_findings, export_places
+from mindrl.preflight.run_folders import (
+    earlier_run_findings,
+    export_findings,
+    export_places,
+)
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import sizes_path, unknown_sizes
 from mindrl.preflight.tracker_checks import tracker_findings
@@ -138,6 +142,7 @@ def checked_run(
     """
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config), *tracker_findings(config)]
+    missing += [] if goes_on else earlier_run_findings(config)
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += [*part_findings(config), *_data_folders(config)]
     specs = [*_own_specs(config)]

@@ -1,4 +1,4 @@
-"""Output folders of a run: they must be free, and their disks need enough room."""
+"""Folders of a run: those of earlier runs that it needs, and free ones with room for its output."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -6,11 +6,12 @@ from math import prod
 from pathlib import Path
 
 from mindrl.checkpoint.commits import CHECKPOINTS, Commits
+from mindrl.checkpoint.earlier_runs import named_checkpoints, named_rollouts
 from mindrl.checkpoint.step_names import step_name
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.errors import OutputError
+from mindrl.errors import MindrlError, OutputError
 from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.sharding import full_sharding, table_bytes
@@ -24,6 +25,22 @@ _RECORD_TOKEN_BYTES = 12
 """Bytes of a response token in a record: its id, its log-prob, its text."""
 LOG_BYTES = 64 << 20
 """Free space for logs and samples, besides the exported models."""
+
+
+def earlier_run_findings(config: RunConfig) -> Iterator[Finding]:
+    """Yield what the configuration takes from an earlier run that does not have it."""
+    place, rl = config.megatron_training.begins_from, config.rl_config
+    # A rollout job loads no checkpoint.
+    if place is not None and config.spool_config.job != "rollout":
+        try:
+            named_checkpoints(place)
+        except MindrlError as error:
+            yield Finding(str(error), "megatron_training.resume", place, ("auto",))
+    if rl.debug == "train_only" and rl.debug_rollouts is not None:
+        try:
+            named_rollouts(config)
+        except MindrlError as error:
+            yield Finding(str(error), "rl_config.debug_rollouts", rl.debug_rollouts)
 
 
 def export_places(config: RunConfig, run_folder: Path | None = None) -> Places:

@@ -14,6 +14,7 @@ from torch import Tensor
 from mindrl.batch.prompts import PlacedImage, Prompt, sample_numbers
 from mindrl.batch.rollouts import Responses, Rollouts, Turns
 from mindrl.batch.segments import last_rows
+from mindrl.checkpoint.earlier_runs import ROLLOUT_SUFFIX
 from mindrl.checkpoint.step_names import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
@@ -24,7 +25,6 @@ from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.reward_manager import RatedBatch, Rewarded
 
-_SUFFIX = ".parquet"
 _PART = "reward/"
 _SCORES = b"mindrl.scores"
 """Metadata key of the JSON with data on the scores that no column has."""
@@ -38,12 +38,12 @@ class RolloutFiles:
 
     def path(self, step: int) -> Path:
         """Return the file of a step."""
-        return self.root / f"{step_name(step)}{_SUFFIX}"
+        return self.root / f"{step_name(step)}{ROLLOUT_SUFFIX}"
 
     def steps(self) -> list[int]:
         """Return the steps with files, in ascending order."""
         with output_errors(self.root):
-            return steps_in(self.root, _SUFFIX)
+            return steps_in(self.root, ROLLOUT_SUFFIX)
 
     def write(self, step: int, batch: RatedBatch, kept: int) -> None:
         """Write the file of a step atomically, and keep the files of the last `kept` steps.

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
+from mindrl.checkpoint.earlier_runs import named_rollouts
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
 from mindrl.trainer.reward_manager import Rating
@@ -35,15 +35,7 @@ def stored_rollouts(config: RunConfig) -> RolloutFiles:
         ConfigError: One is missing or damaged, or has another number of responses than a step.
     """
     steps, needed = config.megatron_training.train_iters, config.sequences_per_step
-    files = RolloutFiles(Path(str(config.rl_config.debug_rollouts)) / "rollouts")
-    there = {*files.steps()}
-    lacking = [step for step in range(1, steps + 1) if step not in there]
-    if lacking:
-        raise ConfigError(
-            f"{_KEY}={config.rl_config.debug_rollouts}: {files.root} has no file of step "
-            f"{lacking[0]}, and of {len(lacking)} of the {steps} of megatron_training.train_iters; "
-            "a run keeps them with megatron_training.keep_rollouts"
-        )
+    files = RolloutFiles(named_rollouts(config))
     for step in range(1, steps + 1):
         try:
             found = len(files.read(step).rewarded.responses)

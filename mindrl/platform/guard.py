@@ -6,13 +6,16 @@ longer receives the signals of its process group, but Linux reparents orphans to
 ancestor that is a subreaper, which the guard is. So every child of the guard except the guarded
 process is an orphan.
 
-    python -m mindrl.platform.guard [--while PID] COMMAND ...
+    python -m mindrl.platform.guard [--while PID] [--remove FOLDER] COMMAND ...
 
-runs a command under a guard, which ends when its parent, process PID, has ended.
+runs a command under a guard, which ends when its parent, process PID, has ended, and removes the
+folder at its end.
 """
 
+import argparse
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +182,12 @@ class _Guard:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    has_caller = given[:1] == ["--while"]
-    sys.exit(guard_command(given[2:], int(given[1])) if has_caller else guard_command(given))
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--while", type=int, dest="caller_pid")
+    parser.add_argument("--remove", type=Path)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    code = guard_command(given.command, given.caller_pid)
+    if given.remove is not None:
+        shutil.rmtree(given.remove, ignore_errors=True)
+    sys.exit(code)

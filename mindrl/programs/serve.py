@@ -2,12 +2,10 @@
 
 import argparse
 import json
-import os
 import secrets
 import shlex
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -34,7 +32,7 @@ from mindrl.programs.plan_options import chosen_config
 from mindrl.programs.train import require_packages
 
 _FOLDERS = "mindrl-server-"
-"""Prefix of folders that contain the sockets of servers."""
+"""Prefix of folders with a server's sockets and its own token; the guard removes them."""
 _HOST, _PORT = "127.0.0.1", 8000
 _GUARD = (sys.executable, "-m", "mindrl.platform.guard")
 _EXAMPLE = """\
@@ -101,7 +99,7 @@ def _serve_replica(options: argparse.Namespace) -> int:
     environment = server_environment(config, platform)
     name = "a replica" if options.address else f"replica {options.replica or 0}"
     say(f"{name} listens on {address}")
-    _start(command, environment)
+    _start(command, environment, Scratch.made(_FOLDERS))
 
 
 def _address(generate: GenerateConfig, options: argparse.Namespace) -> str:
@@ -135,20 +133,26 @@ def _serve_model(options: argparse.Namespace) -> int:
     model, _, platform, settings = chosen_chat_engine(options)
     address = (options.host or _HOST, options.port or _PORT)
     _require_free(address)
-    file = options.token_file or _new_token()
+    file: Path | None = options.token_file
+    token = secrets.token_hex(32) if file is None else token_in(f"--token-file {file}", file)
     command = [*model_server_command(settings, model.name, address), *options.of_vllm]
-    environment = model_server_environment(platform, token_in(f"--token-file {file}", file))
+    environment = model_server_environment(platform, token)
+    scratch = Scratch.made(_FOLDERS)
+    if file is None:
+        file = scratch.folder / "server.token"
+        file.touch(mode=0o600)
+        file.write_text(token, "utf-8")
     if not is_loopback(address[0]):
         note(f"others may reach {address[0]}, and requests are not encrypted")
     say(*_request_help(model.name, address, file))
-    _start(command, environment)
+    _start(command, environment, scratch)
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the guard of a server, with a new folder for the sockets."""
-    sockets = Scratch.made(_FOLDERS)
-    sockets.keep_over_exec()
-    become([*_GUARD, *command], {**environment, ENGINE_SOCKETS: str(sockets.folder)})
+def _start(command: Sequence[str], environment: Mapping[str, str], scratch: Scratch) -> NoReturn:
+    """Replace this process by the guard of a server, with a folder for the sockets."""
+    scratch.keep_over_exec()
+    folder = str(scratch.folder)
+    become([*_GUARD, "--remove", folder, *command], {**environment, ENGINE_SOCKETS: folder})
 
 
 def _request_help(name: str, address: tuple[str, int], file: Path) -> tuple[str, ...]:
@@ -174,13 +178,6 @@ def _require_free(address: tuple[str, int]) -> None:
         # A host that cannot be encoded is a TypeError.
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"--host {host} --port {port}: {why}") from error
-
-
-def _new_token() -> Path:
-    descriptor, path = tempfile.mkstemp(prefix="mindrl-", suffix=".token")
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-    return Path(path)
 
 
 PROGRAM = Program(

@@ -92,3 +92,13 @@ def test_a_command_ends_with_the_caller_that_it_is_guarded_for() -> None:
             assert time.monotonic() < ends
         caller.kill()
     assert not psutil.wait_procs([guard, *below], timeout=20)[1]
+
+
+def test_a_guard_removes_a_folder_at_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    (folder / "server.token").write_text("secret")
+    guard = [sys.executable, "-m", "mindrl.platform.guard", "--remove", str(folder)]
+    command = [sys.executable, "-c", "import sys; sys.exit(7)", "--remove", str(tmp_path)]
+    assert subprocess.run([*guard, *command], check=False).returncode == 7
+    assert [*tmp_path.iterdir()] == []

@@ -1,5 +1,6 @@
 """Options of a server, and refusals."""
 
+import shutil
 import socket
 from collections.abc import Sequence
 from itertools import pairwise
@@ -59,7 +60,7 @@ def test_a_model_is_served_on_loopback_with_a_token_that_is_shown_nowhere(
     assert (given["--host"], given["--port"]) == ("127.0.0.1", str(port))
     assert (given["--model"], given["--served-model-name"]) == (str(model), "it's a model")
     assert (given["--max-model-len"], given["--max-num-seqs"]) == ("300", "3")
-    assert command[1:3] == ["-m", "mindrl.platform.guard"]
+    assert command[1:4] == ["-m", "mindrl.platform.guard", "--remove"]
     token, said = environment["VLLM_API_KEY"], capsys.readouterr().out
     assert len(token) == 64
     assert token not in f"{command}{said}"
@@ -68,7 +69,9 @@ def test_a_model_is_served_on_loopback_with_a_token_that_is_shown_nowhere(
     (file,) = {Path(word.rstrip(')"')) for word in said.split() if ".token" in word}
     assert file.read_text() == token
     assert file.stat().st_mode & 0o077 == 0
-    file.unlink()
+    # The guard removes the folder with the sockets and the token.
+    assert (command[4], environment["VLLM_RPC_BASE_PATH"]) == (str(file.parent),) * 2
+    shutil.rmtree(file.parent)
     assert f"http://127.0.0.1:{port}/v1/chat/completions" in said
 
 

@@ -194,6 +194,8 @@ class TrainingLoop(ABC, Generic[DataT, ResultT]):
         for part in loaders.keys() & state.keys():
             loaders[part](state[part])
         self.source.load_state(step, state.get("source", {}))
+        # The cost of the switches of a restore belongs to no step.
+        self.workers.flush_metrics()
 
     def loaders(self) -> dict[str, Callable[[Any], None]]:
         """Return the function that restores each part of a state, by name."""

@@ -243,6 +243,13 @@ def test_reward_functions_continue_with_the_scores_of_the_steps_before(tmp_path:
     assert roles.state() == state
 
 
+def test_the_bytes_and_seconds_of_a_restore_belong_to_no_step(tmp_path: Path) -> None:
+    build(tmp_path / "first", MemoryRoles(), train_iters=2).run()
+    found, roles = commits(tmp_path / "first").read(2), MemoryRoles()
+    build(tmp_path / "second", roles).resume(found.step, found.state())
+    assert roles.calls == ["flush"]
+
+
 def test_steps_without_an_update_are_counted_on(tmp_path: Path) -> None:
     """Three of them end a run: here two before it was stopped, and the first behind that."""
 

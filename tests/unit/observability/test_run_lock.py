@@ -152,3 +152,12 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path: Path) -> None:
     said, below = "needs a writable folder", tmp_path / "file/run"
     with pytest.raises(OutputError, match=said), run_lock(below):
         pytest.fail("it holds a file")
+
+
+def test_the_command_of_the_docs_signals_the_process_that_holds_the_folder(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs/how-to/watch-a-run.md"
+    (line,) = (each for each in page.read_text("utf-8").splitlines() if "    kill -USR1" in each)
+    command = line.replace("kill -USR1", "echo").replace("RUN", str(tmp_path))
+    with run_lock(tmp_path):
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{os.getpid()}\n"

@@ -179,8 +179,12 @@ def has_fused_layers(device_type: str) -> bool:
     return device_type == "npu"
 
 
-def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
-    """Return the platform of a configured device kind; `auto` selects the best one present.
+def choose_platform(
+    kind: Literal["auto", "npu", "gpu", "cpu"], given_by: str = "rl_config.device="
+) -> Platform:
+    """Return the platform of a device kind; `auto` selects the best one present.
+
+    Errors name the kind by `given_by`: a key with =, or an option with a blank.
 
     Raises:
         ClusterError: The machine has no device of the requested kind.
@@ -190,7 +194,7 @@ def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     chosen = PLATFORMS[kind]
     if not chosen.local_devices():
         raise ClusterError(
-            f"rl_config.device={kind}: this machine has no such device; rl_config.device=auto "
+            f"{given_by}{kind}: this machine has no such device; {given_by}auto "
             f"selects {choose_platform('auto').kind}"
         )
     return chosen

@@ -15,6 +15,8 @@ from mindrl.observability.terminal import note
 
 HubKind = Literal["model", "dataset"]
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
+_RESERVED = ("models/", "datasets/")
+"""Folders, not owners on the hub, which has pages of its own there."""
 _OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _ALLOW = "megatron_training.allow_download"
 _MODELS_WITHOUT_ROLE = (
@@ -47,7 +49,13 @@ def hub_hint(path: str, kind: HubKind) -> str:
     """Return advice about a name that is neither here nor in the cache; empty for other paths."""
     if path.startswith("~"):
         return "; ~ is not expanded: write your home folder in full"
-    if _split(path, kind) is None or Path(path.partition("/")[0]).exists():
+    owner, _, name = path.partition("/")
+    if owner == "models" and kind == "model" and "/" not in name and not Path(path).exists():
+        return (
+            f"; put it there with `hf download OWNER/{name} --local-dir {path}`, or write its name "
+            f"on the hub, OWNER/{name}"
+        )
+    if _split(path, kind) is None or Path(owner).exists():
         return ""
     return (
         f", and the hub cache of this machine has no {kind} of this name; download it "
@@ -69,8 +77,9 @@ def _split(path: str, kind: HubKind) -> tuple[str, str] | None:
     if match is None or Path(path).exists():
         return None
     name, inside = match[1], match[2] or ""
-    is_file = is_pattern(name) or Path(name).suffix.lower() in SUFFIXES
-    return None if is_file or (inside and kind == "model") else (name, inside)
+    is_here = is_pattern(name) or Path(name).suffix.lower() in SUFFIXES
+    is_here = is_here or path.startswith(_RESERVED)
+    return None if is_here or (inside and kind == "model") else (name, inside)
 
 
 def _found(key: str, path: str, kind: HubKind, *, fetches: bool) -> str:

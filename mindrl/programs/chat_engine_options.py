@@ -51,7 +51,10 @@ def chosen_chat_engine(
     """
     model = named_model(options.model, best=options.best)
     config = None if model.hydra is None else composed_config("config", [], model.hydra)
-    platform = choose_platform(options.device or (config.rl_config.device if config else "auto"))
+    if options.device is not None:
+        platform = choose_platform(options.device, "--device ")
+    else:
+        platform = choose_platform(config.rl_config.device if config else "auto")
     generate = config.generate_config if config else None
     cache = generate.kv_cache_mib if generate else None
     own = _HOST_CACHE_BYTES if cache is None else cache << 20

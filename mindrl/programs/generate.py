@@ -15,6 +15,7 @@ from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DataError
 from mindrl.observability.terminal import say
+from mindrl.platform.device import Platform
 from mindrl.platform.environment import take_on
 from mindrl.programs.arguments import Program, count, not_negative
 from mindrl.programs.chat_engine_options import add_chat_engine_options, chosen_chat_engine
@@ -69,9 +70,10 @@ def _generate(options: argparse.Namespace) -> int:
             "same"
         )
     require_packages("an answer", ROLLOUT_BACKEND)
+    _, config, platform, settings = chosen_chat_engine(options)
     say(f"starting the engine with {options.model}; this takes a minute or two", to_stderr=True)
     with _elapsed_time():
-        engine, chat, question = _started(options)
+        engine, chat, question = _started(options, config, platform, settings)
     try:
         if question is None:
             chat.talk(engine)
@@ -99,9 +101,13 @@ def _elapsed_time() -> Iterator[None]:
             yield
 
 
-def _started(options: argparse.Namespace) -> "tuple[ChatEngine, Chat, Sequence[int] | None]":
+def _started(
+    options: argparse.Namespace,
+    config: RunConfig | None,
+    platform: Platform,
+    settings: ChatEngineSettings,
+) -> "tuple[ChatEngine, Chat, Sequence[int] | None]":
     """Start the engine; returns it with the conversation and the tokens of the prompt."""
-    _, config, platform, settings = chosen_chat_engine(options)
     # vLLM, torch and the tokenizers read the environment when they are imported.
     take_on(platform.worker_environment(workers=1, one_machine=True))
     chat = chat_of(options, settings, config)

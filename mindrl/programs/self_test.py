@@ -42,7 +42,7 @@ def self_test(kind: DeviceKind, *, as_json: bool, eager: bool) -> int:
             "the variable"
         )
     require_engines()
-    platform = choose_platform(kind)
+    platform = choose_platform(kind, "--device ")
     devices = platform.local_devices()
     devices = min(devices, _CORES) if kind == "cpu" else devices
     return _tried(platform, devices, as_json=as_json, eager=eager)

@@ -115,9 +115,16 @@ def _address(generate: GenerateConfig, options: argparse.Namespace) -> str:
     servers = generate.servers
     if options.address is not None:
         raise ConfigError("--address needs generate_config.servers_file; use --replica")
+    if not servers:
+        raise ConfigError(
+            f"--replica {replica}: generate_config.servers has no addresses; name one per replica, "
+            "such as \"generate_config.servers=['http://127.0.0.1:8000']\""
+        )
     if not 0 <= replica < len(servers):
-        count = f"generate_config.servers has {len(servers)} address(es)"
-        raise ConfigError(f"--replica {replica}: {count}; count from 0")
+        last = len(servers) - 1
+        raise ConfigError(
+            f"--replica {replica} must be an index of generate_config.servers, from 0 to {last}"
+        )
     return servers[replica]
 
 

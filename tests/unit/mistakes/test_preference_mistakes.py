@@ -107,9 +107,8 @@ OF_PAIRS: dict[str, tuple[Given, str]] = {
     "a reference that is not there": (
         keys("+ref_config.load=models/base"),
         (
-            "ref_config.load: model folder models/base does not exist, and the hub cache of this "
-            "machine has no model of this name; download it with "
-            "megatron_training.allow_download=true or `hf download models/base`"
+            "ref_config.load: model folder models/base does not exist; put it there with `hf "
+            "download OWNER/base --local-dir models/base`, or write its name on the hub, OWNER/base"
         ),
     ),
     "a reference without weights": (
@@ -171,9 +170,9 @@ OF_TEACHERS: dict[str, tuple[Given, str]] = {
     "a teacher that is not there": (
         keys("teacher_config.load=models/teacher"),
         (
-            "teacher_config.load: model folder models/teacher does not exist, and the hub cache of "
-            "this machine has no model of this name; download it with "
-            "megatron_training.allow_download=true or `hf download models/teacher`"
+            "teacher_config.load: model folder models/teacher does not exist; put it there with "
+            "`hf download OWNER/teacher --local-dir models/teacher`, or write its name on the hub, "
+            "OWNER/teacher"
         ),
     ),
     "a teacher with another tokenizer": (

@@ -85,6 +85,15 @@ def test_what_the_cache_lacks_is_answered_with_two_ways_to_get_it(
     )
 
 
+def test_a_name_in_the_folder_of_models_is_no_name_of_the_hub(run_config: MakeConfig) -> None:
+    config = run_config(Path("models/large"), {ALLOW: True})
+    assert with_local_folders(config, downloads=True).actor_config.load == "models/large"
+    assert hub_hint("models/large", "model") == (
+        "; put it there with `hf download OWNER/large --local-dir models/large`, or write its name "
+        "on the hub, OWNER/large"
+    )
+
+
 def test_without_network_an_allowed_download_ends_in_words(
     cache: Path, run_config: MakeConfig
 ) -> None:

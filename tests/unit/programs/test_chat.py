@@ -162,13 +162,22 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
     }.items():
         monkeypatch.setattr("sys.argv", ["generate.py", *arguments, "--device", "cpu"])
         assert start("generate") == 2, arguments
-        first, *others = capsys.readouterr().err.splitlines()
-        if "--samples" in arguments:
-            others = [first]
-        else:
-            # Shown before anything slow is imported.
-            assert first.startswith(f"starting the engine with {arguments[0]}; this takes")
-        assert reason in " ".join(" ".join(others).split()), arguments
+        said = " ".join(capsys.readouterr().err.split())
+        assert reason in said, arguments
+        # The length of a prompt is known after the tokenizer, which is slow to import.
+        starts = f"starting the engine with {arguments[0]}; this takes"
+        assert said.startswith(starts if reason.startswith("must have") else "error: "), arguments
+
+
+def test_a_device_that_is_not_here_is_named_as_the_option_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    monkeypatch.setattr("sys.argv", ["generate.py", str(tmp_path), "1", "--device", "npu"])
+    assert start("generate") == 1
+    assert " ".join(capsys.readouterr().err.split()) == (
+        "error: --device npu: this machine has no such device; --device auto selects cpu"
+    )
 
 
 def test_more_answers_than_vllm_samples_are_refused_before_the_engine_starts(

@@ -196,8 +196,10 @@ def composing(
     except MissingConfigException as error:
         # Either the file itself or one in its defaults is missing.
         missing = str(error.missing_cfg_file)
-        asked = name if missing == name.lstrip("/") else missing
-        raise ConfigError(no_such_name(asked, folders)) from error
+        is_named = missing == name.lstrip("/")
+        asked, takes_paths = (name, own_folder is None) if is_named else (missing, False)
+        text = no_such_name(asked, folders, takes_paths=takes_paths)
+        raise ConfigError(text) from error
     except Exception as error:
         # The parsers raise many types of errors, depending on the contents of the file.
         trouble = next(troubles(name.removesuffix(SUFFIX), folders, ()), None)

@@ -98,24 +98,31 @@ def _below(node: yaml.Node, kind: type[yaml.Node]) -> list[Any]:
     return node.value if isinstance(node, kind) else []
 
 
-def no_such_name(name: str, folders: Sequence[Path]) -> str:
+def no_such_name(name: str, folders: Sequence[Path], *, takes_paths: bool = False) -> str:
     """Return the text of a missing configuration: the existing names and the closest one.
 
-    The first folder is the user's own.
+    The first folder is the user's own. With `takes_paths` the name may be a path of the working
+    folder.
     """
-    path = Path(name).with_suffix(SUFFIX)
+    path = Path(f"{name}{SUFFIX}")
     known = [each for folder in folders for each in run_names(folder)]
     there = run_names(folders[0])
     if path.parent.name == RECIPE:
         files = (each for folder in folders for each in (folder / RECIPE).glob(f"*{SUFFIX}"))
         known = there = sorted({each.stem for each in files})
+    shown = {each: f"{each}{SUFFIX}" for each in run_names(Path())} if takes_paths else {}
+    shown |= {each: each for each in known}
     hint = f"known: {', '.join(there)}"
     if Path(name).is_file():
         hint = f"configuration files end in {SUFFIX}"
-    elif near := [*dict.fromkeys(difflib.get_close_matches(path.stem, known, n=4))][:3]:
-        *others, last = near
+    elif takes_paths and path.is_file():
+        hint = f"to use {path} of the working folder, write --config-name {path}"
+    elif near := difflib.get_close_matches(path.stem, shown, n=3):
+        *others, last = (shown[each] for each in near)
         meant = " or ".join(filter(None, (", ".join(others), last)))
         hint = f"did you mean {meant}? {hint}"
+    if takes_paths and "/" in name:
+        return f"{path}: no such file; {hint}"
     return f"{folders[0]} has no configuration {name}; {hint}"
 
 

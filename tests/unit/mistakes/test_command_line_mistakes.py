@@ -247,7 +247,22 @@ def test_a_configuration_may_be_named_by_its_path(name: str, user: NewUser) -> N
 def test_a_path_that_is_not_there_is_answered_with_the_names_there_are(user: NewUser) -> None:
     [line] = user.is_told(["--config-name", "my/grpo_tiny_cp.yaml", "--dry-run"])
     meant = "grpo_tiny_cpu, ppo_tiny_cpu or dpo_tiny_cpu"
-    assert f"has no configuration my/grpo_tiny_cp; did you mean {meant}? known: " in line
+    assert line.startswith(
+        f"error: my/grpo_tiny_cp.yaml: no such file; did you mean {meant}? known: "
+    )
+
+
+def test_a_configuration_of_the_working_folder_is_named_with_the_way_to_use_it(
+    user: NewUser,
+) -> None:
+    (user.folder / "my_run.yaml").write_text("defaults: [grpo_tiny_cpu, _self_]\n")
+    [line] = user.is_told(["--config-name", "my_run", "--dry-run"])
+    assert line.endswith(
+        "has no configuration my_run; to use my_run.yaml of the working folder, write "
+        "--config-name my_run.yaml"
+    )
+    [line] = user.is_told(["--config-name", "my_rum", "--dry-run"])
+    assert "has no configuration my_rum; did you mean my_run.yaml? known: " in line
 
 
 def test_a_dry_run_leaves_nothing_behind(user: NewUser) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from mindrl.checkpoint.any_family import read_any_description, read_seeing_description
 from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
-from mindrl.config.finding import Finding, once
+from mindrl.config.finding import Finding, did_you_mean, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
+from mindrl.errors import ModelError
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.own_family import own_description
 from mindrl.observability.terminal import note
@@ -54,6 +55,18 @@ def planned_description(path: str, families: Families = KNOWN) -> ModelDescripti
         ModelError: It contains no known model, or does not exist and the name is unknown.
     """
     return description_of(_here_or_shipped(path), families, to_plan=True)
+
+
+def named_description(named: str, families: Families = KNOWN) -> ModelDescription:
+    """Return `planned_description`; its error for a missing folder lists the well-known names."""
+    try:
+        return planned_description(named, families)
+    except ModelError as error:
+        if Path(named).exists():
+            raise
+        names = sorted(each.name for each in (config_folder() / "models").iterdir())
+        hint = did_you_mean(Path(named).name, names) or ";"
+        raise ModelError(f"{error}{hint} known names: {', '.join(names)}") from error
 
 
 def description_of(path: str, families: Families, *, to_plan: bool = False) -> ModelDescription:

@@ -8,7 +8,7 @@ from mindrl.errors import ConfigError, ModelError
 from mindrl.observability.terminal import print_table, say
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.platform.garbage import planning
-from mindrl.preflight.shipped import planned_description
+from mindrl.preflight.shipped import named_description
 from mindrl.programs.arguments import Program, count, not_negative, positive
 from mindrl.programs.exits import print_json
 from mindrl.programs.search_progress import search_progress
@@ -138,7 +138,7 @@ def _rates(options: argparse.Namespace) -> Rates:
     given = {name: value for name in _RATES if (value := getattr(options, name)) is not None}
     sizes = {"at_a_time": options.at_a_time, "replica_devices": options.replica_devices}
     if options.model is not None and options.device is not None:
-        model, device = planned_description(options.model), device_model(options.device)
+        model, device = named_description(options.model), device_model(options.device)
         known = asdict(rates_of(model, device, replica_devices=options.replica_devices))
         return Rates(**known | given | sizes)
     if missing := [name for name in _NEEDED if name not in given]:

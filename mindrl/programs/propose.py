@@ -13,7 +13,7 @@ from mindrl.observability.terminal import print_table, say
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.platform.garbage import planning
-from mindrl.preflight.shipped import config_folder, families_without_a_run, planned_description
+from mindrl.preflight.shipped import config_folder, families_without_a_run, named_description
 from mindrl.programs.arguments import Program, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.programs.orders import add_length_options, chosen_orders, order_figures, print_orders
@@ -191,7 +191,7 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
         raise ConfigError("--algorithm ppo trains a critic of rewards; leave it out with --teacher")
     return Task(
         load=_folder_of(options.model),
-        model=planned_description(options.model, families_without_a_run(engine)),
+        model=named_description(options.model, families_without_a_run(engine)),
         device=device,
         devices=options.devices,
         devices_per_node=per_node,
@@ -207,7 +207,7 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
 
 
 def _teacher(named: str, engine: TrainingBackend) -> TeacherModel:
-    model = planned_description(named, families_without_a_run(engine))
+    model = named_description(named, families_without_a_run(engine))
     return TeacherModel(load=_folder_of(named), model=model)
 
 

@@ -22,7 +22,7 @@ from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import traffic_text
 from mindrl.platform.garbage import planning
-from mindrl.preflight.shipped import families_without_a_run, planned_description
+from mindrl.preflight.shipped import families_without_a_run, named_description
 from mindrl.programs.arguments import (
     MOST_RANKS,
     Program,
@@ -83,7 +83,7 @@ def _add_options(reshard: argparse.ArgumentParser) -> None:
 @planning()
 def _reshard(options: argparse.Namespace) -> int:
     backend = training_backend_of(options.source)
-    model = planned_description(options.model, families_without_a_run(backend))
+    model = named_description(options.model, families_without_a_run(backend))
     source, target = _layouts(options)
     engine = planning_of(backend)
     findings = [*engine.findings(model, source, written_keys("--from"))]

@@ -202,10 +202,6 @@ def test_all_findings_come_at_once_with_code_1() -> None:
             "error: vllm:d4t4, character 6: this layout has 16 ranks, not 8; write d2",
         ),
         (
-            ("nowhere", "megatron:d4t2", "vllm:t4"),
-            f"error: model folder {MODELS}/nowhere does not exist",
-        ),
-        (
             ("Qwen2.5-7B", "megatron:t2", "vllm:t4", "--world", "8", "--disjoint"),
             "error: --world 8 --disjoint: write d in --from or in --to",
         ),
@@ -229,6 +225,16 @@ def test_what_cannot_be_read_ends_with_code_2_and_one_line(
     ended = reshard(*arguments)
     assert ended.returncode == 2
     assert errors(ended) == [message]
+
+
+def test_a_model_that_is_not_there_is_answered_with_the_well_known_names() -> None:
+    ended = reshard("qwen2.5-7b", "megatron:d4t2", "vllm:t4")
+    assert ended.returncode == 2
+    [line] = errors(ended)
+    assert line.startswith(
+        f"error: model folder {MODELS}/qwen2.5-7b does not exist; did you mean 'Qwen2.5-7B'? known "
+        "names: DeepSeek-R1, DeepSeek-V3, GLM-4.5-Air, Llama-3.1-8B, "
+    )
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,11 @@ def test_what_another_engine_cannot_build_is_told_beside_the_one_that_can(
         (("--device", "ascend-910b-64"), 2, "did you mean ascend-910b-64g or ascend-910c-64g?"),
         (("--devices", "12"), 2, "--devices 12 must fill nodes of 8; nearest: 8, 16; or set"),
         (("--devices", "8192"), 2, "--devices 8192: the maximum is 4096"),
-        (("--model", "Qwen2.5-8B"), 2, "model folder Qwen2.5-8B does not exist"),
+        (
+            ("--model", "Qwen2.5-8B"),
+            2,
+            "model folder Qwen2.5-8B does not exist; did you mean 'Qwen2.5-7B'? known names: Deep",
+        ),
         (("-o", "mine.yml"), 2, "-o mine.yml: must end in .yaml"),
         (("--prompts-per-step", "1", "--samples", "1"), 2, "must be 2 or more"),
         (

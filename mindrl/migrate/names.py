@@ -52,6 +52,17 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "report_to": "rl_config.tracking.trackers",
         "vllm_gpu_memory_utilization": "generate_config.gpu_memory_utilization",
         "vllm_tensor_parallel_size": "generate_config.infer_tensor_parallel_size",
+        "num_train_epochs": "megatron_training.train_iters",
+        "gradient_accumulation_steps": "rl_config.mini_batch_size",
+        "ref_model": "ref_config.load",
+        "precompute_ref_log_probs": "preference_config.reference_file",
+        "max_length": "megatron_training.seq_length",
+        "eval_dataset": "megatron_training.test_data_path",
+        "processing_class": "megatron_training.tokenizer_name_or_path",
+        "lmbda": _ADVANTAGE,
+        "teacher_model": "teacher_config.load",
+        "teacher_model_server_url": "teacher_config.url",
+        "loss_top_k": "teacher_config.candidates",
     },
     "OpenRLHF": {
         **_OF_COMMAND_LINES,
@@ -98,8 +109,14 @@ _VALUES: Mapping[str, Mapping[str, object]] = {
         "grpo": "sequence_mean",
         "dr_grpo": "sequence_sum",
     },
-    # TRL counts optimizer steps, mindrl rollouts.
+    # TRL counts optimizer steps, passes over the data and batches of a device; mindrl rollouts and
+    # rows.
     "max_steps": {},
+    "num_train_epochs": {},
+    "gradient_accumulation_steps": {},
+    # A file instead of true.
+    "precompute_ref_log_probs": {},
+    "lmbda": dict.fromkeys(("1", "1.0"), "teacher"),
     "advantage_estimator": {
         "gae": "gae",
         "rloo": "rloo",

@@ -86,6 +86,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _import(options: argparse.Namespace) -> int:
     needs_yaml_suffix(options.output)
     file = Path(options.file)
+    if file.suffix == ".py":
+        raise ConfigError(
+            f"{file} is Python code; needed: a .yaml file of MindSpeed-RL or verl, or a .sh script "
+            "of verl. docs/how-to/come-from-trl.md lists the keys of TRL"
+        )
     script = _script(file) if file.suffix == ".sh" else None
     sections = _yaml(file, options.overrides, script)
     theirs, given = None, dict(dotted(sections))

@@ -266,6 +266,13 @@ def test_a_file_that_cannot_be_read_is_refused_in_words_with_code_2(
     assert not (tmp_path / "ours.yaml").exists()
 
 
+def test_python_code_is_refused_with_the_files_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "trl.py").write_text("GRPOConfig(learning_rate=1e-6)\n")
+    ended = ran(tmp_path / "trl.py")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"error: {tmp_path}/trl.py is Python code; needed: a .yaml file")
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [

@@ -145,10 +145,10 @@ findings=()
 find_fault() { findings+=("$1"$'\n'"      -> $2"); }
 
 check_devices() {
-    local found listed="${ASCEND_RT_VISIBLE_DEVICES:-}"
-    if [[ "$listed" == *[[:space:]]* ]]; then
-        find_fault "ASCEND_RT_VISIBLE_DEVICES=$listed: CANN ends the list at a blank" \
-            "write ASCEND_RT_VISIBLE_DEVICES=${listed//[[:space:]]/}"
+    local found visible="${ASCEND_RT_VISIBLE_DEVICES:-}"
+    if [[ "$visible" == *[[:space:]]* ]]; then
+        find_fault "ASCEND_RT_VISIBLE_DEVICES=$visible: CANN ends the list at a blank" \
+            "write ASCEND_RT_VISIBLE_DEVICES=${visible//[[:space:]]/}"
     fi
     found="$(devices_there)"
     if ((!found)); then

@@ -75,8 +75,8 @@ def deprecation(values: Mapping[str, Any]) -> str | None:
     mode = _mode(values)
     if mode is None:
         return None
-    said = mode.backends.items()
-    fields = ", ".join(f"{SECTIONS[role]}.{_BACKEND}={each}" for role, each in said)
+    written = mode.backends.items()
+    fields = ", ".join(f"{SECTIONS[role]}.{_BACKEND}={each}" for role, each in written)
     return f"{_MODE} is deprecated; write {fields}"
 
 
@@ -199,12 +199,12 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
         section = SECTIONS.get(role, "")
         if not isinstance(sections.get(section), dict):
             raise ConfigError(f"{_MODE}={mode}: this run has no {role}; remove it")
-        own, said = sections[section].get(_BACKEND), str(allocation)
-        if own and own != said:
+        own, written = sections[section].get(_BACKEND), str(allocation)
+        if own and own != written:
             raise ConfigError(
                 f"{section}.{_BACKEND}={own} and {_MODE}={mode} differ; remove {_MODE}"
             )
-        sections[section][_BACKEND] = said
+        sections[section][_BACKEND] = written
 
 
 def _write_places(sections: Sections, mode: AllocationMode) -> None:
@@ -276,8 +276,8 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
     if generate is not None:
         actors = _section(sections, RESOURCES["actor"])
         ends = (end_of(each, actors) for each in (actors, *own))
-        said = _said(sections, "rollout", generate)
-        _require_ranks(said, generate, "the number of devices of all roles", max(ends))
+        written = _described(sections, "rollout", generate)
+        _require_ranks(written, generate, "the number of devices of all roles", max(ends))
 
 
 def _write_count(
@@ -298,11 +298,11 @@ def _write_count(
     is_one = is_apart and len({each.world_size for each in allocations.values()}) == 1
     for engine, allocation in allocations.items():
         if isinstance(devices, int):
-            said = _said(sections, engine, allocation)
-            _require_ranks(said, allocation, field, devices, offers_count=is_one)
+            written = _described(sections, engine, allocation)
+            _require_ranks(written, allocation, field, devices, offers_count=is_one)
 
 
-def _said(sections: Sections, engine: str, allocation: ModelAllocation) -> str:
+def _described(sections: Sections, engine: str, allocation: ModelAllocation) -> str:
     """Return an allocation with the key that sets it."""
     if (mode := _mode(sections)) is not None and engine in mode.backends:
         return f"{_MODE}={mode}: {allocation}"
@@ -310,7 +310,12 @@ def _said(sections: Sections, engine: str, allocation: ModelAllocation) -> str:
 
 
 def _require_ranks(
-    said: str, allocation: ModelAllocation, field: str, devices: int, *, offers_count: bool = False
+    written: str,
+    allocation: ModelAllocation,
+    field: str,
+    devices: int,
+    *,
+    offers_count: bool = False,
 ) -> None:
     ranks = allocation.world_size
     if ranks != devices:
@@ -318,7 +323,7 @@ def _require_ranks(
         ways = " or ".join(filter(None, [f"{field}={ranks}" if offers_count else None, fitting]))
         fix = f"write {ways}" if ways else f"{ranks // allocation.layout.dp} must divide {devices}"
         raise ConfigError(
-            f"{said} has {ranks} rank{'s' * (ranks > 1)}, and {field}={devices}; {fix}"
+            f"{written} has {ranks} rank{'s' * (ranks > 1)}, and {field}={devices}; {fix}"
         )
 
 

@@ -32,10 +32,10 @@ def on_its_own_devices(config: RunConfig) -> RunConfig:
     rollout. Any other configuration is returned unchanged; a rollout without a number of devices
     keeps its keys, and `placement_findings` reports it.
     """
-    if config.learns and not config.rolls_out and not config.reads_answers:
-        config = replace(config, generate_config=replace(config.generate_config, **NO_ENGINE))
+    if config.learns and config.rolls_out:
+        return config
     rl = config.rl_config
-    if not config.learns and config.rolls_out:
+    if config.rolls_out:
         # A rollout that shares the devices also uses those of roles that only training has.
         shared = max(config.role_devices(role).stop for role in RESOURCES)
         devices = config.rollout_devices if config.is_apart else shared
@@ -43,7 +43,9 @@ def on_its_own_devices(config: RunConfig) -> RunConfig:
             return config
         roles = replace(rl.actor_resource, num_npus=devices, first_npu=0)
         config = replace(config, rl_config=replace(rl, actor_resource=roles))
-    if not config.is_apart or (config.learns and config.rolls_out):
+    elif not config.reads_answers:
+        config = replace(config, generate_config=replace(config.generate_config, **NO_ENGINE))
+    if not config.is_apart:
         return config
     alone = replace(
         config.rl_config,

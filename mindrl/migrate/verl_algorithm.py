@@ -209,4 +209,4 @@ def _bounds(theirs: Mapping[str, Any], key: str, ours: str) -> Iterator[Mapped]:
         yield Mapped(key, "renamed", sets, SAME_MEANING)
         return
     sets |= {f"{ours}.min_weight": float(least), f"{ours}.beyond": "mask"}
-    yield Mapped(key, "derived", sets, "a token whose weight is out of these bounds has no effect")
+    yield Mapped(key, "derived", sets, "a token with a weight out of these bounds has no effect")

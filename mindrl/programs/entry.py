@@ -35,7 +35,7 @@ def start(*words: str) -> int:
     group, *more = found
     those = {name: does for name, (_, does) in PROGRAMS.items() if name.startswith(f"{group} ")}
     if {*(more if those else (group,))} <= {*_HELP}:
-        return _list_programs(group, those, asked_for_help=bool(more) or not those)
+        return _list_programs(group, those, wants_help=bool(more) or not those)
     return _no_program(found[: 2 if those else 1], those)
 
 
@@ -51,7 +51,7 @@ def _no_program(words: Sequence[str], those: Mapping[str, str]) -> int:
     return report([f"{text}{did_you_mean(words[-1], known)}"], BAD_CONFIG)
 
 
-def _list_programs(group: str, those: Mapping[str, str], *, asked_for_help: bool) -> int:
+def _list_programs(group: str, those: Mapping[str, str], *, wants_help: bool) -> int:
     """Print the programs of a group, such as `plan`, or all; returns 2 if none was asked for."""
     kind, example = (f"{group} PROGRAM", next(iter(those))) if those else ("PROGRAM", "train")
     lines = [f"usage: mindrl {kind} [arguments]", "", "programs:"]
@@ -60,8 +60,8 @@ def _list_programs(group: str, those: Mapping[str, str], *, asked_for_help: bool
         lines += ["", "other names:", *_listed(OTHER_NAMES)]
     lines += ["", f"mindrl PROGRAM --help explains a program, for example: mindrl {example} --help"]
     lines += ["mindrl --version prints the version", ""]
-    (sys.stdout if asked_for_help else sys.stderr).write("\n".join(lines))
-    return 0 if asked_for_help else 2
+    (sys.stdout if wants_help else sys.stderr).write("\n".join(lines))
+    return 0 if wants_help else 2
 
 
 def _listed(lines: Mapping[str, str]) -> list[str]:

@@ -94,16 +94,17 @@ def test_a_job_without_checkpoints_resumes_all_the_same(
 
 
 def test_a_job_that_a_spool_refuses_ends_with_the_code_of_bad_input_and_all_reasons(
-    run: Path, said: Said, tmp_path: Path
+    run: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After this code the scheduler of two jobs does not start the job again."""
 
-    def train(*_: object) -> None:
+    def refused(*_: object) -> None:
         spool = Spool(tmp_path / "spool")
         for value in (1, 2):
             spool.agree({f"key_{number:02}": value for number in range(12)})
 
-    start = partial(run_program, Assumed(job="rollout"), train)
+    monkeypatch.setattr(train, "check_and_train", refused)
+    start = partial(run_program, Assumed(job="rollout"))
     code, text = said(["--resume", str(run)], start)
     assert code == 2
     head, *reasons = text.splitlines()

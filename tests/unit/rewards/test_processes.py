@@ -307,7 +307,7 @@ def test_a_judge_that_hangs_at_first_scores_all_within_its_patience(tmp_path: Pa
 
 
 def test_calls_for_lists_that_hang_do_not_cost_the_limit_of_each_list(tmp_path: Path) -> None:
-    """Of 2 lists of 64, the second does not begin: its responses are scored one by one."""
+    """Of 6 lists of 64, most do not wait: their responses are scored one by one."""
     (waits := tmp_path / "waits").touch()
     (file := tmp_path / "judge.py").write_text(
         "import time\n"
@@ -323,11 +323,12 @@ def test_calls_for_lists_that_hang_do_not_cost_the_limit_of_each_list(tmp_path: 
     )
     service = RewardService(plan)
     try:
-        outcomes = service.score({name: [("a", "72")] * 128})[name]
+        outcomes = service.score({name: [("a", "72")] * 384})[name]
     finally:
         service.kill()
-    assert outcomes == (1.0,) * 128
-    assert waits.read_text() == "x"
+    assert outcomes == (1.0,) * 384
+    # The next one may run before the first is seen to fail.
+    assert 1 <= len(waits.read_text()) <= 3
 
 
 def test_a_function_is_doubtful_while_calls_for_several_responses_fail_and_none_scores() -> None:

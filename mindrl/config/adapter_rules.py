@@ -24,6 +24,9 @@ def adapter_findings(config: RunConfig) -> Iterator[Finding]:
         need = f"needs the engine {TRAINING_BACKEND}, found {backend} in actor_config.backend"
         yield broken(f"{SECTION}.dropout", lora.dropout, need, 0.0)
     yield from _unknown_layers(lora.target_modules)
+    if lora.load is not None and not config.learns and config.spool_config.job is None:
+        need = "has no effect without training: merge the adapters with peft, and load the result"
+        yield broken(f"{SECTION}.load", lora.load, need, None)
     interval = config.rl_config.ref_update_interval
     if interval:
         need = (

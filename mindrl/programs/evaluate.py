@@ -258,6 +258,9 @@ def _composed(options: argparse.Namespace, model: NamedModel | None, *changes: s
     if model is not None:
         name, folder = "config" if model.run else name, model.hydra
         changes = (*changes, override("actor_config.load", model.folder))
+        if model.run:
+            # The exported weights contain the adapters.
+            changes = (*changes, "actor_config.lora.load=null")
     # The run may have been made before a key existed.
     forced = (f"++{each}" for each in changes)
     return composed_config(name, [*options.overrides, *forced], folder, downloads=True)

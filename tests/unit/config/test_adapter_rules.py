@@ -80,3 +80,19 @@ def test_a_rate_of_whole_weights_deserves_a_word(
 ) -> None:
     config = run_config(Path("model"), {R: rank, "actor_config.lr": rate})
     assert [each.field for each in learning_warnings(config)] == ["actor_config.lr"] * warned
+
+
+@pytest.mark.parametrize(
+    ("given", "is_refused"),
+    [
+        ({"rl_config.debug": "rollout_only"}, True),
+        ({}, False),
+        # The train job publishes weights with the adapters.
+        ({"spool_config.folder": "spool", "spool_config.job": "rollout"}, False),
+    ],
+)
+def test_adapters_that_nothing_adds_to_the_model_are_refused(
+    given: dict[str, Any], is_refused: bool, run_config: MakeConfig
+) -> None:
+    config = run_config(Path("model"), {R: 16, f"{LORA}.load": "adapters"} | given)
+    assert (f"{LORA}.load" in [each.field for each in findings(config)]) == is_refused

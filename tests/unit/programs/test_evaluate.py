@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from made_run import sample, write_lines
 from nightly import at_night_but
+from omegaconf import OmegaConf
 
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
+from mindrl.programs.compose import composed
 from mindrl.programs.entry import start
 from mindrl.programs.evaluate import PROGRAM, measuring_config, rating_config
 from mindrl.programs.named_model import NamedModel, named_model
@@ -195,6 +197,19 @@ def test_a_file_without_a_reward_is_named_as_the_user_named_it() -> None:
 def test_without_anything_to_measure_on_it_says_what_to_give() -> None:
     with pytest.raises(ConfigError, match=r"name the evaluation data with --data FILE"):
         config_of("megatron_training.test_data_path=null")
+
+
+def test_the_model_of_a_run_contains_the_adapters_from_which_it_started(tmp_path: Path) -> None:
+    adapters = ("actor_config.lora.r=16", "actor_config.lora.load=adapters")
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(composed("grpo_tiny_cpu", adapters), tmp_path / ".hydra/config.yaml")
+    model = NamedModel(folder=tmp_path / "model", run=tmp_path)
+    options = parsed(str(tmp_path), "--data", "a.jsonl")
+    rated = parsed(str(tmp_path), "--data", "a", "--write-column", "rate", "--output", "b")
+    for config in (measuring_config(options, model), rating_config(rated, model)):
+        assert (config.actor_config.lora.r, config.actor_config.lora.load) == (16, None)
+    # A model without a run may be the base, to which nothing would add the adapters.
+    assert "actor_config.lora.load" in [each.field for each in findings(config_of(*adapters))]
 
 
 def test_a_run_is_known_by_its_configuration_and_a_model_by_its_own(tmp_path: Path) -> None:

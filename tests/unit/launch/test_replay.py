@@ -65,7 +65,7 @@ def test_asked_for_it_rolls_out_and_scores_again_and_a_changed_reward_is_named(
     trainer = built(tmp_path / "again", estimator, roles)
     trainer.resume(recorded.before.step, recorded.before.state)
     found = run_again(trainer, recorded, generates=True, scores=True)
-    assert (roles.calls[0], roles.calls.count("score")) == ("generate", 1)
+    assert (roles.calls[:2], roles.calls.count("score")) == (["flush", "generate"], 1)
     # Their number, four responses of two tokens to prompts of two, and the log-probs.
     assert found.count - len(found.differences) == 1 + 16 + 8 + len(recorded.metrics)
     changed = replace(recorded, metrics=recorded.metrics | {"reward/mean": 0.25})

@@ -40,7 +40,9 @@ def test_an_earlier_run_without_what_a_new_one_takes_from_it_is_refused(
     run_config: MakeConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    # Runs next to the folder would be suggested.
+    (here := tmp_path / "runs" / "today").mkdir(parents=True)
+    monkeypatch.chdir(here)
     config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | changes)
     assert refused(config) == [finding]
     assert check_without_files(config, CPU) == [finding]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,9 @@ def test_a_blocked_program_is_woken_by_a_signal_of_another_process() -> None:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
+    # A signal that arrives just before Python enters the call is handled only after it.
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] != "S":
+        time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=30)
     assert rest == "stopped by SIGINT\n"

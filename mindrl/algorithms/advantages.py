@@ -42,8 +42,6 @@ def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
             f"{list(group_B.shape)}; both must have the same shape [B]"
         )
     ids_P, index_B = torch.unique(group_B, return_inverse=True)
-    # In float64: the squares of a large group may not fit into float32.
-    dtype, rewards_B = rewards_B.dtype, rewards_B.double()
     zeros_P = rewards_B.new_zeros(ids_P.shape)
     count_P = zeros_P.index_add(0, index_B, torch.ones_like(rewards_B))
     # Relative to the group's lowest reward, equal rewards are exact zeros, so dividing by a tiny
@@ -54,8 +52,7 @@ def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
     centred_B = above_B - mean_P[index_B]
     squares_P = zeros_P.index_add(0, index_B, centred_B.square())
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
-    count_B, std_B = count_P[index_B].to(dtype), std_P[index_B].to(dtype)
-    return GroupedRewards(centred_B.to(dtype), index_B, count_B, std_B)
+    return GroupedRewards(centred_B, index_B, count_P[index_B], std_P[index_B])
 
 
 def group_normalised_advantages(

@@ -6,9 +6,9 @@ import sys
 
 from mindrl.observability.units import quoted
 
-LARGEST_SCORE = 1e12
-"""Maximum absolute score. Times the maximum weight, 1e6, its square fits into float32, as needed
-for the loss of a critic."""
+LARGEST_SCORE = 1e9
+"""Maximum absolute score. Times the maximum weight, 1e6, the squares of a group of 65,536 add up
+within float32, as needed for their standard deviation."""
 
 
 def returned_number(value: object) -> float:
@@ -28,6 +28,6 @@ def returned_number(value: object) -> float:
     if abs(number) > LARGEST_SCORE:
         raise ValueError(
             f"returned {quoted(value)}; need a finite number of at most {LARGEST_SCORE:g} in size, "
-            "so that its square fits into float32"
+            "so that the squares of a group fit into float32"
         )
     return number

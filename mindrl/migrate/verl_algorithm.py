@@ -20,7 +20,7 @@ _LOSSES = {
     **{name: name for name in ("gspo", "cispo", "sapo", "clip_cov", "kl_cov")},
 }
 _OF_SEQUENCES = ("gspo", "sapo", "geo_mean")
-"""Losses that are a mean over sequences in verl, whatever `loss_agg_mode` is."""
+"""Losses for which verl ignores `loss_agg_mode`: they are a mean over sequences."""
 _LOSS_DEFAULTS = {"kl_cov": {"kl_cov_ratio": 2e-4, "ppo_kl_coef": 0.1}}
 """verl's defaults of the options of a loss that differ from mindrl's."""
 _WEIGHTS = {

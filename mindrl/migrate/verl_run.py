@@ -5,6 +5,7 @@ from typing import Any
 
 from mindrl.migrate.mapped import MISSING, SAME_MEANING, Mapped
 from mindrl.migrate.verl_keys import ACTOR, OMITTED, REF, ROLLOUT, SPLITS
+from mindrl.migrate.verl_training import has_critic
 
 STEPS, LOAD = "megatron_training.train_iters", "actor_config.load"
 _TEST = "rl_config.test_freq"
@@ -54,11 +55,8 @@ def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
 
 def _held_out(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entries for the test file; mindrl answers it greedily, as verl does by default."""
-    key, ours, sampling = (
-        "data.val_files",
-        "megatron_training.test_data_path",
-        f"{ROLLOUT}.val_kwargs",
-    )
+    key, ours = "data.val_files", "megatron_training.test_data_path"
+    sampling = f"{ROLLOUT}.val_kwargs"
     given = {name: theirs.get(f"{sampling}.{name}", same) for name, same in _GREEDY.items()}
     keys = [f"{sampling}.{name}" for name in _GREEDY if f"{sampling}.{name}" in theirs]
     is_greedy = not given["temperature"]
@@ -127,10 +125,8 @@ def _loaded(theirs: Mapping[str, Any]) -> int:
 
 def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
     """Yield the entries for the step count."""
-    key, limit, most = (
-        *("trainer.total_epochs", "trainer.total_training_steps"),
-        "data.train_max_samples",
-    )
+    key, limit = "trainer.total_epochs", "trainer.total_training_steps"
+    most = "data.train_max_samples"
     if theirs.get(most, -1) > 0:
         note = f"mindrl trains on all rows of a file: write {theirs[most]} rows to their own file"
         yield Mapped(most, "open", note=note)
@@ -172,7 +168,7 @@ def _lower(theirs: Mapping[str, Any], steps: int, formula: str) -> Iterator[Mapp
 def _warmup(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     """Yield the entry for the first steps, which train only the critic; verl counts one more."""
     key = "trainer.critic_warmup"
-    if key in theirs and theirs.get("algorithm.adv_estimator", "gae") == "gae":
+    if key in theirs and has_critic(theirs):
         sets = {"rl_config.critic_warmup": max(0, theirs[key] - 1)}
         note = f"was {theirs[key]}: verl trains the policy from the step with this number, from 1"
         yield Mapped(key, "derived", sets, note)

@@ -23,8 +23,7 @@ def training_of_verl(theirs: Mapping[str, Any], total: int | None) -> Iterator[M
     `total` is the number of training steps, None if unknown.
     """
     yield from _packing(theirs)
-    has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
-    for role in _ROLES if has_critic else (ACTOR,):
+    for role in _ROLES if has_critic(theirs) else (ACTOR,):
         yield from _recomputation(theirs, role)
         yield from _warmup(theirs, role, total)
         yield from _decay(theirs, role)
@@ -39,6 +38,11 @@ def training_of_verl(theirs: Mapping[str, Any], total: int | None) -> Iterator[M
     yield from _reference(theirs)
     yield from _checkpoints(theirs)
     yield from _resume(theirs)
+
+
+def has_critic(theirs: Mapping[str, Any]) -> bool:
+    """Return whether verl trains a critic."""
+    return bool(theirs.get("algorithm.adv_estimator", "gae") == "gae")
 
 
 def uses_megatron(theirs: Mapping[str, Any], role: str) -> bool:

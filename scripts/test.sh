@@ -105,8 +105,7 @@ prepare_workers() {
 
 # Start the process whose forks are the ranks of the tests of several processes.
 prepare_ranks() {
-    export MINDRL_TESTS_ZYGOTE="$scratch/zygote"
-    prepare "$scratch/zygote.log" tests/distributed/forked_workers.py "$MINDRL_TESTS_ZYGOTE"
+    prepare "$scratch/zygote.log" tests/distributed/forked_workers.py "$scratch/zygote"
 }
 
 # Add what pytest_as left.
@@ -149,8 +148,9 @@ else
     beside=()
     printf '\n== tests of several processes\n'
     # Three files at a time: ranks that wait for messages leave cores idle. Those on simulated NPUs
-    # count as one: tests/conftest.py.
-    pytest_as wide --tx "3*$workers" --dist loadfile tests/distributed tests/npu_simulated
+    # count as one: tests/conftest.py. Planted faults and another Megatron need ranks of their own.
+    MINDRL_TESTS_ZYGOTE="$scratch/zygote" pytest_as wide --tx "3*$workers" --dist loadfile \
+        tests/distributed tests/npu_simulated
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count runs "whole runs"

@@ -80,3 +80,22 @@ def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_p
             codes.append(done.returncode)
     assert codes == [mutate.SURVIVED, mutate.FOUND, mutate.SURVIVED]
     assert "1 passed" in done.stdout
+
+
+def test_a_suite_around_lends_a_fault_neither_its_ranks_nor_its_cases(
+    mutate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import os\n"
+        "def test_ranks(): assert 'MINDRL_TESTS_ZYGOTE' not in os.environ\n"
+        "def test_cases(): assert 'MINDRL_NIGHTLY' not in os.environ\n"
+    )
+    monkeypatch.setenv("MINDRL_TESTS_ZYGOTE", "of other sources")
+    monkeypatch.setenv("MINDRL_NIGHTLY", "1")
+    few = mutate.PreloadedPython(["pytest"])
+    monkeypatch.setattr(mutate, "PreloadedPython", lambda: few)
+    with closing(few):
+        tree = mutate._Tree(tmp_path)
+        assert tree.first_failure("mine", [test.name]) == ""
+        assert tree.first_failure("mine", [test.name], nightly=True) == "test_it.py::test_cases"

@@ -212,23 +212,31 @@ def test_single_answers_come_out_while_others_are_drawn(served: Served) -> None:
 
 
 def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> None:
-    found: list[bytes] = []
     body = {
         "token_ids": PROMPTS[0],
         "sampling_params": {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True},
     }
-    client = served.replica.client
-    other = threading.Thread(
-        target=lambda: found.append(client.post("/inference/v1/generate", body, seconds=120))
-    )
+    client, published, found = served.replica.client, threading.Event(), []
+
+    def ask_until_then() -> None:
+        while not published.is_set():
+            found.append(client.post("/inference/v1/generate", body, seconds=120))
+
+    # Of three that never pause, one is being answered whenever the weights come.
+    others = [threading.Thread(target=ask_until_then) for _ in range(3)]
     served.linked.trainers.call_all("change", 1)
-    other.start()
-    time.sleep(0.03)
-    assert served.publish(7) == [{}, {}]
-    other.join(timeout=120)
-    (choice,) = json.loads(found[0])["choices"]
-    assert len(choice["token_ids"]) == 120
-    assert choice["weight_versions"][-1]["version"] == "7"
+    for other in others:
+        other.start()
+    try:
+        assert served.publish(7) == [{}, {}]
+    finally:
+        published.set()
+        for other in others:
+            other.join(timeout=120)
+    choices = [choice for answer in found for choice in json.loads(answer)["choices"]]
+    assert {len(choice["token_ids"]) for choice in choices} == {120}
+    versions = [[each["version"] for each in choice["weight_versions"]] for choice in choices]
+    assert any(len(each) == 2 and each[-1] == "7" for each in versions)
 
 
 def test_without_the_token_nothing_is_answered(served: Served) -> None:

@@ -187,13 +187,13 @@ def test_ppo_has_a_critic_of_such_a_family_which_learns_what_to_expect(
 ) -> None:
     asked = [f"actor_config.load={granite}", "actor_config.backend=fsdp:d1t2"]
     asked += ["critic_config.backend=fsdp:d2", "ref_config.backend=fsdp:d2"]
-    asked += ["megatron_training.train_iters=6", "rl_config.test_freq=0"]
+    asked += ["megatron_training.train_iters=16", "rl_config.test_freq=0"]
     run = start_program(tmp_path / "run", asked, program="train_ppo")
     assert run.process.wait(timeout=900) == 0, run.text()
     first, *_, last = run.steps()
-    assert last["critic/value_loss"] < 0.9 * first["critic/value_loss"]
+    assert last["critic/value_loss"] < 0.5 * first["critic/value_loss"]
     assert last["value/explained_variance"] > first["value/explained_variance"]
-    assert run.summary()["accuracy_after"] > run.summary()["accuracy_before"]
+    assert run.summary()["accuracy_after"] >= run.summary()["accuracy_before"] + 0.3
     assert "were predicted" not in run.text()
     assert "score.weight" in load_file(run.folder / "critic/model.safetensors")
 

@@ -52,8 +52,8 @@ FOLDERS = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e"
 """The quickest first."""
 TEST_SECONDS = 300
 """Time limit of a test that a fault keeps waiting; it then counts as failed."""
-OF_A_SUITE = {"MINDRL_NIGHTLY", "MINDRL_TESTS_ZYGOTE"}
-"""Variables of scripts/test.sh: its choice of cases, and ranks that have its sources."""
+SUITE_VARIABLES = {"MINDRL_NIGHTLY", "MINDRL_TESTS_ZYGOTE"}
+"""Set by scripts/test.sh for its own tests: which cases run, and a process that forks ranks."""
 FOUND, SURVIVED, UNKNOWN, NO_TESTS = 1, 0, 4, 5
 """Exit codes of pytest: tests failed, all passed, one does not exist, none was selected."""
 
@@ -239,7 +239,7 @@ class _Tree:
         done = subprocess.run(
             [*self.python.command, "-c", PYTEST, *options, "--timeout", str(TEST_SECONDS), *tests],
             cwd=self.root,
-            env={**{key: os.environ[key] for key in os.environ.keys() - OF_A_SUITE}, **own},
+            env={**{key: os.environ[key] for key in os.environ.keys() - SUITE_VARIABLES}, **own},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -218,12 +218,12 @@ def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> N
     }
     client, published, found = served.replica.client, threading.Event(), []
 
-    def ask_until_then() -> None:
+    def ask_until_published() -> None:
         while not published.is_set():
             found.append(client.post("/inference/v1/generate", body, seconds=120))
 
-    # Of three that never pause, one is being answered whenever the weights come.
-    others = [threading.Thread(target=ask_until_then) for _ in range(3)]
+    # Three threads ask without a pause, so a request is in flight when the weights arrive.
+    others = [threading.Thread(target=ask_until_published) for _ in range(3)]
     served.linked.trainers.call_all("change", 1)
     for other in others:
         other.start()

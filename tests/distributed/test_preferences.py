@@ -192,8 +192,8 @@ def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_check
     root.mkdir()
     ours = learned(rows_of(form), root, config, forked_workers)
     theirs = of_hugging_face(form, model)
-    # A margin is a difference of four sums of float32, in another order; in float64 the losses of
-    # that loop change by up to 4.1e-6 of the first.
+    # A margin is a difference of four sums of float32, in another order. Computed in float64, the
+    # losses of Hugging Face's loop differ by up to 4.1e-6 of the first loss.
     atol = 5e-6 * theirs[0][0]
     for step, (loss, norm) in zip(ours, theirs, strict=True):
         assert step["preference/loss"] == pytest.approx(loss, abs=atol)

@@ -82,7 +82,7 @@ def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_p
     assert "1 passed" in done.stdout
 
 
-def test_a_suite_around_lends_a_fault_neither_its_ranks_nor_its_cases(
+def test_faults_run_without_the_ranks_and_cases_of_the_suite_that_plants_them(
     mutate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test = tmp_path / "test_it.py"

@@ -41,20 +41,30 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "max_steps": "megatron_training.train_iters",
         "mask_truncated_completions": "rl_config.overlong_filter_enable",
         "max_grad_norm": "actor_config.clip_grad",
+        "adam_epsilon": "actor_config.adam_eps",
+        "lr_scheduler_type": "actor_config.lr_decay_style",
         "warmup_ratio": "actor_config.lr_warmup_fraction",
+        "warmup_steps": "actor_config.lr_warmup_fraction",
+        "gradient_checkpointing": "actor_config.recompute_granularity",
         "per_device_train_batch_size": "actor_config.micro_batch_size",
         "model_name_or_path": "actor_config.load",
         "dataset_name": "megatron_training.data_path",
         "reward_funcs": "rl_config.verifier_function",
         "reward_weights": "rl_config.verifier_weight",
         "save_steps": "megatron_training.save_interval",
+        "save_total_limit": "megatron_training.keep_last",
+        "resume_from_checkpoint": "megatron_training.resume",
         "eval_steps": "rl_config.test_freq",
+        "output_dir": "hydra.run.dir",
+        "run_name": "rl_config.tracking.experiment",
         "report_to": "rl_config.tracking.trackers",
         "vllm_gpu_memory_utilization": "generate_config.gpu_memory_utilization",
         "vllm_tensor_parallel_size": "generate_config.infer_tensor_parallel_size",
         "num_train_epochs": "megatron_training.train_iters",
         "gradient_accumulation_steps": "rl_config.mini_batch_size",
+        "shuffle_dataset": "megatron_training.no_shuffle",
         "ref_model": "ref_config.load",
+        "ref_model_sync_steps": "rl_config.ref_update_interval",
         "precompute_ref_log_probs": "preference_config.reference_file",
         "max_length": "megatron_training.seq_length",
         "eval_dataset": "megatron_training.test_data_path",
@@ -98,6 +108,13 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Trainers, and their names for keys that have no section."""
+_WITHOUT_EQUIVALENT: Mapping[str, Mapping[str, str]] = {
+    "TRL": {
+        "logging_steps": "metrics of each step are recorded",
+        "use_vllm": "rollouts always use an engine, generate_config.backend",
+    }
+}
+"""Trainers, and why a name has no mindrl key."""
 _OUR_SECTIONS = frozenset(field_names(()))
 _VALUES: Mapping[str, Mapping[str, object]] = {
     "scale_rewards": {
@@ -109,9 +126,17 @@ _VALUES: Mapping[str, Mapping[str, object]] = {
         "grpo": "sequence_mean",
         "dr_grpo": "sequence_sum",
     },
+    "lr_scheduler_type": {
+        **{style: style for style in ("constant", "linear", "cosine")},
+        "constant_with_warmup": "constant",
+    },
+    "gradient_checkpointing": {"true": "full", "false": None},
+    "shuffle_dataset": {"true": False, "false": True},
+    "resume_from_checkpoint": {"true": "auto", "false": "never"},
     # TRL counts optimizer steps, passes over the data and batches of a device; mindrl rollouts and
-    # rows.
+    # rows. Its warm-up is a number of steps, here a fraction of them.
     "max_steps": {},
+    "warmup_steps": {},
     "num_train_epochs": {},
     "gradient_accumulation_steps": {},
     # A file instead of true.
@@ -175,6 +200,9 @@ def other_name(key: str, value: object = None) -> OtherName | None:
         return _section(key, value)
     section, _, last = key.rpartition(".")
     name = last.replace("-", "_")
+    for trainer, reasons in _WITHOUT_EQUIVALENT.items():
+        if name in reasons and (not section or section in _OUR_SECTIONS):
+            return OtherName(trainer=trainer, key=key, note=reasons[name])
     for trainer, names in OTHER_NAMES.items():
         if name in names and (not section or section in _OUR_SECTIONS):
             ours = names[name]

@@ -29,6 +29,14 @@ ROOT = Path(__file__).parents[3]
         ("max_steps", 100, "megatron_training.train_iters"),
         ("num_train_epochs", 1, "megatron_training.train_iters"),
         ("gradient_accumulation_steps", 4, "rl_config.mini_batch_size"),
+        ("output_dir", "outputs/mine", "hydra.run.dir=outputs/mine"),
+        ("lr_scheduler_type", "constant_with_warmup", "actor_config.lr_decay_style=constant"),
+        ("critic_config.lr_scheduler_type", "linear", "critic_config.lr_decay_style=linear"),
+        ("lr_scheduler_type", "polynomial", "actor_config.lr_decay_style"),
+        ("warmup_steps", 10, "actor_config.lr_warmup_fraction"),
+        ("gradient_checkpointing", True, "actor_config.recompute_granularity=full"),
+        ("shuffle_dataset", False, "megatron_training.no_shuffle=true"),
+        ("save_total_limit", 3, "megatron_training.keep_last=3"),
         ("ref_model", "base", "ref_config.load=base"),
         ("precompute_ref_log_probs", True, "preference_config.reference_file"),
         ("max_length", 512, "megatron_training.seq_length=512"),
@@ -74,12 +82,15 @@ def test_what_has_no_key_here_says_why_and_a_wrong_value_is_no_traceback() -> No
     answer = str(other_name("actor_rollout_ref.hybrid_engine", True))
     assert answer.endswith("has no equivalent in mindrl: mindrl does the same without a key")
     assert "must be a whole number" in str(other_name("trainer.nnodes", "two"))
+    answer = str(other_name("logging_steps", 10))
+    assert answer.endswith("has no equivalent in mindrl: metrics of each step are recorded")
 
 
 def test_every_name_leads_to_a_key_that_is_here() -> None:
     ours = {key for names in (*OTHER_NAMES.values(), NAMES) for key in names.values()}
     sections = {key: key.split(".") for key in ours}
-    assert [key for key, (*path, name) in sections.items() if name not in field_names(path)] == []
+    unknown = [key for key, (*path, name) in sections.items() if name not in field_names(path)]
+    assert unknown == ["hydra.run.dir"]
 
 
 def test_the_page_for_users_of_trl_names_the_same_keys() -> None:
@@ -97,7 +108,7 @@ def test_the_page_for_users_of_trl_names_the_same_keys() -> None:
     told = {theirs.partition(":")[0]: ours.partition(":")[0] for theirs, ours in pairs}
     told.pop("max_prompt_length")
     assert told.items() <= OTHER_NAMES["TRL"].items()
-    assert len(told) == 11
+    assert len(told) == 14
 
 
 def test_unknown_keys_of_a_file_and_of_the_command_line_are_answered_with_ours() -> None:

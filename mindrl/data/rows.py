@@ -92,7 +92,9 @@ def _read_json(file: Path) -> Iterator[Row]:
 
 def _parsed(place: str, content: bytes, what: str = "line") -> Any:
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(
+            content.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique
+        )
     except UnicodeDecodeError as error:
         wrong = f"byte {error.start + 1} of the {what} is not UTF-8 ({error.reason})"
         raise DataError(f"{place}: {wrong}") from error
@@ -110,6 +112,15 @@ def _parsed(place: str, content: bytes, what: str = "line") -> Any:
 def _columns(place: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{place}: a {type(value).__name__}; needed a JSON object with columns")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, whose keys must differ: the parser would keep the last silently."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        ((name, count),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"an object has the key {name!r} {count} times")
     return value
 
 

@@ -209,6 +209,7 @@ def test_a_file_that_is_not_parquet_is_refused(
         ("[1, 2]", "a list; needed a JSON object"),
         ("47", "a int; needed a JSON object"),
         ('{"messages": "a", "answer": NaN}', "NaN is not a JSON number"),
+        ('{"messages": "a", "answer": 1, "answer": 2}', "an object has the key 'answer' 2 times"),
         ('{"messages": 5, "answer": "1"}', "column 'messages' holds 5; needed text or a list"),
         ('{"messages": [], "answer": "1"}', "column 'messages' holds []; needed"),
         ('{"messages": "  ", "answer": "1"}', 'message 1: content is "  "; needed text'),

@@ -10,7 +10,8 @@ from mindrl.errors import ConfigError
 from mindrl.observability.terminal import print_table, say
 from mindrl.observability.units import memory_text
 from mindrl.programs.arguments import count
-from mindrl.programs.placement import load_of, name_of, split_of
+from mindrl.programs.placement import load_of, name_of, split_of, title_of
+from mindrl.programs.search_progress import search_progress
 from mindrl.propose.candidates import Task
 from mindrl.propose.lengths import described
 from mindrl.propose.orders import PlacedOrder, placed_orders
@@ -54,7 +55,8 @@ def chosen_orders(options: argparse.Namespace, task: Task, shared: Proposal) -> 
     if options.rollouts is None and missing:
         raise ConfigError(f"{missing[0]} is missing: give both lengths, or --rollouts")
     load = load_of(options, longest=task.response_tokens)
-    return placed_orders(task, shared, load, _AGES)
+    with search_progress() as notify:
+        return placed_orders(task, shared, load, _AGES, lambda way: notify(title_of(way)))
 
 
 def order_figures(orders: Sequence[PlacedOrder]) -> list[dict[str, Any]]:

@@ -95,7 +95,9 @@ def _run(options: argparse.Namespace) -> int:
     rates, load = _rates(options), load_of(options, longest=options.longest_tokens)
     tried = [*ways(options.devices, options.replica_devices, options.max_staleness)]
     with search_progress() as notify:
-        found = best_ways(load, rates, tried, lambda way: notify(_title(way)), steps=options.steps)
+        found = best_ways(
+            load, rates, tried, lambda way: notify(title_of(way)), steps=options.steps
+        )
     mean, p99, longest = described(load.groups)
     if options.json:
         figures = [asdict(way) | asdict(worth) for way, worth in found]
@@ -151,8 +153,9 @@ def _figures(way: Arrangement, worth: Worth) -> dict[str, object]:
     return asdict(worth) | {"name": name_of(way), "devices": split_of(way)}
 
 
-def _title(way: Arrangement) -> str:
-    return f"simulating {name_of(way)} on {split_of(way)} devices"
+def title_of(way: Arrangement) -> str:
+    """Return the text of the progress while an order is tried."""
+    return f"trying {name_of(way)} on {split_of(way)} devices"
 
 
 def name_of(way: Arrangement) -> str:

@@ -4,7 +4,7 @@ Pure. The throughput of an order and a split is simulated. The training side of 
 the fastest layout that fits, the rollout side the engine layout of the shared devices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -71,23 +71,28 @@ class PlacedOrder:
 
 
 def placed_orders(
-    task: Task, shared: Proposal, load: Load, ages: Sequence[int]
+    task: Task,
+    shared: Proposal,
+    load: Load,
+    ages: Sequence[int],
+    notify: Callable[[Arrangement], None],
 ) -> list[PlacedOrder]:
     """Return each order and staleness with its best placement, the most useful first.
 
     `shared` is the proposal for shared devices. Skips splits with a side that does not fit, and
-    orders without a split that fits.
+    orders without a split that fits. `notify` is called with each arrangement before its simulation
+    and before the layouts of its split are searched.
     """
     tp = shared.candidate.rollout.tp
     rates = replace(
         rates_of(task.model, task.device, replica_devices=tp),
         at_a_time=min(MOST_AT_A_TIME, shared.fit.kv_sequences),
     )
-    tried = [
-        (worth_of(load, rates, way, steps=_STEPS), way)
-        for way in ways(task.devices, tp, ages)
-        if not way.is_apart or (way.rollout // tp) % _every(task.devices // tp) == 0
-    ]
+    tried: list[tuple[Worth, Arrangement]] = []
+    for way in ways(task.devices, tp, ages):
+        if not way.is_apart or (way.rollout // tp) % _every(task.devices // tp) == 0:
+            notify(way)
+            tried.append((worth_of(load, rates, way, steps=_STEPS), way))
     tried.sort(key=lambda each: -each[0].useful)
     sides: dict[tuple[int, int], _Layouts | None] = {}
     found: dict[tuple[str, int, bool], PlacedOrder] = {}
@@ -99,6 +104,7 @@ def placed_orders(
             found[key] = _on_shared(task, shared, way, worth)
             continue
         if split not in sides:
+            notify(way)
             sides[split] = _laid_out(task, shared.candidate.rollout, *split)
         if (layouts := sides[split]) is not None:
             own = replace(task, devices=way.training, placement=placement_keys(way))

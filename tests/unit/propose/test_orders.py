@@ -8,14 +8,17 @@ from mindrl.propose.candidates import Task, refusals
 from mindrl.propose.lengths import sampled_groups
 from mindrl.propose.orders import PlacedOrder, placed_orders
 from mindrl.propose.search import Proposal, search
-from mindrl.propose.step_orders import Load
+from mindrl.propose.step_orders import Arrangement, Load
 
 LOAD = Load(groups=sampled_groups(600, 2000, 2048, 8), prompts=32, prompt_tokens=300)
 
 
 def laid_out(task: Task) -> tuple[Proposal, list[PlacedOrder]]:
     shared = search(task, 1, lambda _: None).proposals[0]
-    return shared, placed_orders(task, shared, LOAD, [2])
+    tried: list[Arrangement] = []
+    found = placed_orders(task, shared, LOAD, [2], tried.append)
+    assert {each.way for each in found} <= {*tried}
+    return shared, found
 
 
 def said(placed: PlacedOrder) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -73,6 +74,20 @@ def check_overrides(arguments: Sequence[str]) -> None:
     """
     if findings := [*_troubles([*arguments])]:
         raise ConfigError("\n".join(findings))
+
+
+def refuse_no_name(arguments: Sequence[str]) -> NoReturn:
+    """Refuse a start without a configuration.
+
+    Raises:
+        ConfigError: Always: what is wrong with the arguments, otherwise the names to choose from.
+    """
+    check_overrides(arguments)
+    names = ", ".join(run_names(config_folder()))
+    raise ConfigError(
+        f"--config-name is missing; name one of {names}, or the path of your own file; for example "
+        "--config-name grpo_tiny_cpu"
+    )
 
 
 def _troubles(arguments: list[str]) -> Iterator[str]:

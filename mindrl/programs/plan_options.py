@@ -13,6 +13,7 @@ from mindrl.preflight.model_checks import ROLLOUT_KEYS, training_findings
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_shardings
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import add_overrides, gib
+from mindrl.programs.command_line import refuse_no_name
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
 from mindrl.rollout.planning import rollout_findings
@@ -24,7 +25,7 @@ Shows = Callable[[], None]
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the configuration, the device memory and JSON output."""
     add = parser.add_argument
-    add("--config-name", required=True, metavar="NAME", help="name of a file in configs/")
+    add("--config-name", metavar="NAME", help="name of a file in configs/; required")
     add("--config-dir", metavar="DIR", help="folder of that file (default: configs/)")
     add_overrides(parser)
     memory = parser.add_mutually_exclusive_group()
@@ -39,8 +40,10 @@ def chosen_config(options: argparse.Namespace) -> RunConfig:
     """Return the configuration that the options name.
 
     Raises:
-        ConfigError: It does not exist, or a key or a value is not legal.
+        ConfigError: It is missing or does not exist, or a key or a value is not legal.
     """
+    if options.config_name is None:
+        refuse_no_name(options.overrides)
     return composed_config(options.config_name, options.overrides, options.config_dir)
 
 

@@ -35,11 +35,11 @@ from mindrl.platform.patches import transformers_without_torch
 from mindrl.platform.vision import vision_trouble
 from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import note_shipped_sizes
-from mindrl.programs.command_line import check_overrides, options_first, taken
+from mindrl.programs.command_line import options_first, refuse_no_name, taken
 from mindrl.programs.compose import composing, located, override, run_config
 from mindrl.programs.exits import exit_code
 from mindrl.programs.run_place import require_checkpoint, run_place
-from mindrl.programs.train_help import no_name, print_help
+from mindrl.programs.train_help import print_help
 
 if TYPE_CHECKING:
     from mindrl.preflight.run_shardings import RunPlan
@@ -284,8 +284,7 @@ def _start(
         print_help(program, name, own_folder, default=assumed.config, needs=assumed.needs)
         return
     if name is None:
-        check_overrides(sys.argv[1:])
-        raise ConfigError(no_name())
+        refuse_no_name(sys.argv[1:])
     name, own_folder = located(name, own_folder)
     with composing(name, own_folder, sys.argv[1:]) as (folder, more):
         if dry_run and not any(each.startswith("-") for each in sys.argv[1:]):

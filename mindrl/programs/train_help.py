@@ -81,11 +81,3 @@ def print_help(
     except BrokenPipeError:
         # The reader of the help, such as `head`, has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def no_name() -> str:
-    """Return the error for a start without a configuration."""
-    return (
-        f"--config-name is missing; name one of {', '.join(run_names(config_folder()))}, or the "
-        "path of your own file; for example --config-name grpo_tiny_cpu"
-    )

@@ -162,6 +162,13 @@ def test_a_configuration_that_cannot_be_read_ends_with_code_2() -> None:
     ended = started("--config-name", "no_such_run")
     assert ended.returncode == 2
     assert "has no configuration no_such_run" in ended.stderr
+    for argument, words in (
+        ("grpo_tiny_cpu", "did you mean --config-name grpo_tiny_cpu?"),
+        ("actor_config.lr=1", "--config-name is missing; name one of "),
+    ):
+        ended = started(argument)
+        assert ended.returncode == 2
+        assert words in ended.stderr
 
 
 def processor_seconds(*arguments: str) -> float:

@@ -152,7 +152,7 @@ class EnvironmentHost:
         """Return whether an owner will get answers without another call of `act` or `end`."""
         if any(each.is_busy for key, each in self._open.items() if key.owner == owner):
             return True
-        if any(key.owner == owner for key, _ in self._unread):
+        if self._has_unread(owner):
             return True
         queued = any(each.key.owner == owner for each in self._waiting)
         return queued and self._running[owner] < self.limits.processes
@@ -181,20 +181,21 @@ class EnvironmentHost:
     def answers(
         self, owner: str, seconds: float
     ) -> list[tuple[Key, Opening | EnvironmentAnswer | Failed]]:
-        """Wait up to `seconds` for at least one answer to an owner; return all its answers."""
-        ends, found = time.monotonic() + seconds, self._unread
+        """Wait up to `seconds` for an answer to an owner if one will come; return all of them."""
+        ends = time.monotonic() + seconds
         while True:
             self._start_waiting()
-            has_answer = any(key.owner == owner for key, _ in found)
-            left = 0.0 if has_answer else min([ends, *self._deadlines()]) - time.monotonic()
+            waits = self.is_busy(owner) and not self._has_unread(owner)
+            left = min([ends, *self._deadlines()]) - time.monotonic() if waits else 0.0
             ready = self._selector.select(max(0.0, left)) if self._running.total() else []
             for key, _ in ready:
-                found += self._received(key.data)
+                self._unread += self._received(key.data)
             now = time.monotonic()
             for each in [*self._open.values()]:
                 if each.is_busy and each.ends <= now:
-                    found += self._lost(each, "gave no answer in time")
-            if any(key.owner == owner for key, _ in found) or now >= ends:
+                    self._unread += self._lost(each, "gave no answer in time")
+            if self._has_unread(owner) or now >= ends or not self.is_busy(owner):
+                found = self._unread
                 self._unread = [each for each in found if each[0].owner != owner]
                 return [each for each in found if each[0].owner == owner]
 
@@ -207,6 +208,9 @@ class EnvironmentHost:
                 each.frames.connection.close()
         self._open.clear()
         end_guarded(self._process, _STOP_SECONDS)
+
+    def _has_unread(self, owner: str) -> bool:
+        return any(key.owner == owner for key, _ in self._unread)
 
     def _deadlines(self) -> list[float]:
         return [each.ends for each in self._open.values() if each.is_busy]

@@ -27,6 +27,8 @@ GAMES = Path(__file__).parents[1] / "environments/games.py"
 TOKENIZER = build_tokenizer()
 END = TOKENIZER.eos_token_id
 LONGEST = 90
+FOREVER = 3600.0
+"""Longer than a test may take, so that a wait for what never comes is a failure."""
 MakePool = Callable[..., GroupPool]
 
 
@@ -82,7 +84,7 @@ def make_pool(tmp_path: Path) -> Iterator[MakePool]:
 
 
 def listen(pool: GroupPool) -> None:
-    while pool.hear(10.0):
+    while pool.hear(FOREVER):
         pass
 
 

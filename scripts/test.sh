@@ -136,8 +136,9 @@ else
     # First the files that wait longest, and those that one process runs together, then the others
     # in order: alone at the end they would wait for nothing else.
     prepare_workers
-    niceness=10 pytest_beside unit --tx "4*$workers" --dist loadfile --no-loadscope-reorder \
+    niceness=10 pytest_beside unit --tx "6*$workers" --dist loadfile --no-loadscope-reorder \
         tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer \
+        tests/unit/rewards tests/unit/environments tests/unit/tracking tests/unit/agents \
         tests/unit/test_house_*.py tests/unit
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'

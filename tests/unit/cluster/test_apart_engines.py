@@ -9,11 +9,13 @@ from threading import Event
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 
 from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.replicas import Members, ReplicaFleet
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.errors import ClusterError, ReshardError, WorkerDiedError
+from mindrl.platform.rendezvous import CALLED_OFF, link_name
 
 
 class Workers:
@@ -68,15 +70,17 @@ class Asked:
 
 
 class Training(Workers):
-    """Tells of links that fail, by replica."""
+    """Tells of links that fail, by replica; replicas and training ranks meet in its store."""
 
     def __init__(self) -> None:
         super().__init__("training")
         self.fails: dict[int, str] = {}
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # type: ignore[attr-defined]
+        self.address = ("127.0.0.1", self.store.port)
 
     def answer(self, method: str, given: tuple[Any, ...]) -> Any:
         if method == "link_address":
-            return ("127.0.0.1", 1234)
+            return self.address
         if method == "send_weights":
             return {each: self.fails[each] for each in given[0] if each in self.fails}
         return None
@@ -124,7 +128,7 @@ def test_weights_go_once_to_each_replica_over_a_link_that_is_made_once() -> None
         for number in (0, 1):
             (workers,) = run.started[number]
             assert workers.methods("join_link", "receive_weights") == [
-                ("join_link", (("127.0.0.1", 1234), number, number + 1)),
+                ("join_link", (run.training.address, number, number + 1)),
                 ("receive_weights", (0,)),
                 ("receive_weights", (1,)),
             ]
@@ -161,7 +165,7 @@ def test_a_new_replica_has_a_link_and_weights_before_anything_else() -> None:
         assert engines.publish(1) == ()
         assert [each.number for each in engines.living()] == [0, 1]
         (_, new), (old,) = run.started[0], run.started[1]
-        link = ("join_link", (("127.0.0.1", 1234), 0, 3))
+        link = ("join_link", (run.training.address, 0, 3))
         assert new.asked == [("memory_plan", ()), link, ("receive_weights", (1,))]
         assert old.asked[-1] == ("receive_weights", (1,))
 
@@ -186,6 +190,9 @@ def test_a_replica_that_is_lost_on_the_way_to_its_weights_takes_no_other_along(m
         run.started[1][0].dies_in = method
         assert engines.publish(0) == (1,)
         assert [each.number for each in engines.living()] == [0]
+        # Only training ranks that wait for the replica in a link are told to stop.
+        link = dist.PrefixStore(link_name(1, 2), run.training.store)  # type: ignore[attr-defined]
+        assert link.check([CALLED_OFF]) == (method == "join_link")
 
 
 def test_a_transfer_that_fails_on_the_side_that_sends_is_the_loss_of_its_replica() -> None:

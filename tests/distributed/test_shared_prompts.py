@@ -127,7 +127,7 @@ CASES: Mapping[str, tuple[str, Case]] = {
     "Megatron TP2 CP2": ("qwen3", case("megatron", tp=2, cp=2)),
     "Megatron PP2 VPP2": ("qwen3", case("megatron", pp=2, vpp=2)),
 }
-SHORT = ("archon CP2", "fsdp DP2", "Megatron TP2")
+SHORT = ("archon CP2", "Megatron TP2")
 OF_TURNS = CASES | {
     "archon recomputed": (
         "qwen3",

@@ -64,16 +64,17 @@ def is_right(answers: Responses, expected: list[int]) -> bool:
     return bool(answers.token_ids_N.tolist() == expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "tp", "whole_experts"),
     [
         ("qwen3", 1, False),
         ("qwen3_moe", 2, True),
-        pytest.param("latent", 1, False, marks=pytest.mark.nightly),
-        pytest.param("latent", 2, False, marks=pytest.mark.nightly),
-        pytest.param("qwen3", 2, False, marks=pytest.mark.nightly),
-        pytest.param("qwen3_moe", 1, False, marks=pytest.mark.nightly),
-        pytest.param("qwen3_moe", 2, False, marks=pytest.mark.nightly),
+        ("latent", 1, False),
+        ("latent", 2, False),
+        ("qwen3", 2, False),
+        ("qwen3_moe", 1, False),
+        ("qwen3_moe", 2, False),
     ],
 )
 def test_an_engine_sleeps_wakes_and_is_filled_in_place_and_says_what_hugging_face_says(

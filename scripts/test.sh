@@ -8,8 +8,8 @@
 #   bash scripts/test.sh --nightly --part 1/4 the same of every fourth test file and fault
 #
 # Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
-# run beside tests of whole runs, because both often wait, and then those of several processes; the
-# output of the unit tests follows at the end.
+# run beside the checks of sources and tests of whole runs, because they often wait, and then those
+# of several processes; the output of the unit tests follows at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -119,13 +119,17 @@ count() {
     fi
 }
 
-check "ruff check" ruff check .
-check "ruff format" ruff format --check .
-check "codespell" codespell
-check "shellcheck" shellcheck -x -P SCRIPTDIR docker/*.sh examples/*.sh examples/slurm/* scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh .ci/run
-check "mypy --strict" mypy
-check "import layers" lint-imports --no-logo
+check_sources() {
+    check "ruff check" ruff check .
+    check "ruff format" ruff format --check .
+    check "codespell" codespell
+    check "shellcheck" shellcheck -x -P SCRIPTDIR docker/*.sh examples/*.sh examples/slurm/* scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh .ci/run
+    check "mypy --strict" mypy
+    check "import layers" lint-imports --no-logo
+}
+
 if (($#)); then
+    check_sources
     printf '\n== tests\n'
     pytest_as tests "$@"
     count tests "tests"
@@ -140,6 +144,7 @@ else
         tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer \
         tests/unit/rewards tests/unit/environments tests/unit/tracking tests/unit/agents \
         tests/unit/test_house_*.py tests/unit
+    check_sources
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e

@@ -106,7 +106,7 @@ def cases_to_build(random_model_of: MakeModel) -> Iterator[Case]:
     yield Case(folder=str(random_model_of("llama", tied=True)), layout=TrainLayout(pp=2))
 
 
-@pytest.mark.parametrize("ranks", at_night_but([2, 4], [2, 4, 8]))
+@pytest.mark.parametrize("ranks", at_night_but([4], [2, 4, 8]))
 def test_what_the_ranks_hold_of_each_layout_is_the_file_to_the_bit(
     ranks: int, forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:

@@ -231,10 +231,8 @@ def test_a_frozen_tower_reads_each_picture_once_and_learns_nothing(
                 assert (tensor - weights[name]).abs().max() <= bound, name
 
 
-@pytest.mark.parametrize(
-    ("family", "freezes_tower"),
-    at_night_but([("qwen3_vl", False)], product(FAMILIES, (False, True))),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("family", "freezes_tower"), [*product(FAMILIES, (False, True))])
 def test_what_one_network_wrote_the_other_goes_on_with_and_the_first_one_again(
     family: str,
     freezes_tower: bool,

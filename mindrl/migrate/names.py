@@ -200,11 +200,12 @@ def other_name(key: str, value: object = None) -> OtherName | None:
         return _section(key, value)
     section, _, last = key.rpartition(".")
     name = last.replace("-", "_")
+    may_be_theirs = not section or section in _OUR_SECTIONS
     for trainer, reasons in _WITHOUT_EQUIVALENT.items():
-        if name in reasons and (not section or section in _OUR_SECTIONS):
+        if name in reasons and may_be_theirs:
             return OtherName(trainer=trainer, key=key, note=reasons[name])
     for trainer, names in OTHER_NAMES.items():
-        if name in names and (not section or section in _OUR_SECTIONS):
+        if name in names and may_be_theirs:
             ours = names[name]
             if section and (here := ours.rpartition(".")[2]) in field_names(section.split(".")):
                 ours = f"{section}.{here}"

@@ -116,7 +116,7 @@ def _columns(place: str, value: Any) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, whose keys must differ: the parser would keep the last silently."""
+    """Return a JSON object as a dict; refuse a repeated key, whose first value would be lost."""
     value = dict(pairs)
     if len(value) < len(pairs):
         ((name, count),) = Counter(name for name, _ in pairs).most_common(1)

@@ -70,7 +70,7 @@ class Asked:
 
 
 class Training(Workers):
-    """Tells of links that fail, by replica; replicas and training ranks meet in its store."""
+    """The training side: it reports failed links by replica, and holds the store of the links."""
 
     def __init__(self) -> None:
         super().__init__("training")
@@ -190,7 +190,7 @@ def test_a_replica_that_is_lost_on_the_way_to_its_weights_takes_no_other_along(m
         run.started[1][0].dies_in = method
         assert engines.publish(0) == (1,)
         assert [each.number for each in engines.living()] == [0]
-        # Only training ranks that wait for the replica in a link are told to stop.
+        # A link is called off only if its replica is lost while it joins it.
         link = dist.PrefixStore(link_name(1, 2), run.training.store)  # type: ignore[attr-defined]
         assert link.check([CALLED_OFF]) == (method == "join_link")
 

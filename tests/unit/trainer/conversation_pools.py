@@ -28,7 +28,7 @@ TOKENIZER = build_tokenizer()
 END = TOKENIZER.eos_token_id
 LONGEST = 90
 FOREVER = 3600.0
-"""Longer than a test may take, so that a wait for what never comes is a failure."""
+"""Longer than the time limit of a test: a wait for an answer that never comes fails the test."""
 MakePool = Callable[..., GroupPool]
 
 

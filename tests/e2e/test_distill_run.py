@@ -8,7 +8,7 @@ from program import Program, start_program
 
 pytestmark = pytest.mark.e2e
 
-TEACHING_STEPS, STEPS = 16, 6
+TEACHING_STEPS, STEPS = 30, 12
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def test_the_policy_approaches_its_teacher_without_rewards(
     assert run.process.wait(timeout=600) == 0, run.text()
     gaps = [step["teacher/kl"] for step in run.steps()]
     assert len(gaps) == STEPS
-    # Of 1,280 tokens or more each; a run of 30 steps ends at a hundredth of the first.
-    assert min(gaps[-2:]) < 0.7 * gaps[0]
+    # Of 1,280 tokens or more each.
+    assert min(gaps[-2:]) < 0.4 * gaps[0]
     summary = run.summary()
-    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.03
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.4
     assert summary["logprob_gap_max_mean"] < 1e-4
 
 
@@ -62,9 +62,9 @@ def test_the_divergence_over_the_most_probable_tokens_falls(
     assert run.process.wait(timeout=600) == 0, run.text()
     found = [step["update/teacher_divergence"] for step in run.steps()]
     assert len(found) == STEPS
-    assert min(found[-2:]) < 0.7 * found[0]
+    assert min(found[-2:]) < 0.4 * found[0]
     summary = run.summary()
-    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.03
+    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.4
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_before_workers_start(

@@ -1,14 +1,18 @@
 """A Python whose programs are forks of one process that has imported the slow libraries.
 
-    python scripts/preloaded_python.py serve SOCKET [LIBRARY ...]
+    python scripts/preloaded_python.py serve SOCKET [LIBRARY ...] [--tests FOLDER ...]
     python scripts/preloaded_python.py SOCKET -c CODE [ARGUMENT ...]
 
 The first is that process; the second runs a program in it, as `python -c` does: in the working
-folder, with the variables, the files, the niceness and the exit code of the second. It takes the
-sources of mindrl as they are then. So it starts without the ten seconds that torch, transformers,
-vLLM, Megatron-core and Ray take to import.
+folder, with the variables, the files, the niceness and the exit code of the second. So it starts
+without the ten seconds that torch, transformers, vLLM, Megatron-core and Ray take to import.
+
+Without folders it takes the sources of mindrl as they are then. With folders, the process has also
+imported their tests, and what those import of mindrl: several workers of pytest that would each
+import the same start seconds earlier.
 """
 
+import argparse
 import gc
 import importlib
 import json
@@ -61,12 +65,11 @@ class PreloadedPython:
         self._folder.cleanup()
 
 
-def _serve(path: str, libraries: Sequence[str]) -> NoReturn:
+def _serve(path: str, libraries: Sequence[str], folders: Sequence[str]) -> NoReturn:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
-        for name in libraries:
-            importlib.import_module(name)
+        _import(libraries, folders)
         # Collections in forks skip what all share, and copy none of its pages.
         gc.collect()
         gc.freeze()
@@ -81,6 +84,19 @@ def _serve(path: str, libraries: Sequence[str]) -> NoReturn:
             for file in files:
                 os.close(file)
             connection.close()
+
+
+def _import(libraries: Sequence[str], folders: Sequence[str]) -> None:
+    """Import libraries, and the tests of folders as pytest does."""
+    for name in libraries:
+        importlib.import_module(name)
+    # Programs take the sources of mindrl as they are then.
+    for name in [each for each in sys.modules if each.partition(".")[0] == "mindrl"]:
+        del sys.modules[name]
+    if folders:
+        # A test that cannot be imported is an error of each worker.
+        options = ["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"]
+        importlib.import_module("pytest").main([*options, *folders])
 
 
 def _run(
@@ -106,8 +122,6 @@ def _run(
     os.chdir(folder)
     sys.path[0] = ""
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
-    for name in [each for each in sys.modules if each.partition(".")[0] == "mindrl"]:
-        del sys.modules[name]
     importlib.invalidate_caches()
     code, *rest = arguments
     sys.argv = ["-c", *rest]
@@ -153,5 +167,10 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        _serve(sys.argv[2], sys.argv[3:] or LIBRARIES)
+        parser = argparse.ArgumentParser()
+        parser.add_argument("socket")
+        parser.add_argument("libraries", nargs="*", default=LIBRARIES)
+        parser.add_argument("--tests", nargs="+", default=())
+        options = parser.parse_args(sys.argv[2:])
+        _serve(options.socket, options.libraries, options.tests)
     sys.exit(_ask(sys.argv[1], sys.argv[2:]))

@@ -99,7 +99,8 @@ prepare() {
 
 # Start the process whose forks are the workers of pytest.
 prepare_workers() {
-    prepare "$scratch/python.log" scripts/preloaded_python.py serve "$scratch/python"
+    prepare "$scratch/python.log" scripts/preloaded_python.py serve "$scratch/python" \
+        --tests tests/unit tests/distributed tests/npu_simulated
     workers="popen//python=python scripts/preloaded_python.py $scratch/python"
 }
 

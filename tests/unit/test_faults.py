@@ -82,6 +82,27 @@ def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_p
     assert "1 passed" in done.stdout
 
 
+def test_workers_of_pytest_share_the_tests_that_their_process_has_imported(
+    mutate: Any, tmp_path: Path
+) -> None:
+    imports = tmp_path / "imports"
+    (tmp_path / "test_it.py").write_text(
+        f"with open({str(imports)!r}, 'a') as file: file.write('again ')\n"
+        "def test_it(): assert [1] == [1]\n"
+    )
+    with closing(mutate.PreloadedPython(["pytest", "--tests", str(tmp_path)])) as preloaded:
+        for _ in range(2):
+            done = subprocess.run(
+                [*preloaded.command, "-c", mutate.PYTEST, "-q", "-p", "no:cacheprovider"],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert "1 passed" in done.stdout, done.stdout
+    assert imports.read_text() == "again "
+
+
 def test_faults_run_without_the_ranks_and_cases_of_the_suite_that_plants_them(
     mutate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

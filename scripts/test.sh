@@ -138,13 +138,9 @@ else
     # In parallel with tests its two ranks would take minutes.
     check "model of the tests" python cli/tiny.py --output .cache/tiny
     # Of ranks that wait for each other, one that waits for a core makes all of them wait.
-    # First the files that wait longest, and those that one process runs together, then the others
-    # in order: alone at the end they would wait for nothing else.
     prepare_workers
-    niceness=10 pytest_beside unit --tx "6*$workers" --dist loadfile --no-loadscope-reorder \
-        tests/unit/workers tests/unit/cluster tests/unit/report tests/unit/trainer \
-        tests/unit/rewards tests/unit/environments tests/unit/tracking tests/unit/agents \
-        tests/unit/test_house_*.py tests/unit
+    # In the order of tests/conftest.py: those that take longest first.
+    niceness=10 pytest_beside unit --tx "6*$workers" --dist loadfile --no-loadscope-reorder tests/unit
     check_sources
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.
     printf '\n== whole runs\n'

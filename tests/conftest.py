@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from suite_order import Files, takes_long
 from suite_parts import Part
-from xdist.scheduler import LoadFileScheduling
 
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from forked_workers import ForkedWorkers
 
 Overrides = dict[str, Any]
-_TOGETHER = ("tests/npu_simulated", "tests/unit/test_house")
-"""Beginnings of files that one process runs."""
 ROOT = Path(__file__).parents[1]
 
 # A busy machine may take longer than the 200 ms that an example has by default.
@@ -36,33 +34,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=Part.read, metavar="K/N", help="run the files of part K of N")
 
 
-class _Files(LoadFileScheduling):
-    """Deals out tests by file; files that share what takes long to prepare go to one process.
-
-    Those are processes with simulated NPUs, and parsed sources. pytest-xdist 3.8 has groups for
-    this, which have no effect with pytest 9.2.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = str(super()._split_scope(nodeid))
-        return next((each for each in _TOGETHER if file.startswith(each)), file)
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Files | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Files | None:
     """Return how tests are dealt out to processes; None for another way than by file."""
-    return _Files(config, log) if config.getoption("dist") == "loadfile" else None
+    return Files(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one part of the test files if one is requested."""
+    """Keep one part of the test files if one is requested; put those that take longest first."""
     if (part := config.getoption("--part")) is not None:
         kept = {*part.of(sorted({each.location[0] for each in items}))}
         config.hook.pytest_deselected(
             items=[each for each in items if each.location[0] not in kept]
         )
         items[:] = [each for each in items if each.location[0] in kept]
+    items.sort(key=lambda item: not takes_long(item.location[0]))
 
 
 @pytest.fixture(scope="session")

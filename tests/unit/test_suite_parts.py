@@ -1,4 +1,4 @@
-"""The parts of the suite are all of it, each test once."""
+"""The parts of the suite are all of it, each test once, and what takes long comes first."""
 
 import argparse
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from suite_order import LONG, takes_long
 from suite_parts import Part
 
 ROOT = Path(__file__).parents[2]
@@ -19,13 +20,31 @@ def test_parts_have_each_thing_once() -> None:
 
 @pytest.mark.nightly
 def test_a_part_of_the_suite_has_whole_files() -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/unit/batch"]
-    done = subprocess.run(
-        [*command, "--part", "2/2"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    found = {line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}
     files = sorted(ROOT.glob("tests/unit/batch/test_*.py"))
-    assert found == {str(path.relative_to(ROOT)) for path in files[1::2]}
+    expected = [str(path.relative_to(ROOT)) for path in files[1::2]]
+    assert collected("tests/unit/batch", "--part", "2/2") == expected
+
+
+@pytest.mark.nightly
+def test_files_that_take_long_come_first() -> None:
+    files = collected("tests/unit/batch", "tests/unit/agents")
+    first = [each for each in files if takes_long(each)]
+    assert first
+    assert files[: len(first)] == first
+
+
+@pytest.mark.parametrize("beginning", LONG)
+def test_each_file_that_takes_long_exists(beginning: str) -> None:
+    assert [*ROOT.glob(f"{beginning}*")]
+
+
+def collected(*arguments: str) -> list[str]:
+    """Return the files that pytest would run, in order."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [
+        *dict.fromkeys(line.split("::")[0] for line in done.stdout.splitlines() if "::" in line)
+    ]
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/", "a/b", "-1/3"])

@@ -9,9 +9,12 @@ from playwright.sync_api import Browser, sync_playwright
 QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The distribution's Chromium; skips where it is missing (Debian: `apt install chromium`)."""
+    """The distribution's Chromium; skips where it is missing (Debian: `apt install chromium`).
+
+    Its event loop runs until it is closed, so that no other test of the process can start one.
+    """
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed")

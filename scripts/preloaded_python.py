@@ -7,9 +7,9 @@ The first is that process; the second runs a program in it, as `python -c` does:
 folder, with the variables, the files, the niceness and the exit code of the second. So it starts
 without the ten seconds that torch, transformers, vLLM, Megatron-core and Ray take to import.
 
-Without folders it takes the sources of mindrl as they are then. With folders, the process has also
-imported their tests, and what those import of mindrl: several workers of pytest that would each
-import the same start seconds earlier.
+Without `--tests`, each program imports the sources of mindrl as they are when it starts. With it,
+the process also imports the tests of the folders and what they import of mindrl, once for all
+workers of pytest; the sources must then stay as they are.
 """
 
 import argparse
@@ -47,11 +47,12 @@ _START_SECONDS = 60.0
 class PreloadedPython:
     """The process; its programs end with it."""
 
-    def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
-        """Start the process; it imports the libraries while the caller continues."""
+    def __init__(self, libraries: Sequence[str] = LIBRARIES, tests: Sequence[str] = ()) -> None:
+        """Start the process; it imports libraries and tests while the caller continues."""
         self._folder = TemporaryDirectory()
         path = f"{self._folder.name}/socket"
-        serve = [sys.executable, "-W", "ignore", __file__, "serve", path, *libraries]
+        order = ["serve", path, *libraries, "--tests", *tests]
+        serve = [sys.executable, "-W", "ignore", __file__, *order]
         self._process = subprocess.Popen(serve, start_new_session=True)
         self.command = [sys.executable, __file__, path]
         """Takes the arguments of `python -c CODE`."""
@@ -90,7 +91,7 @@ def _import(libraries: Sequence[str], folders: Sequence[str]) -> None:
     """Import libraries, and the tests of folders as pytest does."""
     for name in libraries:
         importlib.import_module(name)
-    # Programs take the sources of mindrl as they are then.
+    # Python starts with a patch of the installed mindrl; programs import mindrl themselves.
     for name in [each for each in sys.modules if each.partition(".")[0] == "mindrl"]:
         del sys.modules[name]
     if folders:
@@ -170,7 +171,7 @@ if __name__ == "__main__":
         parser = argparse.ArgumentParser()
         parser.add_argument("socket")
         parser.add_argument("libraries", nargs="*", default=LIBRARIES)
-        parser.add_argument("--tests", nargs="+", default=())
+        parser.add_argument("--tests", nargs="*", default=())
         options = parser.parse_args(sys.argv[2:])
         _serve(options.socket, options.libraries, options.tests)
     sys.exit(_ask(sys.argv[1], sys.argv[2:]))

@@ -34,5 +34,5 @@ class Files(LoadFileScheduling):
 
 
 def takes_long(file: str) -> bool:
-    """Return whether a file is started before others; started last, it would run alone."""
+    """Return whether a file takes long and starts first: started last, it would run alone."""
     return file.startswith(LONG)

@@ -137,9 +137,9 @@ if (($#)); then
 else
     # In parallel with tests its two ranks would take minutes.
     check "model of the tests" python cli/tiny.py --output .cache/tiny
-    # Of ranks that wait for each other, one that waits for a core makes all of them wait.
     prepare_workers
-    # In the order of tests/conftest.py: those that take longest first.
+    # Nice: of ranks that wait for each other, one that waits for a core makes all of them wait.
+    # The order of the files is that of scripts/suite_order.py, not that of their numbers of tests.
     niceness=10 pytest_beside unit --tx "6*$workers" --dist loadfile --no-loadscope-reorder tests/unit
     check_sources
     # One after the other: both at once slow Ray down so far that it exceeds its own 30 s to start.

@@ -69,14 +69,7 @@ def test_a_run_takes_the_sources_of_its_tree_as_they_are_then(mutate: Any, tmp_p
     with closing(mutate.PreloadedPython(["pytest"])) as preloaded:
         for value in (11, 12, 11):
             source.write_text(f"VALUE = {value}\n")
-            done = subprocess.run(
-                [*preloaded.command, "-c", mutate.PYTEST, "-q", "-p", "no:cacheprovider"],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = run_tests(mutate, preloaded, tmp_path)
             codes.append(done.returncode)
     assert codes == [mutate.SURVIVED, mutate.FOUND, mutate.SURVIVED]
     assert "1 passed" in done.stdout
@@ -87,20 +80,26 @@ def test_workers_of_pytest_share_the_tests_that_their_process_has_imported(
 ) -> None:
     imports = tmp_path / "imports"
     (tmp_path / "test_it.py").write_text(
-        f"with open({str(imports)!r}, 'a') as file: file.write('again ')\n"
+        f"with open({str(imports)!r}, 'a') as file: file.write('once ')\n"
         "def test_it(): assert [1] == [1]\n"
     )
-    with closing(mutate.PreloadedPython(["pytest", "--tests", str(tmp_path)])) as preloaded:
+    with closing(mutate.PreloadedPython(["pytest"], [str(tmp_path)])) as preloaded:
         for _ in range(2):
-            done = subprocess.run(
-                [*preloaded.command, "-c", mutate.PYTEST, "-q", "-p", "no:cacheprovider"],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = run_tests(mutate, preloaded, tmp_path)
             assert "1 passed" in done.stdout, done.stdout
-    assert imports.read_text() == "again "
+    assert imports.read_text() == "once "
+
+
+def run_tests(mutate: Any, preloaded: Any, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a folder in a fork of the process."""
+    return subprocess.run(
+        [*preloaded.command, "-c", mutate.PYTEST, "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_faults_run_without_the_ranks_and_cases_of_the_suite_that_plants_them(

@@ -42,9 +42,8 @@ def collected(*arguments: str) -> list[str]:
     """Return the files that pytest would run, in order."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [
-        *dict.fromkeys(line.split("::")[0] for line in done.stdout.splitlines() if "::" in line)
-    ]
+    files = [line.split("::")[0] for line in done.stdout.splitlines() if "::" in line]
+    return [*dict.fromkeys(files)]
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/", "a/b", "-1/3"])

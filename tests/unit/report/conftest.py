@@ -13,7 +13,7 @@ QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 def browser() -> Iterator[Browser]:
     """The distribution's Chromium; skips where it is missing (Debian: `apt install chromium`).
 
-    Its event loop runs until it is closed, so that no other test of the process can start one.
+    Its event loop runs in this thread until it is closed; other tests could not start their own.
     """
     chromium = shutil.which("chromium")
     if chromium is None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from program import kill_all
 
 
 @contextmanager
@@ -55,8 +56,7 @@ def _end(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
             # It waits for a head that a test has killed.
             node.kill()
             node.wait()
-    for process in psutil.wait_procs(processes, timeout=10)[1]:
-        process.kill()
+    kill_all(psutil.wait_procs(processes, timeout=10)[1])
 
 
 def _free_port() -> int:

@@ -7,11 +7,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from house_entries.entered_functions import COUNTED, FOLDER
 from house_run import PLANNERS
-from program import CHECKOUT, ENTRIES, KEEPS, STARTED, TEN_STEPS, Program, end, start_program
+from program import (
+    CHECKOUT,
+    ENTRIES,
+    KEEPS,
+    STARTED,
+    TEN_STEPS,
+    Program,
+    end,
+    listening,
+    start_program,
+)
 
 from mindrl.tiny.recipe import Family
 
@@ -100,17 +109,12 @@ def watched_run(
         },
     )
     program.wait_for_steps(1)
-    listening = {
-        connection.laddr.ip
-        for process in (psutil.Process(program.process.pid), *program.descendants())
-        for connection in process.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    addresses = {address for address, _ in listening(program.process.pid)}
     program.wait_for_steps(2)
     program.process.send_signal(signal.SIGUSR1)
     code = program.process.wait(timeout=600)
     assert code == 0, program.text()
-    return program, listening
+    return program, addresses
 
 
 @pytest.fixture(scope="session")

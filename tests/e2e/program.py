@@ -135,10 +135,23 @@ def start_program(
 def end(program: Program) -> None:
     """Kill a program if it is running, and all its descendants."""
     if program.process.poll() is None:
-        for each in [*program.descendants(), psutil.Process(program.process.pid)]:
-            with suppress(psutil.Error):
-                each.kill()
+        kill_all([*program.descendants(), psutil.Process(program.process.pid)])
         program.process.wait(timeout=60)
+
+
+def kill_at_once(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and all its descendants, as a node that loses its power does."""
+    everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    kill_all(everyone)
+    process.wait(timeout=10)
+    assert gone(everyone, timeout_seconds=10)
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes, of which some may have ended since they were listed."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def piped(
@@ -177,6 +190,25 @@ def workers_below(pid: int) -> list[psutil.Process]:
     found = [each for each in below if "WorkerProcess" in " ".join(_words(each))]
     # Process ids start again at 1 when they run out.
     return sorted(found, key=lambda process: (process.create_time(), process.pid))
+
+
+def named(name: str, pid: int) -> list[psutil.Process]:
+    """Return the descendants of a process that run under a name."""
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [each] if each.name() == name else []
+    return found
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Return the addresses and ports at which a process or its descendants wait for TCP."""
+    found = set()
+    for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            opened = each.net_connections(kind="tcp")
+            found |= {(*at.laddr,) for at in opened if at.status == psutil.CONN_LISTEN}
+    return found
 
 
 def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:

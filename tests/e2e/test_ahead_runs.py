@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from clusters import ray_cluster
 from disturbances import Disturbance, environment, witnesses
-from program import Program, start_program
+from program import Program, kill_at_once, start_program
 from step_orders import (
     APART,
     ASYNCHRONOUS,
@@ -16,7 +16,7 @@ from step_orders import (
     replicas,
     trained_batches,
 )
-from test_resume import kill, outcome, resume
+from test_resume import outcome, resume
 from timelines import check_step
 
 # The short suite loses replicas in tests/distributed/test_links.py (their processes),
@@ -157,7 +157,7 @@ def test_one_step_off_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert straight.process.wait(timeout=600) == 0, straight.text()
     killed = start_program(tmp_path / "killed", asked)
     killed.wait_for_steps(3)
-    kill(killed)
+    kill_at_once(killed.process)
     resumed = resume(killed.folder, "train_grpo")
     assert resumed.process.wait(timeout=600) == 0, resumed.text()
     assert "continues after step 2" in resumed.text()
@@ -172,7 +172,7 @@ def test_asynchronous_a_run_that_was_killed_goes_on_with_what_was_under_way(
     asked = [f"actor_config.load={tiny_model}", *KEYS, *keys, saved]
     killed = start_program(tmp_path / "killed", asked)
     killed.wait_for_steps(3)
-    kill(killed)
+    kill_at_once(killed.process)
     resumed = resume(killed.folder, "train_grpo")
     assert resumed.process.wait(timeout=600) == 0, resumed.text()
     check(resumed, staleness=2)

@@ -4,11 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from nested_folders import nest, others_of, tensors_of
-from program import gone, start_program
+from program import kill_at_once, start_program
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -130,11 +129,7 @@ def test_a_mixture_with_gated_delta_nets_learns_and_goes_on_to_the_same_bits_whe
 
     killed = start_program(tmp_path / "killed", asked)
     killed.wait_for_line("step 5/8", timeout_seconds=1500)
-    everyone = [psutil.Process(killed.process.pid), *killed.descendants()]
-    for process in everyone:
-        process.kill()
-    killed.process.wait(timeout=10)
-    assert gone(everyone, timeout_seconds=10)
+    kill_at_once(killed.process)
     resumed = start_program(killed.folder, ["--resume", str(killed.folder)])
     assert resumed.process.wait(timeout=1500) == 0, resumed.text()
     assert "continues after step 3" in resumed.text()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from program import Program, start_program
+from program import Program, kill_at_once, start_program
 from step_orders import (
     APART,
     ASYNCHRONOUS,
@@ -13,7 +13,7 @@ from step_orders import (
     replicas,
     trained_batches,
 )
-from test_resume import kill, outcome, resume
+from test_resume import outcome, resume
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -63,7 +63,7 @@ def test_a_filtered_run_that_was_killed_continues_with_its_open_groups(
     asked = [f"actor_config.load={tiny_model}", *KEYS, *order, saved]
     killed = start_program(tmp_path / "killed", asked)
     killed.wait_for_steps(3)
-    kill(killed)
+    kill_at_once(killed.process)
     resumed = resume(killed.folder, "train_grpo")
     check(resumed, staleness)
     if order is not AHEAD:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from clusters import ray_cluster
-from program import gone, start_program, workers_below
+from program import gone, kill_at_once, named, start_program, workers_below
 
 Nodes = tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
 
@@ -41,9 +40,7 @@ def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
     assert code == 0, program.text()
     assert program.summary()["status"] == "completed"
     assert head.poll() is None
-    below = psutil.Process(head.pid).children(recursive=True)
-    raylets = [each for each in below if "raylet" in each.name()]
-    assert raylets
+    assert named("raylet", head.pid)
     assert not workers_below(head.pid)
 
 
@@ -97,11 +94,8 @@ def test_a_run_that_loses_a_node_goes_on_with_the_devices_that_are_left(
 
     program = start_program(tmp_path / "run", overrides, environment)
     program.wait_for_steps(3)
-    lost = [psutil.Process(second.pid), *psutil.Process(second.pid).children(recursive=True)]
     assert len(workers_below(second.pid)) == 1
-    for process in lost:
-        process.kill()
-    second.wait(timeout=10)
+    kill_at_once(second)
 
     assert program.process.wait(timeout=400) == 0, program.text()
     shrunk = "shrink: the run continues on 1 device(s): training TP 1, DP 1"

@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-import psutil
 import pytest
-from program import Program, gone, start_program
+from program import Program, kill_at_once, start_program
 
 from mindrl.checkpoint.commits import checksum_of
 from mindrl.observability.metrics import computed
@@ -50,11 +49,7 @@ def test_a_run_through_adapters_learns_and_goes_on_when_it_is_killed(
 
     killed = start_program(tmp_path / "killed", asked)
     killed.wait_for_line("step  6/10")
-    everyone = [psutil.Process(killed.process.pid), *killed.descendants()]
-    for process in everyone:
-        process.kill()
-    killed.process.wait(timeout=10)
-    assert gone(everyone, timeout_seconds=10)
+    kill_at_once(killed.process)
     goes_on = start_program(killed.folder, ["--resume", str(killed.folder)])
     assert goes_on.process.wait(timeout=600) == 0, goes_on.text()
     assert "continues after step 4" in goes_on.text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters import ray_cluster
-from program import Program, gone, start_program
+from program import Program, gone, named, start_program
 from test_resume import outcome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
@@ -39,7 +39,7 @@ def straight(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Prog
 def hit(program: Program, name: str, kind: signal.Signals) -> psutil.Process:
     """Send a signal to a process of Ray's, after two steps."""
     program.wait_for_steps(2)
-    (found,) = [each for each in program.descendants() if each.name() == name]
+    (found,) = named(name, program.process.pid)
     found.send_signal(kind)
     return found
 
@@ -107,8 +107,7 @@ def test_a_joined_cluster_that_loses_its_head_ends_the_run_in_words_and_is_left_
         asked = overrides(tiny_model, "rl_config.actor_resource.npus_per_node=1")
         program = start_program(tmp_path / "run", asked, environment)
         program.wait_for_steps(2)
-        below = psutil.Process(head.pid).children(recursive=True)
-        (server,) = [each for each in below if each.name() == "gcs_server"]
+        (server,) = named("gcs_server", head.pid)
         server.kill()
         assert program.process.wait(timeout=90) == 1, program.text()
         assert "error: " in program.text()
@@ -121,7 +120,7 @@ def test_sigterm_while_ray_starts_ends_the_run_with_a_summary(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     program = start_program(tmp_path / "run", overrides(tiny_model))
-    while not any(each.name() == "gcs_server" for each in program.descendants()):
+    while not named("gcs_server", program.process.pid):
         assert program.process.poll() is None, program.text()
         time.sleep(0.01)
     before = program.descendants()

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
-from program import CHECKOUT, DATA, Program, gone
+from program import CHECKOUT, DATA, Program, gone, listening
 
 pytestmark = pytest.mark.e2e
 
@@ -123,23 +123,13 @@ def test_served_it_answers_who_has_the_token_and_leaves_nothing(
             ask(f"{url}/v1/chat/completions", body, "another")
         found = ask(f"{url}/v1/chat/completions", body, "for-this-test")
         assert found["choices"][0]["message"]["content"] == answer
-        listening = {
-            connection.laddr.ip
-            for process in (psutil.Process(server.pid), *below(server))
-            for connection in process.net_connections(kind="tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        }
-        assert listening == {"127.0.0.1"}
-        processes = below(server)
+        assert {at for at in listening(server.pid) if at[1] == port} == {("127.0.0.1", port)}
+        processes = psutil.Process(server.pid).children(recursive=True)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)
     assert gone(processes, timeout_seconds=20)
     assert "for-this-test" not in text.read_text()
-
-
-def below(server: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    return psutil.Process(server.pid).children(recursive=True)
 
 
 def answers(url: str) -> bool:

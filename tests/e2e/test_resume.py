@@ -7,10 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from disturbances import disturbance, environment, witnesses
-from program import CHECKOUT, KEEPS, TEN_STEPS, Program, gone, start_program
+from program import CHECKOUT, KEEPS, TEN_STEPS, Program, kill_at_once, start_program
 
 from mindrl.checkpoint.commits import read_checkpoint
 
@@ -101,7 +100,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     told = json.loads((killed.folder / "faults.jsonl").read_text().splitlines()[0])["error"]
     named = rf"worker-1 \(rank 1, process {died['pid']} on [^)]*\) died"
     assert re.search(named, told), told
-    kill(killed)
+    kill_at_once(killed.process)
     newest = max((killed.folder / "checkpoints").glob("step-*"))
     assert int(newest.name[-8:]) in saved
     resumed = resume(killed.folder, program)
@@ -209,15 +208,6 @@ def test_a_new_run_begins_from_the_checkpoint_of_another(
     assert ours["state"] == theirs["state"]
     later = [line for line in theirs["metrics"] if line["step"] > 2]
     assert [line for line in ours["metrics"] if line["step"] > 2] == later
-
-
-def kill(program: Program) -> None:
-    """End all processes of a run at once, as a node that loses its power does."""
-    everyone = [psutil.Process(program.process.pid), *program.descendants()]
-    for process in everyone:
-        process.kill()
-    program.process.wait(timeout=10)
-    assert gone(everyone, timeout_seconds=10)
 
 
 def resume(folder: Path, program: str, around: Mapping[str, str] | None = None) -> Program:

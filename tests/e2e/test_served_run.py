@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters import ray_cluster
-from program import CHECKOUT, Program, start_program
+from program import CHECKOUT, Program, kill_all, start_program
 
 from mindrl.platform.rendezvous import listen
 
@@ -54,8 +54,7 @@ def kill(started: "subprocess.Popen[bytes]") -> None:
         return
     guard = psutil.Process(started.pid)
     below = guard.children(recursive=True)
-    for process in guard.children():
-        process.kill()
+    kill_all(guard.children())
     started.wait(timeout=60)
     assert not psutil.wait_procs(below, timeout=20)[1], "something of the engine lives on"
 

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from program import DATA, Program, gone, start_program
+from program import DATA, Program, kill_at_once, start_program
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mindrl.checkpoint.commits import checksum_of
@@ -97,11 +96,7 @@ def test_a_run_has_the_numbers_of_a_hugging_face_loop_and_goes_on_to_the_same_bi
 
     killed = started(tmp_path / "killed", tiny_model)
     killed.wait_for_line(f"step 3/{STEPS}")
-    everyone = [psutil.Process(killed.process.pid), *killed.descendants()]
-    for process in everyone:
-        process.kill()
-    killed.process.wait(timeout=10)
-    assert gone(everyone, timeout_seconds=10)
+    kill_at_once(killed.process)
     asked = ["--resume", str(killed.folder)]
     goes_on = start_program(killed.folder, asked, program="train_sft")
     assert goes_on.process.wait(timeout=600) == 0, goes_on.text()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from clusters import ray_cluster
 from disturbances import disturbance, environment, witnesses
-from program import KEEPS, STEPS, one_core, start_program
-from test_resume import kill, outcome, resume
+from program import KEEPS, STEPS, kill_at_once, one_core, start_program
+from test_resume import outcome, resume
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -57,7 +57,7 @@ def test_two_workers_with_a_model_each_learn_what_one_with_both_does_and_survive
     killed.wait_for_line("restart 1: ")
     killed.wait_for_steps(4)
     assert len(witnesses(tmp_path / "disturbed")) == 1
-    kill(killed)
+    kill_at_once(killed.process)
     resumed = resume(killed.folder, "train_ppo")
     assert resumed.process.wait(timeout=600) == 0, resumed.text()
     assert outcome(resumed.folder) == ours

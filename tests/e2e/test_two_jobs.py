@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,8 @@ class TwoJobs:
         """Kill whoever has a lease, by its number alone; says whether anybody had."""
         holders = self.spool.leases("a test").living(lease)
         for holder in holders:
-            psutil.Process(holder.pid).kill()
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(holder.pid).kill()
         return bool(holders)
 
     def wait_until(self, is_so: Callable[[Spool], bool], seconds: float = 300) -> None:

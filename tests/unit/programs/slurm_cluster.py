@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -76,7 +77,9 @@ class Cluster:
                 else []
             )
             for each in [*below, process]:
-                each.kill()
+                # A task may have ended since it was listed.
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
 
     def run(self, batch: str, *arguments: str, **settings: str) -> tuple[int, str]:
         process = self.start(batch, *arguments, **settings)

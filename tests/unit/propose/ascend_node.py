@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,4 +116,5 @@ def ready_node(tmp_path: Path) -> Iterator[Node]:
         if "--temp-dir" in call["arguments"]:
             shutil.rmtree(made.option(call, "--temp-dir"), ignore_errors=True)
     for pid in filter(is_running, made.pids):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

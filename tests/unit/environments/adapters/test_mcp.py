@@ -74,6 +74,13 @@ def test_a_server_that_ends_fails_its_conversation() -> None:
         host.close()
 
 
+def lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_ended: bool) -> None:
@@ -95,10 +102,9 @@ def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_end
                 conversation.kill()
         host.end(KEY)
         deadline = time.monotonic() + 30
-        while any(each.is_running() for each in started) and time.monotonic() < deadline:
+        while any(map(lives, started)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        alive = [each for each in started if each.is_running() and each.status() != "zombie"]
-        assert not alive
+        assert not any(map(lives, started))
         assert imported - before <= {*psutil.Process().children(recursive=True)}
     finally:
         host.close()

@@ -99,12 +99,13 @@ class Platform:
 
     def ray_options(self, devices: int) -> dict[str, Any]:
         """Return Ray's options for `devices` devices: of a worker (1) or of a whole machine."""
-        of_kind: dict[DeviceKind, dict[str, Any]] = {
-            "npu": {"resources": {self.ray_resource: devices}},
-            "gpu": {"num_gpus": devices},
-            "cpu": {},
-        }
-        return {"num_cpus": devices, **of_kind[self.kind]}
+        # Without a number Ray looks for GPUs, which takes a second.
+        found: dict[str, Any] = {"num_cpus": devices, "num_gpus": 0}
+        if self.kind == "npu":
+            found["resources"] = {self.ray_resource: devices}
+        elif self.kind == "gpu":
+            found["num_gpus"] = devices
+        return found
 
     def worker_environment(
         self, *, workers: int, one_machine: bool, deterministic: bool = False

@@ -67,6 +67,15 @@ def test_each_kind_has_its_torch_device_its_ray_resource_and_its_backend(
     )
 
 
+def test_ray_need_not_look_for_gpus_whatever_the_devices_are() -> None:
+    """Ray imports NVIDIA's library to count them if it is given no number."""
+    assert {kind: platform.ray_options(4) for kind, platform in PLATFORMS.items()} == {
+        "npu": {"num_cpus": 4, "num_gpus": 0, "resources": {"NPU": 4}},
+        "gpu": {"num_cpus": 4, "num_gpus": 4},
+        "cpu": {"num_cpus": 4, "num_gpus": 0},
+    }
+
+
 def test_workers_share_the_cores_and_each_has_one_thread_at_least() -> None:
     cpu = PLATFORMS["cpu"]
     for workers, threads in ((1, CORES), (CORES, 1), (10 * CORES, 1)):

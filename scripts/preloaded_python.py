@@ -70,8 +70,10 @@ def _serve(path: str, libraries: Sequence[str], folders: Sequence[str]) -> NoRet
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
+        gc.disable()
         _import(libraries, folders)
         # Collections in forks skip what all share, and copy none of its pages.
+        gc.enable()
         gc.collect()
         gc.freeze()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.platform.device import PLATFORMS, prepare_process
+from mindrl.platform.garbage import no_collection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,7 @@ Join = Callable[[Order, int], None]
 
 def serve(orders: Connection, prepare: Callable[[], None], join: Join) -> None:
     """Prepare this process, then fork the ranks of a group for each order."""
-    prepare()
-    _keep_what_is_imported()
+    _run_once(prepare)
     _obey(orders, join)
 
 
@@ -58,8 +58,7 @@ def serve_all(path: str, prepare: Callable[[], None], join: Join) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        prepare()
-        _keep_what_is_imported()
+        _run_once(prepare)
         while True:
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -173,13 +172,15 @@ def _prepare_engines() -> None:
     platform.register_triton_kernel_overrides = lambda: None
 
 
-def _keep_what_is_imported() -> None:
-    """Exclude the objects that all ranks share from garbage collection.
+def _run_once(prepare: Callable[[], None]) -> None:
+    """Prepare this process, and exclude the objects that all ranks share from garbage collection.
 
     A full collection waits until the young objects are a quarter of all others: among a million
     that were imported it would never come, and the groups of earlier layouts, which lie in cycles,
     would stay with three threads each.
     """
+    with no_collection():
+        prepare()
     gc.collect()
     gc.freeze()
     gc.collect()

@@ -35,8 +35,8 @@ def start(folder: Path, model: Path, *overrides: str) -> Program:
 
 @pytest.fixture(scope="session")
 def ppo_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A run of 8 steps of the shipped configuration, on devices that are too small for all."""
-    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=8)
+    """A run of 4 steps of the shipped configuration, on devices that are too small for all."""
+    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=4)
 
 
 def completed(folder: Path, model: Path, *, steps: int) -> Program:
@@ -52,32 +52,30 @@ def moments(program: Program) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_actor_reference_and_critic_on_the_same_two_workers_raise_the_accuracy(
+def test_actor_reference_and_critic_share_two_workers_and_the_engine_has_the_actors_weights(
     ppo_run: Program,
 ) -> None:
-    check_learned(ppo_run, by=0.02)
+    check_gap(ppo_run)
+    assert all(step["update/grad_norm"] > 0 for step in ppo_run.steps())
 
 
-def check_learned(program: Program, *, by: float) -> None:
-    summary = program.summary()
-    assert summary["accuracy_after"] >= summary["accuracy_before"] + by
-    assert summary["logprob_gap_max_mean"] < 1e-4
+def check_gap(program: Program) -> None:
+    assert program.summary()["logprob_gap_max_mean"] < 1e-4
 
 
 @pytest.mark.nightly
-def test_sixteen_steps_raise_it_by_03_and_halve_the_loss_of_the_critic(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_sixteen_steps_raise_the_accuracy_by_03(tiny_model: Path, tmp_path: Path) -> None:
     program = completed(tmp_path / "run", tiny_model, steps=16)
-    check_learned(program, by=0.3)
-    first, *_, last = program.steps()
-    assert last["critic/value_loss"] < 0.5 * first["critic/value_loss"]
+    check_gap(program)
+    summary = program.summary()
+    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.3
 
 
 def test_the_critic_learns_what_to_expect(ppo_run: Program) -> None:
     steps = ppo_run.steps()
     first, last = steps[0], steps[-1]
-    assert last["critic/value_loss"] < 0.9 * first["critic/value_loss"]
+    # To a fifth, where this was written.
+    assert last["critic/value_loss"] < 0.5 * first["critic/value_loss"]
     assert last["value/explained_variance"] > first["value/explained_variance"]
 
 

@@ -127,18 +127,15 @@ def check(found: EngineLife, tokens: list[int], *, pages: int = 0) -> None:
     assert found.read == pytest.approx(firsts, abs=1e-5)
 
 
+# Of every change is the second one with the steps around it, in test_npu_worker.py.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "layout", "case"),
     [
-        pytest.param("qwen3", TrainLayout(tp=2), {}, marks=pytest.mark.nightly),
+        ("qwen3", TrainLayout(tp=2), {}),
         ("qwen3_moe", TrainLayout(dp=2, ep=2), {"tp": 2}),
-        pytest.param("qwen3", TrainLayout(pp=2), {"tp": 2}, marks=pytest.mark.nightly),
-        pytest.param(
-            "qwen3_moe",
-            TrainLayout(tp=2, ep=2),
-            {"tp": 2, "whole_experts": True},
-            marks=pytest.mark.nightly,
-        ),
+        ("qwen3", TrainLayout(pp=2), {"tp": 2}),
+        ("qwen3_moe", TrainLayout(tp=2, ep=2), {"tp": 2, "whole_experts": True}),
     ],
 )
 def test_a_reshard_over_hccl_fills_the_engine_and_each_slice_is_that_of_its_source(

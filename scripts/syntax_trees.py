@@ -1,13 +1,17 @@
 """Parsed sources, kept for all that read them."""
 
 import ast
+import gc
 from functools import cache
 
 
 @cache
 def tree_of(source: str) -> ast.Module:
     """Return the syntax tree of a source text."""
-    return ast.parse(source)
+    tree = ast.parse(source)
+    # It stays in memory; collections that look at all trees would take most of the time.
+    gc.freeze()
+    return tree
 
 
 @cache

@@ -197,7 +197,8 @@ def named(name: str, pid: int) -> list[psutil.Process]:
     found = []
     for each in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            found += [each] if each.name() == name else []
+            if each.name() == name:
+                found.append(each)
     return found
 
 

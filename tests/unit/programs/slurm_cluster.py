@@ -4,12 +4,11 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 from ascend_node import ROOT, write_program
-from program import piped
+from program import kill_all, piped
 
 SRUN = """\
 while [[ "$1" == --* ]]; do shift; done
@@ -76,10 +75,8 @@ class Cluster:
                 if process.poll() is None
                 else []
             )
-            for each in [*below, process]:
-                # A task may have ended since it was listed.
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
+            kill_all(below)
+            process.kill()
 
     def run(self, batch: str, *arguments: str, **settings: str) -> tuple[int, str]:
         process = self.start(batch, *arguments, **settings)

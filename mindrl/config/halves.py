@@ -7,6 +7,7 @@ from typing import Any
 
 from mindrl.config.generate import SpeculativeConfig
 from mindrl.config.layout_keys import RESOURCES
+from mindrl.config.resources import MOST_DEVICES
 from mindrl.config.run import RunConfig
 
 NO_ENGINE: Mapping[str, Any] = MappingProxyType(
@@ -29,8 +30,8 @@ def on_its_own_devices(config: RunConfig) -> RunConfig:
     """Return the configuration of one half of each step on only the devices of that half.
 
     The half that trains has no engine. The half that generates has one role on all devices of the
-    rollout. Any other configuration is returned unchanged; a rollout without a number of devices
-    keeps its keys, and `placement_findings` reports it.
+    rollout. Any other configuration is returned unchanged; a rollout without a number of devices,
+    or with too many, keeps its keys, and `placement_findings` reports it.
     """
     if config.learns and config.rolls_out:
         return config
@@ -39,7 +40,7 @@ def on_its_own_devices(config: RunConfig) -> RunConfig:
         # A rollout that shares the devices also uses those of roles that only training has.
         shared = max(config.role_devices(role).stop for role in RESOURCES)
         devices = config.rollout_devices if config.is_apart else shared
-        if not devices:
+        if not 0 < devices <= MOST_DEVICES:
             return config
         roles = replace(rl.actor_resource, num_npus=devices, first_npu=0)
         config = replace(config, rl_config=replace(rl, actor_resource=roles))

@@ -100,11 +100,10 @@ class Platform:
     def ray_options(self, devices: int) -> dict[str, Any]:
         """Return Ray's options for `devices` devices: of a worker (1) or of a whole machine."""
         # Without a number Ray looks for GPUs, which takes a second.
-        found: dict[str, Any] = {"num_cpus": devices, "num_gpus": 0}
+        gpus = devices if self.kind == "gpu" else 0
+        found: dict[str, Any] = {"num_cpus": devices, "num_gpus": gpus}
         if self.kind == "npu":
             found["resources"] = {self.ray_resource: devices}
-        elif self.kind == "gpu":
-            found["num_gpus"] = devices
         return found
 
     def worker_environment(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mindrl.config.halves import on_its_own_devices
+from mindrl.config.resources import MOST_DEVICES
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 
@@ -147,3 +148,15 @@ def test_a_missing_number_of_devices_of_the_rollout_is_named(run_config: MakeCon
     none = APART | ROLLS_OUT | {"rl_config.rollout_resource.num_npus": None}
     config = on_its_own_devices(run_config(Path("model"), none))
     assert "rl_config.rollout_resource.num_npus" in [each.field for each in findings(config)]
+
+
+def test_a_rollout_on_more_devices_than_a_run_may_have_is_refused_as_a_gap(
+    run_config: MakeConfig,
+) -> None:
+    late = {
+        "rl_config.actor_resource.num_npus": 2,
+        "rl_config.actor_resource.first_npu": MOST_DEVICES - 1,
+    }
+    config = on_its_own_devices(run_config(Path("model"), ROLLS_OUT | late))
+    found = next(each for each in findings(config) if each.field.endswith("first_npu"))
+    assert (found.field, found.legal) == ("rl_config.actor_resource.first_npu", (0,))

@@ -281,7 +281,7 @@ def test_a_renderer_sees_where_bold_text_starts_and_ends() -> None:
     ("page", "before", "after"),
     [
         ("README.zh-CN.md", "--config-name grpo_tiny_cpu", "--config-name grpo_tiny"),
-        ("README.zh-CN.md", "2 核上 13 分钟", "2 核上 30 分钟"),
+        ("README.zh-CN.md", "2 核上 13-16 分钟", "2 核上 13-30 分钟"),
         ("README.zh-CN.md", "# 8 张 NPU", "# 16 张 NPU"),
         ("docs/zh/first-run.md", "`rl_config.test_freq`", "`rl_config.test_interval`"),
         ("docs/zh/first-run.md", "190 万", "19 万"),

@@ -7,6 +7,7 @@ from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.finding import Finding, broken
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import DEVICES, RESOURCES, ROLLOUT_DEVICES, Role
+from mindrl.config.resources import MOST_DEVICES
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
 
@@ -97,9 +98,14 @@ def _roles(config: RunConfig) -> Iterator[Finding]:
     for role, section in RESOURCES.items():
         given = {name: config.value_of(f"{section}.{name}") for name in ("num_npus", "first_npu")}
         unused = {name: value for name, value in given.items() if value is not None}
-        if role not in config.roles and config.learns and unused:
-            name, value = next(iter(unused.items()))
+        if role in config.roles or not unused:
+            continue
+        name, value = next(iter(unused.items()))
+        if config.learns:
             need = f"belongs to a role that this run does not have: {_BRINGS[role]}"
+            yield broken(f"{section}.{name}", value, need, None)
+        elif config.role_devices(role).stop > MOST_DEVICES:
+            need = f"needs more than the {MOST_DEVICES} devices that a run may have"
             yield broken(f"{section}.{name}", value, need, None)
     held = {device for role in config.roles for device in config.role_devices(role)}
     empty = [device for device in range(config.world_size) if device not in held]

@@ -150,13 +150,12 @@ def test_a_missing_number_of_devices_of_the_rollout_is_named(run_config: MakeCon
     assert "rl_config.rollout_resource.num_npus" in [each.field for each in findings(config)]
 
 
-def test_a_rollout_on_more_devices_than_a_run_may_have_is_refused_as_a_gap(
-    run_config: MakeConfig,
+@pytest.mark.parametrize(("section", "legal"), [("actor_resource", 0), ("critic_resource", None)])
+def test_a_rollout_on_more_devices_than_a_run_may_have_is_refused(
+    section: str, legal: int | None, run_config: MakeConfig
 ) -> None:
-    late = {
-        "rl_config.actor_resource.num_npus": 2,
-        "rl_config.actor_resource.first_npu": MOST_DEVICES - 1,
-    }
-    config = on_its_own_devices(run_config(Path("model"), ROLLS_OUT | late))
-    found = next(each for each in findings(config) if each.field.endswith("first_npu"))
-    assert (found.field, found.legal) == ("rl_config.actor_resource.first_npu", (0,))
+    key = f"rl_config.{section}.first_npu"
+    late = {"rl_config.actor_resource.num_npus": 2, key: MOST_DEVICES - 1}
+    config = on_its_own_devices(run_config(Path("model"), CRITIC | ROLLS_OUT | late))
+    (found,) = findings(config)
+    assert (found.field, found.legal) == (key, (legal,))

@@ -72,8 +72,8 @@ def _serve(path: str, libraries: Sequence[str], folders: Sequence[str]) -> NoRet
         listener.listen()
         gc.disable()
         _import(libraries, folders)
-        # Collections in forks skip what all share, and copy none of its pages.
         gc.enable()
+        # Collections in forks skip what all share, and copy none of its pages.
         gc.collect()
         gc.freeze()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

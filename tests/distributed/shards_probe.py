@@ -181,9 +181,10 @@ def _ordinary_engine(case: Case, folder: str) -> LLM:
 
 
 def _freeze() -> None:
-    """Exclude imported objects from collections again: an engine that ends includes them.
+    """Exclude all present objects from garbage collection.
 
-    Each full collection, of which an engine's start has three, would take 0.6 s.
+    vLLM includes them again when an engine ends. Each full collection, of which the start of an
+    engine has three, would then take 0.6 s.
     """
     gc.freeze()
 
@@ -223,7 +224,7 @@ def _memory(llm: LLM) -> EngineMemory:
     gc.collect()
     # `isinstance` reads `__class__`, for which a lazy module of openai imports itself.
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    gc.freeze()  # later collections skip what exists now
+    _freeze()
     return EngineMemory(
         parameters=storage_bytes(_model(llm).parameters()),
         packed_layers=sum(

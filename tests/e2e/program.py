@@ -135,16 +135,22 @@ def start_program(
 def end(program: Program) -> None:
     """Kill a program if it is running, and all its descendants."""
     if program.process.poll() is None:
-        kill_all([*program.descendants(), psutil.Process(program.process.pid)])
+        kill_all(family(program.process.pid))
         program.process.wait(timeout=60)
 
 
 def kill_at_once(process: subprocess.Popen[Any]) -> None:
     """Kill a process and all its descendants, as a node that loses its power does."""
-    everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    everyone = family(process.pid)
     kill_all(everyone)
     process.wait(timeout=10)
     assert gone(everyone, timeout_seconds=10)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and all its descendants."""
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
@@ -205,11 +211,19 @@ def named(name: str, pid: int) -> list[psutil.Process]:
 def listening(pid: int) -> set[tuple[str, int]]:
     """Return the addresses and ports at which a process or its descendants wait for TCP."""
     found = set()
-    for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+    for each in family(pid):
         with suppress(psutil.NoSuchProcess):
             opened = each.net_connections(kind="tcp")
             found |= {(*at.laddr,) for at in opened if at.status == psutil.CONN_LISTEN}
     return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:

@@ -127,7 +127,7 @@ def check(found: EngineLife, tokens: list[int], *, pages: int = 0) -> None:
     assert found.read == pytest.approx(firsts, abs=1e-5)
 
 
-# Of every change is the second one with the steps around it, in test_npu_worker.py.
+# The short suite has the second one within whole steps: test_npu_worker.py.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("family", "layout", "case"),

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ascend_node import ROOT, Node, is_running, ready_node
+from ascend_node import ROOT, Node, ready_node
+from program import is_running
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-from program import piped
+from program import is_running, piped
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = "scripts/train_grpo_qwen25_7b.sh"
@@ -67,13 +66,6 @@ class Node:
 def write_program(path: Path, command: str) -> None:
     path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     path.chmod(0o755)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def ready_node(tmp_path: Path) -> Iterator[Node]:

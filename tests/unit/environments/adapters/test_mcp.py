@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from playing import ADAPTERS, KEY, LIMITS, call, played, schemas, texts
+from program import is_running
 
 from mindrl.config.environment import EnvironmentConfig
 from mindrl.environments.adapters.mcp import McpTools
@@ -74,13 +75,6 @@ def test_a_server_that_ends_fails_its_conversation() -> None:
         host.close()
 
 
-def lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_ended: bool) -> None:
@@ -102,9 +96,11 @@ def test_a_conversation_ends_with_its_server_and_what_the_server_started(has_end
                 conversation.kill()
         host.end(KEY)
         deadline = time.monotonic() + 30
-        while any(map(lives, started)) and time.monotonic() < deadline:
+        while (alive := [each for each in started if is_running(each.pid)]) and (
+            time.monotonic() < deadline
+        ):
             time.sleep(0.05)
-        assert not any(map(lives, started))
+        assert not alive
         assert imported - before <= {*psutil.Process().children(recursive=True)}
     finally:
         host.close()

@@ -148,11 +148,11 @@ def test_a_block_that_does_not_stop_within_the_grace_is_interrupted() -> None:
 
 def test_a_block_that_stops_within_the_grace_is_not_interrupted() -> None:
     with signals_as_errors():
-        with stop_requests(grace_seconds=0.3) as check_interrupt:
+        with stop_requests(grace_seconds=1.0) as check_interrupt:
             os.kill(os.getpid(), signal.SIGINT)
             with pytest.raises(StopRequestedError):
                 check_interrupt()
-        time.sleep(0.5)
+        time.sleep(1.2)
 
 
 def test_each_sigusr1_is_a_request_that_stops_nothing() -> None:

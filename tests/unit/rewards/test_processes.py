@@ -281,7 +281,7 @@ def _outcomes(folder: Path, hangs: int, patience_seconds: float) -> tuple[list[O
     name = f"{file}:judge"
     plan = PoolPlan(
         rewards=(NamedReward(name=name),),
-        timeout_seconds=0.2,
+        timeout_seconds=1.0,
         processes=1,
         patience_seconds=patience_seconds,
     )

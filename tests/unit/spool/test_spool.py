@@ -137,12 +137,13 @@ def test_a_lease_is_taken_from_the_dead_alone(tmp_path: Path) -> None:
 def test_a_damaged_lease_expires_and_is_reported_once(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    leases = Leases(tmp_path, 0.1, this_process("a rollout job"))
+    leases = Leases(tmp_path, 60.0, this_process("a rollout job"))
     path = tmp_path / "step"
     path.write_bytes(content)
     other = leases.take("step")
     assert other is not None
     assert [str(each) for each in leases.living("s")] == [str(other)]
+    leases.seconds = 0.1
     assert leases.take_or_wait("step") is None
     assert leases.holder_of("step") == leases.holder
     assert capsys.readouterr().err.count(f"{path} is damaged") == 1
@@ -163,10 +164,10 @@ def test_a_holder_makes_its_damaged_lease_again(tmp_path: Path) -> None:
 def test_a_job_of_another_machine_is_watched_before_it_is_refused_or_replaced(
     tmp_path: Path,
 ) -> None:
-    leases = Leases(tmp_path, 0.3, this_process("the train job"))
-    assert Leases(tmp_path, 0.3, ELSEWHERE).take("train") is None
+    leases = Leases(tmp_path, 1.0, this_process("the train job"))
+    assert Leases(tmp_path, 1.0, ELSEWHERE).take("train") is None
     assert leases.take_or_wait("train") is None
-    with Leases(tmp_path, 0.3, ELSEWHERE) as living:
+    with Leases(tmp_path, 1.0, ELSEWHERE) as living:
         assert living.take("rollout") is None
         assert leases.take_or_wait("rollout") == ELSEWHERE
 

@@ -5,6 +5,7 @@ Started by test_broadcast_links.py as `python broadcaster.py URL FOLDER`; prints
 
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -97,9 +98,12 @@ def main() -> None:
     linked += [links.open(0, 7), link(8)]
     arrived.append(publish(2))
     nbytes = sum(each.nbytes for each in server.tensors)
-    print(json.dumps({"linked": linked, "arrived": arrived, "sent": sent, "whole": nbytes}))
+    found = {"linked": linked, "arrived": arrived, "sent": sent, "whole": nbytes}
+    print(json.dumps(found), flush=True)
     links.drop(0)
     dist.destroy_process_group()
+    # Without the wait for the group that was called off, which lasts until its limit of time.
+    os._exit(0)
 
 
 def server_at(client: ServerClient, broadcast: Broadcast) -> SglangServer:

@@ -31,7 +31,7 @@ def test_a_server_has_each_version_to_the_bit_also_behind_a_meeting_that_was_cal
             [sys.executable, HERE / "broadcaster.py", f"http://127.0.0.1:{port}", model],
             stdout=subprocess.PIPE,
             check=True,
-            timeout=200,
+            timeout=600,
         )
     finally:
         server.kill()

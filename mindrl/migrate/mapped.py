@@ -46,6 +46,12 @@ class Import:
         """Dotted mindrl keys with their values; features that mindrl lacks are left out."""
         return {key: value for each in self.mapped for key, value in each.sets.items()}
 
+    def with_origin(self, error: str) -> str:
+        """Add to an error about a mindrl key the key of the file that has set it."""
+        ours = error.partition("=")[0]
+        theirs = [each.key for each in self.mapped if ours in each.sets][-1:]
+        return error if theirs in ([], [ours]) else f"{error} (from {theirs[0]})"
+
 
 def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:
     """Yield an entry that copies a key, or its MindSpeed-RL default if the file omits the key."""

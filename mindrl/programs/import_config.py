@@ -14,6 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
 from mindrl.config.text import (
     WIDTH,
     config_text,
@@ -148,7 +149,7 @@ def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
     values = {
         key: stand_ins[key] if value == MISSING else value for key, value in imported.values.items()
     }
-    config = load_run_config(nested(values))
+    config = _run_config(imported, values)
     if there := [path for path in files if Path(path).exists()]:
         raise OutputError(f"-o {there[0]}: file exists already")
     for path, text in files.items():
@@ -158,9 +159,18 @@ def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
     return [str(each) for each in findings(config) if each.field not in open_keys]
 
 
+def _run_config(imported: Import, values: Mapping[str, Any]) -> RunConfig:
+    """Build the configuration of a run; an error names the key of the imported file too."""
+    try:
+        return load_run_config(nested(values))
+    except ConfigError as error:
+        lines = map(imported.with_origin, str(error).splitlines())
+        raise ConfigError("\n".join(lines)) from error
+
+
 def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import, dict[str, str]]:
     """Add a file with the model's sizes next to the new one, if no other sizes are known."""
-    config = load_run_config(nested(imported.values))
+    config = _run_config(imported, imported.values)
     sizes = None if has_sizes(sizes_path(config, "actor")) else model_sizes(theirs)
     if sizes is None:
         return imported, {}

@@ -9,6 +9,7 @@ import pytest
 
 from mindrl.config.load import field_names, load_run_config
 from mindrl.errors import ConfigError
+from mindrl.migrate.mapped import Import, Mapped
 from mindrl.migrate.names import OTHER_NAMES, other_name
 from mindrl.migrate.verl_keys import NAMES
 
@@ -124,3 +125,15 @@ def test_unknown_keys_of_a_file_and_of_the_command_line_are_answered_with_ours()
     first, second = ended.stderr.splitlines()
     assert first.endswith("it is verl's name; in mindrl: rl_config.actor_resource.num_npus=16")
     assert "x.y.z is not a configuration key; write the section first" in second
+
+
+def test_an_error_names_the_key_of_the_file_where_it_has_another_name() -> None:
+    renamed = Mapped("model.lr", "renamed", {"actor_config.lr": 0.0})
+    honoured = Mapped("rl_config.gamma", "honoured", {"rl_config.gamma": 2})
+    imported = Import(mapped=[renamed, honoured])
+    for error, origin in {
+        "actor_config.lr=0.0 must be greater than 0": " (from model.lr)",
+        "rl_config.gamma=2 must be at most 1": "",
+        "rl_config.epochs=0 must be at least 1": "",
+    }.items():
+        assert imported.with_origin(error) == error + origin

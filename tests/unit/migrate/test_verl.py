@@ -239,6 +239,7 @@ def test_overrides_mean_what_they_mean_to_hydra(
         "~trainer.foo": "~trainer.foo: nothing before it sets this key",
         "data.seed=1,2": "data.seed=1,2 has several values",
         "data.seed={": "data.seed={ cannot be read: it must be key=value",
+        f"{ACTOR}.optim.lr=0.0": f" must be greater than 0 (from {ACTOR}.optim.lr)",
     }.items():
         assert reason in ends(change, code=2)
         assert not ours.exists()

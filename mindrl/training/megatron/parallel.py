@@ -90,6 +90,8 @@ def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes
         parallel_state.initialize_model_parallel(
             **parallel_sizes(layout),
             distributed_timeout_minutes=timeout_minutes,
+            # Only Megatron's own checkpoints use them; each needs a socket per pair of ranks.
+            create_gloo_process_groups=False,
         )
     _check_coordinates(layout)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -61,6 +61,7 @@ class TrainingState:
                 overlap_param_gather=training.overlap_param_gather,
             ),
             self.chunks,
+            use_gloo_process_groups=False,
         )
         self._allocate_moments()
         self.schedule = _schedule(self.optimizer, learning, updates)

@@ -1,7 +1,8 @@
 """Ranks that wait for each other in a store ask it little, also while some are missing."""
 
-import threading
 from collections.abc import Sequence
+from queue import Queue
+from threading import Event
 from typing import Any
 
 import pytest
@@ -56,8 +57,8 @@ def test_a_rank_that_joins_late_is_waited_for_without_a_question_for_each_rank()
 def test_a_group_that_was_called_off_is_left_once_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, left, store, group = threading.Event(), list[object](), HashStore(), object()
-    monkeypatch.setattr(link_meeting, "leave_group", left.append)
+    made, left, store, group = Event(), Queue[object](), HashStore(), object()
+    monkeypatch.setattr(link_meeting, "leave_group", left.put)
     store.set(CALLED_OFF, "it is gone")
 
     def make() -> Any:
@@ -66,11 +67,9 @@ def test_a_group_that_was_called_off_is_left_once_it_is_made(
 
     with pytest.raises(ReshardError, match="it is gone"):
         unless_called_off(store, make)
-    (thread,) = (each for each in threading.enumerate() if each.name.startswith("link"))
-    assert left == []
+    assert left.empty()
     made.set()
-    thread.join(60)
-    assert left == [group]
+    assert left.get(timeout=60) is group
 
 
 def test_a_group_that_cannot_be_made_raises_its_own_error() -> None:

@@ -47,10 +47,11 @@ class Import:
         return {key: value for each in self.mapped for key, value in each.sets.items()}
 
     def with_origin(self, error: str) -> str:
-        """Add to an error about a mindrl key the key of the file that has set it."""
+        """Return an error about a mindrl key, with another name of the key in the file."""
+        origins = {ours: each.key for each in self.mapped for ours in each.sets}
         ours = error.partition("=")[0]
-        theirs = [each.key for each in self.mapped if ours in each.sets][-1:]
-        return error if theirs in ([], [ours]) else f"{error} (from {theirs[0]})"
+        theirs = origins.get(ours, ours)
+        return error if theirs == ours else f"{error} (from {theirs})"
 
 
 def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:

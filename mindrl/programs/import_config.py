@@ -160,7 +160,7 @@ def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
 
 
 def _run_config(imported: Import, values: Mapping[str, Any]) -> RunConfig:
-    """Build the configuration of a run; an error names the key of the imported file too."""
+    """Build the configuration of a run; each error also names the key of the imported file."""
     try:
         return load_run_config(nested(values))
     except ConfigError as error:

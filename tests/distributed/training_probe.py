@@ -104,7 +104,7 @@ def join(layout: TrainLayout) -> ParallelGroups:
     others = set(made)
     groups = ParallelGroups(layout, seed=1, timeout_minutes=10)
     _GROUPS.update(made.keys() - others)
-    assert not [group for group in _GROUPS if group.group_desc.endswith("GLOO")]
+    assert not any(group.group_desc.endswith("GLOO") for group in _GROUPS)
     return groups
 
 

@@ -142,8 +142,11 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
     group, waits = group_of(["fine", None, "fine", None], tmp_path, monkeypatch)
     meanwhile: list[str] = []
     group.meanwhile = lambda: meanwhile.append("something else")
+    began = time.monotonic()
     with pytest.raises(WorkerDiedError) as caught:
         group.call_all("update")
+    # All waits together last as long as the limit, however busy the machine is.
+    assert time.monotonic() - began >= 1
     assert str(caught.value) == (
         "worker-1 (rank 1, process 1 on host-a), worker-3 (rank 3, process 3 on host-a) did not "
         "respond within 1 s (rl_config.worker_call_timeout_seconds)\n"
@@ -151,7 +154,8 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
     )
     # For the first answer, for those that arrive with it, and for the other two.
     assert (len(waits), meanwhile) == (3, ["something else"])
-    assert waits[1] < 0.1 < waits[2] <= waits[0] <= 1
+    assert waits[2] <= waits[0] <= 1
+    assert waits[1] < 0.1
 
 
 def test_answers_that_are_there_are_taken_at_once_in_the_order_of_the_ranks(

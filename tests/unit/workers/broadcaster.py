@@ -102,7 +102,7 @@ def main() -> None:
     print(json.dumps(found), flush=True)
     links.drop(0)
     dist.destroy_process_group()
-    # Without the wait for the group that was called off, which lasts until its limit of time.
+    # A usual exit waits for the group that was called off, up to its time limit.
     os._exit(0)
 
 

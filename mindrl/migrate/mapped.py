@@ -47,7 +47,7 @@ class Import:
         return {key: value for each in self.mapped for key, value in each.sets.items()}
 
     def with_origin(self, error: str) -> str:
-        """Return an error about a mindrl key, with another name of the key in the file."""
+        """Add to an error the name of its key in the imported file, if it is another one."""
         origins = {ours: each.key for each in self.mapped for ours in each.sets}
         ours = error.partition("=")[0]
         theirs = origins.get(ours, ours)
